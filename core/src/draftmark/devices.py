@@ -1,0 +1,48 @@
+"""Is the device there? The one place that asks torch for hardware on behalf of a backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import BackendLoadError, LoadFailure
+from .geometry import DeviceProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    from .hookspecs import BackendInfo
+
+
+def require_device(name: str, info: BackendInfo, device: torch.device | str) -> None:
+    """Raise `BackendLoadError` unless `device` exists and is of the kind that the backend runs on."""
+    import torch
+
+    kind = torch.device(device).type
+    allowed = {kind} if info.device == "any" else {info.device} | ({"cpu"} if info.host_kernels else set())
+    if kind not in allowed:
+        raise BackendLoadError(
+            name,
+            LoadFailure.DEVICE_ABSENT,
+            f"it runs on {' or '.join(sorted(allowed))}, not on {kind}",
+            f"pass a {info.device} device, or choose a backend for {kind} (`draftmark list`)",
+        )
+    module = getattr(torch, kind, None)
+    present = kind == "cpu" or (module is not None and module.is_available())
+    if not present:
+        raise BackendLoadError(
+            name,
+            LoadFailure.DEVICE_ABSENT,
+            f"torch sees no {kind} device",
+            f"run on a machine with one, with a torch build for {kind}",
+        )
+
+
+def profile(device: torch.device | str) -> DeviceProfile:
+    """The `DeviceProfile` of a device at hand, for `Geometry.create`."""
+    import torch
+
+    device = torch.device(device)
+    if device.type != "cuda":
+        return DeviceProfile(kind=device.type, num_sms=max(1, torch.get_num_threads()))
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceProfile("cuda", properties.major * 10 + properties.minor, properties.multi_processor_count)

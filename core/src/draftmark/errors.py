@@ -1,0 +1,129 @@
+"""Every error draftmark raises on purpose.
+
+    DraftmarkError
+    ├── GeometryError          a shape, limit or draft setting that cannot be served
+    ├── BackendError
+    │   ├── BackendLoadError   a backend cannot be found, imported, or trusted to be one
+    │   └── BackendRefusal     a loaded backend says no to a geometry, with its reasons
+    ├── BufferError            a buffer specification, or an arena asked for the wrong thing
+    │   └── GuardError         a guard word was overwritten
+    ├── BatchError             a forward batch whose tensors do not describe one
+    ├── LengthsError           host lengths asked for what they cannot know
+    ├── GraphError             capture or replay out of order
+    │   └── CaptureError       an operation that a captured region must not contain
+    ├── CacheExhausted         the page pool cannot serve a reservation (nothing was taken)
+    ├── ModelError             a model or weights file that would be run wrongly
+    └── RequestError           a prompt or a generation setting out of range
+
+Each message is one sentence that names the thing, the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+
+class DraftmarkError(Exception):
+    """Root of every deliberate error; catch it to catch them all."""
+
+
+class GeometryError(DraftmarkError, ValueError):
+    """A geometry field is out of range. `field` names it, e.g. ``"attention.page_size"``."""
+
+    def __init__(self, field: str, value: object, limit: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        super().__init__(f"{field} is {value!r}, but {limit}; {remedy}")
+
+
+class BackendError(DraftmarkError):
+    """Something about one backend."""
+
+
+class LoadFailure(str, Enum):
+    """Why a backend could not be loaded."""
+
+    ENTRY_POINT_MISSING = "entry point missing"
+    DUPLICATE_NAME = "two distributions with one name"
+    WRONG_CONTRACT_MAJOR = "wrong contract major"
+    IMPORT_ERROR = "import error"
+    MISSING_HOOK = "missing hook"
+    UNKNOWN_HOOK = "unknown hook"
+    WRONG_SIGNATURE = "wrong signature"
+    WRONG_RETURN = "wrong return type"
+    HOOK_RAISED = "hook raised"
+    RUNTIME_ABSENT = "vendor runtime absent"
+    DEVICE_ABSENT = "device absent"
+
+
+class BackendLoadError(BackendError):
+    """A backend that cannot be used at all; `failure` is the class of cause, `remedy` the way out."""
+
+    def __init__(self, name: str, failure: LoadFailure, cause: str, remedy: str) -> None:
+        self.name = name
+        self.failure = failure
+        self.cause = cause
+        self.remedy = remedy
+        super().__init__(f"backend {name!r} cannot be loaded ({failure.value}): {cause}; {remedy}")
+
+
+class BackendRefusal(BackendError):
+    """A backend does not serve a geometry. `reasons` are its own sentences, never empty."""
+
+    def __init__(self, name: str, reasons: Sequence[str]) -> None:
+        self.name = name
+        self.reasons = tuple(reasons)
+        super().__init__(f"backend {name!r} does not serve this geometry: " + "; ".join(self.reasons))
+
+
+class BufferError(DraftmarkError):
+    """A buffer specification is malformed, or a name is not in the arena."""
+
+
+class GuardError(BufferError):
+    """Bytes behind a buffer changed. `names` lists the buffers whose guard words were hit."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(
+            f"guard words behind {', '.join(self.names)} were overwritten: a kernel wrote past the end; "
+            "compare the buffer's declared shape with what the batch needs (`draftmark size`)"
+        )
+
+
+class BatchError(DraftmarkError, ValueError):
+    """A forward batch whose tensors contradict each other."""
+
+
+class LengthsError(DraftmarkError):
+    """Host lengths were asked for more than they know."""
+
+
+class GraphError(DraftmarkError):
+    """A graph was captured twice, or replayed without having been captured."""
+
+
+class CaptureError(GraphError):
+    """The captured region contains what no graph may contain (a host read, a pageable copy, …)."""
+
+
+class CacheExhausted(DraftmarkError):
+    """The page pool has fewer free pages than one reservation needs. Nothing was taken."""
+
+    def __init__(self, needed: int, free: int, total: int) -> None:
+        self.needed = needed
+        self.free = free
+        self.total = total
+        super().__init__(
+            f"{needed} KV pages are needed but {free} of {total} are free; "
+            "finish or cancel a request, lower max_num_reqs, or give the cache more pages"
+        )
+
+
+class ModelError(DraftmarkError):
+    """A model that would be run wrongly, or weights that cannot be read."""
+
+
+class RequestError(DraftmarkError, ValueError):
+    """A prompt or a generation setting that cannot be served."""

@@ -1,0 +1,100 @@
+"""The seven hooks of a backend, and the version of the contract they belong to.
+
+pluggy serves at start-up only: a hook call costs over a microsecond, so the step loop calls the plain methods
+of `draftmark.backend.AttentionBackend` instead. Hooks take no default arguments; dataclasses grow.
+
+A backend is a module (or object) whose functions carry `hookimpl`, named by an entry point in the group
+``draftmark.backends.v1``; the group carries the contract's major.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from .buffers import BufferSpec
+from .geometry import Geometry, Mode
+from .metadata import MetadataSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from .arena import Arena
+    from .backend import AttentionBackend
+    from .batch import ForwardBatch
+    from .graphs import GraphState
+
+PREFIX = "draftmark_"
+
+hookspec = pluggy.HookspecMarker("draftmark")
+hookimpl = pluggy.HookimplMarker("draftmark")
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """Who a backend is.
+
+    Attributes:
+        name: the entry point's name.
+        device: torch device type it runs on (``"cuda"``, ``"npu"``), or ``"any"``.
+        contract_minor: newest contract minor the plugin was written for; later checks are reported as upcoming.
+        host_kernels: its kernels also run on CPU tensors (natively or in an interpreter).
+        runtime: import names that must be present before a device is used, e.g. ``("flashinfer",)``.
+        install: the pip command that brings the runtime.
+        summary: one line for `draftmark list`.
+    """
+
+    name: str
+    device: str
+    contract_minor: int
+    host_kernels: bool
+    runtime: tuple[str, ...] = ()
+    install: str = ""
+    summary: str = ""
+
+
+@hookspec(firstresult=True)
+def draftmark_describe() -> BackendInfo:  # type: ignore[empty-body]
+    """Say who the backend is. Must not import a vendor package."""
+
+
+@hookspec(firstresult=True)
+def draftmark_supports(geometry: Geometry) -> list[str]:  # type: ignore[empty-body]
+    """Reasons why this geometry is not served, as sentences; an empty list means yes. Must not import torch."""
+
+
+@hookspec(firstresult=True)
+def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[empty-body]
+    """Everything that must exist before capture and never move. Pure integers; must not import torch."""
+
+
+@hookspec(firstresult=True)
+def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:  # type: ignore[empty-body]
+    """For each served mode, what the metadata means. Must not import torch."""
+
+
+@hookspec(firstresult=True)
+def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:  # type: ignore[empty-body]
+    """Bytes of each own-role buffer (`buffers.OWN_ROLES`) that one batch uses, by buffer name."""
+
+
+@hookspec(firstresult=True)
+def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:  # type: ignore[empty-body]
+    """The step-path object, bound to its buffers in `arena`."""
+
+
+@hookspec(firstresult=True)
+def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:  # type: ignore[empty-body]
+    """A fresh graph state for the device: allocate, capture by key, replay by key."""
+
+
+HOOKS: tuple[str, ...] = tuple(sorted(name for name in globals() if name.startswith(PREFIX)))
+"""The required hooks, all seven."""
+
+
+def hook_arguments() -> dict[str, tuple[str, ...]]:
+    """Argument names of each hook, for messages."""
+    functions: dict[str, Any] = {name: globals()[name] for name in HOOKS}
+    return {name: f.__code__.co_varnames[: f.__code__.co_argcount] for name, f in functions.items()}

@@ -1,0 +1,106 @@
+"""Find and load backends.
+
+`available()` reads installed metadata and imports nothing. `load(name)` imports that one entry point into a
+plugin manager of its own, so a broken plugin never harms another, and turns every failure into one
+`BackendLoadError` with the cause and the remedy. Nothing here chooses hardware: the caller names a backend.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata as md
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .errors import BackendLoadError, LoadFailure
+from .version import CONTRACT_MAJOR, ENTRY_POINT_GROUP
+
+if TYPE_CHECKING:
+    from .loaded import Backend
+
+GROUP_PATTERN = re.compile(r"draftmark\.backends\.v(\d+)")
+BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
+
+
+@dataclass(frozen=True)
+class Available:
+    """One entry point, as read from installed metadata.
+
+    Attributes:
+        name: what `load` takes.
+        module: the entry point's value.
+        distribution, version: the package that installed it.
+        contract_major: from the entry point's group; only 1 can be loaded by this core.
+    """
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+    contract_major: int
+
+
+def available() -> list[Available]:
+    """Every installed backend of any contract major, sorted by name; imports none of them."""
+    found: dict[tuple[str, str, str], Available] = {}
+    for distribution in md.distributions():
+        for entry in _backend_entries(distribution.entry_points):
+            major = int(GROUP_PATTERN.fullmatch(entry.group).group(1))  # type: ignore[union-attr]
+            name = distribution.metadata["Name"]
+            row = Available(entry.name, entry.value, name, distribution.version, major)
+            # One project can be on the path twice (an editable install and a copy): the first wins, as imports do.
+            found.setdefault((entry.name, _normal(name), entry.group), row)
+    return sorted(found.values(), key=lambda row: (row.name, row.distribution))
+
+
+def load(name: str | None = None) -> Backend:
+    """Load one backend by name, or the one that DRAFTMARK_BACKEND names.
+
+    Returns:
+        A `Backend`: the seven hooks as plain methods, not yet bound to a device.
+
+    Raises:
+        BackendLoadError: with `failure`, `cause` and `remedy`.
+    """
+    from .loaded import Backend
+
+    name = name or os.environ.get(BACKEND_VARIABLE) or ""
+    return Backend.from_entry_point(_find(name))
+
+
+def _find(name: str) -> md.EntryPoint:
+    rows = [row for row in available() if row.name == name]
+    usable = [row for row in rows if row.contract_major == CONTRACT_MAJOR]
+    if len(usable) == 1:
+        row = usable[0]
+        return md.EntryPoint(row.name, row.module, ENTRY_POINT_GROUP)
+    if usable:
+        owners = " and ".join(f"{row.distribution} {row.version}" for row in usable)
+        raise BackendLoadError(
+            name, LoadFailure.DUPLICATE_NAME, f"{owners} both register it", "uninstall one of them with pip"
+        )
+    if rows:
+        raise BackendLoadError(
+            name,
+            LoadFailure.WRONG_CONTRACT_MAJOR,
+            f"{rows[0].distribution} {rows[0].version} implements contract v{rows[0].contract_major}, "
+            f"this core speaks v{CONTRACT_MAJOR}",
+            f"install a release of {rows[0].distribution} for contract v{CONTRACT_MAJOR}",
+        )
+    known = ", ".join(row.name for row in available()) or "none"
+    raise BackendLoadError(
+        name,
+        LoadFailure.ENTRY_POINT_MISSING,
+        f"no installed distribution registers it (installed: {known})",
+        f"pip install its package, e.g. draftmark-{name.replace('_', '-') or 'NAME'}, or name an installed backend",
+    )
+
+
+def _backend_entries(entries: Iterable[md.EntryPoint]) -> list[md.EntryPoint]:
+    return [entry for entry in entries if GROUP_PATTERN.fullmatch(entry.group)]
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
