@@ -1,0 +1,121 @@
+"""The arena: the one place where a backend's buffers are allocated.
+
+In guard mode (``DRAFTMARK_GUARD=1``) every buffer is followed by guard words and fresh memory is poisoned, so a
+write past the end is found (`check`) and a read of what nobody wrote shows (NaN, or a large negative number).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .buffers import BufferSpec, Init, Memory, validate_specs
+from .errors import BufferError, GuardError
+
+GUARD_VARIABLE = "DRAFTMARK_GUARD"
+GUARD_BYTES = 512
+"""As wide as the CUDA allocator's rounding, where an overrun is otherwise invisible."""
+GUARD_BYTE = 0xA5
+POISON_BYTE = 0xFF
+"""All ones: NaN in every float dtype, -1 in every signed integer: never a valid slot, page or length."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One allocated buffer: its specification, the typed view, and the bytes behind it."""
+
+    spec: BufferSpec
+    tensor: torch.Tensor
+    guard: torch.Tensor
+
+
+class Arena:
+    """Named buffers of one backend, at fixed addresses for the arena's life. The core owns the memory."""
+
+    def __init__(self, blocks: list[Block], guarded: bool) -> None:
+        self._blocks = {block.spec.name: block for block in blocks}
+        self.guarded = guarded
+
+    @classmethod
+    def allocate(cls, specs: list[BufferSpec], device: torch.device | str, *, guard: bool | None = None) -> Arena:
+        """Allocate every buffer.
+
+        Args:
+            specs: from the backend's `buffers` hook.
+            device: for `Memory.DEVICE` buffers.
+            guard: guard words and poison; None reads DRAFTMARK_GUARD.
+
+        Raises:
+            BufferError: a specification is malformed.
+        """
+        validate_specs(specs)
+        guarded = os.environ.get(GUARD_VARIABLE, "0") not in ("", "0") if guard is None else guard
+        return cls([_allocate(spec, torch.device(device), guarded) for spec in specs], guarded)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The buffer `name`, in its declared shape and dtype."""
+        if name not in self._blocks:
+            raise BufferError(
+                f"buffer {name!r} is not in the arena, which has {', '.join(self._blocks) or 'none'}; "
+                "declare it in the backend's buffers()"
+            )
+        return self._blocks[name].tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    @property
+    def specs(self) -> list[BufferSpec]:
+        """The specifications, in order of allocation."""
+        return [block.spec for block in self._blocks.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, guard words not counted."""
+        return sum(block.spec.nbytes for block in self._blocks.values())
+
+    def addresses(self) -> dict[str, int]:
+        """Data pointer of each buffer; they never change."""
+        return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
+
+    def poison(self) -> None:
+        """Overwrite every `empty` buffer with poison: a step must not depend on what an earlier one left there."""
+        for block in self._blocks.values():
+            if block.spec.init is Init.EMPTY:
+                _bytes(block.tensor).fill_(POISON_BYTE)
+
+    def check(self) -> None:
+        """Raise `GuardError` when bytes behind a buffer changed. Reads the device; not for captured regions."""
+        hit = [name for name, block in self._blocks.items() if not bool((block.guard == GUARD_BYTE).all())]
+        if hit:
+            raise GuardError(hit)
+
+    def table(self) -> str:
+        """One line per buffer: name, role, shape, dtype, bytes, formula."""
+        rows = [
+            f"{s.name:<20} {s.role.value:<16} {'x'.join(map(str, s.shape)):<20} {s.dtype:<9} {s.nbytes:>14,}  {s.formula}"
+            for s in self.specs
+        ]
+        return "\n".join([*rows, f"{'total':<68}{self.nbytes:>14,}"])
+
+
+def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
+    payload = int(spec.nbytes)
+    guard_bytes = GUARD_BYTES if guarded else 0
+    where = device if spec.memory is Memory.DEVICE else torch.device("cpu")
+    pinned = spec.memory is Memory.PINNED and device.type != "cpu"
+    raw = torch.empty(payload + guard_bytes, dtype=torch.uint8, device=where, pin_memory=pinned)
+    raw[payload:] = GUARD_BYTE
+    if spec.init is Init.ZEROS:
+        raw[:payload] = 0
+    elif guarded:
+        raw[:payload] = POISON_BYTE
+    tensor = raw[:payload].view(getattr(torch, spec.dtype)).view(spec.shape)
+    return Block(spec, tensor, raw[payload:])
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,47 @@
+"""The step-path protocol: four plain methods, in one order, eagerly, at capture and at replay."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from .batch import ForwardBatch
+from .cache import KVCache
+
+
+@runtime_checkable
+class AttentionBackend(Protocol):
+    """One geometry's attention on one device, bound to the buffers of its arena.
+
+    For every forward the core calls `plan`, then `write_metadata`, then for every layer `write_kv` and `attend`.
+    In a graph, `plan` runs on the host before capture and before every replay; the other three are captured.
+    A backend allocates nothing on this path: its buffers are in the arena.
+    """
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Host side, outside the graph. May use `batch.host`, `q_lens` and `tail_lens`; must not read the device.
+
+        A captured program is planned once, at capture, with `Unknown` lengths (worst case) unless the
+        backend declares that it needs exact ones; what `plan` decides on the host for that is frozen in the graph.
+        """
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """Device only, capturable. Writes nothing but arena buffers; the batch is read-only."""
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        """Store the rows' keys and values at their KV slots.
+
+        Args:
+            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype; RoPE has been applied to k.
+            cache: one layer's pages; written in place.
+        """
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """Attention of every row over its prefix and its visible tail, written to `out`.
+
+        Args:
+            q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied.
+            cache: one layer's pages; read-only.
+            out: like q; every row is written, padded ones with finite values.
+        """
