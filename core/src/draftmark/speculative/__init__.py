@@ -1,0 +1,34 @@
+"""Speculative decoding of a causal language model, on any backend: the consumer that makes the contract real.
+
+    engine = Engine(load_model(None), EngineConfig(speculate=Ngram(topk=2, num_draft_tokens=8)))
+    engine.submit(token_ids, max_new_tokens=64)
+    while engine.busy:
+        for progress in engine.step():
+            ...
+
+One round: n-gram drafts on the host → a tree of tokens → one forward verifies all of them → one target token a
+row → the walk that keeps the agreeing path → its KV made contiguous → lengths advance.
+"""
+
+from .config import EngineConfig, HostKind
+from .drafts import Drafter, DraftTree, Speculation
+from .engine import Engine
+from .generate import Generation, generate
+from .ngram import Ngram
+from .request import FinishReason, Progress
+from .sampling import Sampling
+
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "Engine",
+    "EngineConfig",
+    "FinishReason",
+    "Generation",
+    "HostKind",
+    "Ngram",
+    "Progress",
+    "Sampling",
+    "Speculation",
+    "generate",
+]

@@ -1,0 +1,76 @@
+"""What an engine is asked to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..geometry import DraftShape, Limits
+from .drafts import Speculation
+from .sampling import Sampling
+
+
+class HostKind(str, Enum):
+    """What the engine tells a backend about prefix lengths on the host."""
+
+    EXACT = "exact"
+    """Every length, settled by the round's one wait."""
+    UPPER_BOUND = "upper_bound"
+    """Lengths that lag one round, plus the most that round can have added: the sync-free path."""
+    UNKNOWN = "unknown"
+    """Nothing but the limit."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that is fixed for an engine's life.
+
+    Attributes:
+        backend: entry-point name.
+        device: torch device.
+        speculate: how to draft; None decodes one token a round.
+        page_size: tokens per KV page.
+        max_num_reqs: requests that decode together; more wait.
+        max_context_len: tokens of a request, prompt and output together.
+        max_extend_tokens: prompt tokens of one prefill forward, over all requests.
+        num_pages: KV pages a layer, null pages included; None gives every request its full context.
+        graph: capture the round's forward and replay it.
+        capture_batch_sizes: padded batch sizes to capture; empty means powers of two up to max_num_reqs.
+        host_lengths: see `HostKind`.
+        sampling: greedy, or temperature and top-p.
+        guard: guard words and poison in the arenas; None reads DRAFTMARK_GUARD.
+    """
+
+    backend: str = "reference"
+    device: str = "cpu"
+    speculate: Speculation | None = None
+    page_size: int = 16
+    max_num_reqs: int = 8
+    max_context_len: int = 1024
+    max_extend_tokens: int = 512
+    num_pages: int | None = None
+    graph: bool = False
+    capture_batch_sizes: tuple[int, ...] = ()
+    host_lengths: HostKind = HostKind.EXACT
+    sampling: Sampling = field(default_factory=Sampling)
+    guard: bool | None = None
+
+    @property
+    def draft_shape(self) -> DraftShape:
+        """The draft shape of the geometry. N-gram drafts need no draft forward: S = 1."""
+        if self.speculate is None:
+            return DraftShape()
+        return DraftShape(self.speculate.topk, 1, self.speculate.num_draft_tokens)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the geometry."""
+        return Limits(
+            self.max_num_reqs, self.max_context_len, self.max_extend_tokens, self._capture_sizes() if self.graph else ()
+        )
+
+    def _capture_sizes(self) -> tuple[int, ...]:
+        if self.capture_batch_sizes:
+            return self.capture_batch_sizes
+        powers = [1 << i for i in range(self.max_num_reqs.bit_length()) if 1 << i < self.max_num_reqs]
+        return (*powers, self.max_num_reqs)

@@ -1,0 +1,87 @@
+"""Drafts by prompt look-up: what followed when these tokens stood here before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .drafts import DraftTree
+
+
+@dataclass(frozen=True)
+class Ngram:
+    """Drafts by prompt look-up (Saxena 2023): continue what followed the last time the recent tokens occurred.
+
+    Attributes:
+        topk: branches of the draft tree; 1 is a chain.
+        num_draft_tokens: rows verified per request, root included.
+        max_ngram, min_ngram: how many recent tokens must match, longest tried first.
+    """
+
+    topk: int = 1
+    num_draft_tokens: int = 8
+    max_ngram: int = 4
+    min_ngram: int = 2
+
+    def begin(self, request_id: int, prompt: Sequence[int]) -> NgramIndex:
+        """A look-up that starts with the prompt."""
+        return NgramIndex(self, prompt)
+
+
+class NgramIndex:
+    """Where each short token sequence ended, over one request's prompt and output."""
+
+    def __init__(self, settings: Ngram, tokens: Sequence[int]) -> None:
+        self._settings = settings
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._sizes = range(settings.max_ngram, settings.min_ngram - 1, -1)
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the history."""
+        for token in tokens:
+            self._tokens.append(token)
+            end = len(self._tokens)
+            for size in self._sizes:
+                if size <= end:
+                    self._ends.setdefault(tuple(self._tokens[end - size :]), []).append(end)
+
+    def propose(self) -> DraftTree:
+        """A tree of up to num_draft_tokens nodes with up to topk branches from the root.
+
+        Longer matches and, among equals, more recent ones come first. The branches share the nodes evenly.
+        """
+        tree = DraftTree([self._tokens[-1]])
+        budget = self._settings.num_draft_tokens - 1
+        paths = self._distinct_paths(self._settings.topk, budget)
+        for rank, path in enumerate(paths):
+            share = -(-budget // (len(paths) - rank))
+            budget -= tree.insert(path, share)
+        return tree
+
+    def _distinct_paths(self, topk: int, length: int) -> list[list[int]]:
+        paths: list[list[int]] = []
+        for end in self._matches():
+            path = self._continuation(end, length)
+            if path not in paths:
+                paths.append(path)
+            if len(paths) == topk:
+                break
+        return paths
+
+    def _continuation(self, end: int, length: int) -> list[int]:
+        """What followed `end`; past the newest token it goes on with what it has just copied (as LZ77 does)."""
+        lag = len(self._tokens) - end
+        path = self._tokens[end : end + length]
+        while len(path) < length:
+            path.append(path[len(path) - lag])
+        return path
+
+    def _matches(self) -> Iterator[int]:
+        """Ends of earlier occurrences of the current suffix, best first."""
+        end = len(self._tokens)
+        for size in self._sizes:
+            if size <= end:
+                ends = self._ends.get(tuple(self._tokens[end - size :]), [])
+                yield from (earlier for earlier in reversed(ends) if earlier < end)

@@ -1,0 +1,82 @@
+"""A request: its tokens, its pages, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .drafts import Drafter
+
+
+class FinishReason(str, Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """A stop token, which is the last token of the output."""
+    LENGTH = "length"
+    """max_new_tokens."""
+    CONTEXT = "context"
+    """max_context_len: prompt and output fill the context exactly."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tokens that one step gave one request, and whether it ended with them."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass
+class Request:
+    """One sequence.
+
+    Attributes:
+        tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.
+        computed: tokens whose KV is stored, as far as prefill knows; meaningless once the request runs.
+        stop: token ids that end it.
+        drafter: what guesses its next tokens, when speculating.
+        row: row of the engine's device state, None while waiting.
+        pages: KV pages owned, in order of position.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    tokens: list[int]
+    stop: frozenset[int] = frozenset()
+    drafter: Drafter | None = None
+    computed: int = 0
+    row: int | None = None
+    pages: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Tokens generated so far."""
+        return tuple(self.tokens[len(self.prompt) :])
+
+    def accept(self, tokens: Sequence[int], max_context_len: int) -> tuple[int, ...]:
+        """Append verified tokens up to the first that ends the request; returns those kept."""
+        kept: list[int] = []
+        for token in tokens:
+            kept.append(token)
+            self.tokens.append(token)
+            self.finish = self._finished_by(token, max_context_len)
+            if self.finish:
+                break
+        if self.drafter is not None:
+            self.drafter.extend(kept)
+        return tuple(kept)
+
+    def _finished_by(self, token: int, max_context_len: int) -> FinishReason | None:
+        if token in self.stop:
+            return FinishReason.STOP
+        if len(self.tokens) - len(self.prompt) == self.max_new_tokens:
+            return FinishReason.LENGTH
+        if len(self.tokens) == max_context_len:
+            return FinishReason.CONTEXT
+        return None

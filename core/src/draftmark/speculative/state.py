@@ -1,0 +1,59 @@
+"""The engine's device state: lengths and page table by row, and the static inputs of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..batch import BatchBuffers
+from ..geometry import Geometry, ceil_div
+from ..lengths import SequenceLengths
+from .drafts import DraftTree
+from .request import Request
+
+
+class DeviceState:
+    """Fixed tensors that requests come and go in. Rows as in `SequenceLengths`: request rows, then null rows.
+
+    Attributes:
+        lengths: the committed length of every row.
+        page_table: int32 ``[2 · max_reqs, max_pages_per_req]``; null rows hold null pages only.
+        batch: the static batch tensors of captured forwards.
+        rows: int64 ``[max_reqs]``, row of each batch entry.
+        requests: int64 ``[max_reqs]``, request id of each batch entry (for sampling).
+        tokens, parents: int64 ``[max_reqs, D]``, the draft trees; token -1 marks an unused row.
+    """
+
+    def __init__(self, geometry: Geometry, device: torch.device, unique_slots: bool) -> None:
+        reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
+        self.device = device
+        self.lengths = SequenceLengths(reqs, geometry.max_prefix_len, device)
+        self.page_table = torch.zeros(2 * reqs, geometry.max_pages_per_req, dtype=torch.int32, device=device)
+        if unique_slots:
+            pages = ceil_div(geometry.max_tail, geometry.attention.page_size)
+            ids = torch.arange(reqs * pages, dtype=torch.int32, device=device)
+            self.page_table[reqs:, :pages] = ids.view(reqs, pages)
+        self.batch = BatchBuffers(geometry, device)
+        self._null_rows = torch.arange(reqs, 2 * reqs, device=device)
+        self.rows = self._null_rows.clone()
+        self.requests = torch.zeros(reqs, dtype=torch.int64, device=device)
+        self.tokens = torch.full((reqs, nodes), -1, dtype=torch.int64, device=device)
+        self.parents = torch.zeros(reqs, nodes, dtype=torch.int64, device=device)
+
+    def seat(self, request: Request, first_new_page: int) -> None:
+        """Write the request's pages from `first_new_page` on into its row of the page table."""
+        pages = torch.tensor(request.pages[first_new_page:], dtype=torch.int32)
+        self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
+
+    def fill(self, requests: Sequence[Request], trees: Sequence[DraftTree], padded: int, nodes: int) -> None:
+        """Static inputs of one round: `requests` first, null rows up to `padded`."""
+        live = len(requests)
+        tokens = [tree.tokens + [-1] * (nodes - len(tree)) for tree in trees]
+        parents = [tree.parents + [0] * (nodes - len(tree)) for tree in trees]
+        pad = padded - live
+        self.tokens[:padded, :nodes].copy_(torch.tensor(tokens + [[-1] * nodes] * pad))
+        self.parents[:padded, :nodes].copy_(torch.tensor(parents + [[-1] + [0] * (nodes - 1)] * pad))
+        self.requests[:padded].copy_(torch.tensor([request.id for request in requests] + [0] * pad))
+        self.rows[:padded].copy_(self._null_rows[:padded])
+        self.rows[:live].copy_(torch.tensor([request.row for request in requests]))
