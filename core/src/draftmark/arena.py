@@ -95,11 +95,12 @@ class Arena:
 
     def table(self) -> str:
         """One line per buffer: name, role, shape, dtype, bytes, formula."""
-        rows = [
-            f"{s.name:<20} {s.role.value:<16} {'x'.join(map(str, s.shape)):<20} {s.dtype:<9} {s.nbytes:>14,}  {s.formula}"
-            for s in self.specs
-        ]
-        return "\n".join([*rows, f"{'total':<68}{self.nbytes:>14,}"])
+        rows = []
+        for spec in self.specs:
+            shape = "x".join(map(str, spec.shape))
+            what = f"{spec.name:<20} {spec.role.value:<16} {shape:<20} {spec.dtype:<9}"
+            rows.append(f"{what} {spec.nbytes:>14,}  {spec.formula}")
+        return "\n".join([*rows, f"{'total':<68} {self.nbytes:>14,}"])
 
 
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:

@@ -7,14 +7,14 @@ prints the table on a machine that has none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from .errors import BufferError
 from .geometry import DTYPE_BYTES
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a buffer means. For every index role the core knows what a batch needs and what the content says."""
 
     KV_INDPTR = "kv_indptr"
@@ -57,7 +57,7 @@ OWN_ROLES = frozenset({Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, 
 """Roles whose need only the plugin knows; its `usage()` says how much one batch takes."""
 
 
-class Unit(str, Enum):
+class Unit(StrEnum):
     """What one step along the leading extent counts."""
 
     ROWS = "rows"
@@ -67,7 +67,7 @@ class Unit(str, Enum):
     BYTES = "bytes"
 
 
-class Memory(str, Enum):
+class Memory(StrEnum):
     """Where a buffer lives."""
 
     DEVICE = "device"
@@ -75,14 +75,14 @@ class Memory(str, Enum):
     HOST = "host"
 
 
-class Init(str, Enum):
+class Init(StrEnum):
     """What a buffer holds before its first use."""
 
     EMPTY = "empty"
     ZEROS = "zeros"
 
 
-class Lifetime(str, Enum):
+class Lifetime(StrEnum):
     """For how long the content must survive: every replay of a graph, or one step."""
 
     GRAPH = "graph"

@@ -21,7 +21,7 @@ Each message is one sentence that names the thing, the value, the limit and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 
 
 class DraftmarkError(Exception):
@@ -41,7 +41,7 @@ class BackendError(DraftmarkError):
     """Something about one backend."""
 
 
-class LoadFailure(str, Enum):
+class LoadFailure(StrEnum):
     """Why a backend could not be loaded."""
 
     ENTRY_POINT_MISSING = "entry point missing"

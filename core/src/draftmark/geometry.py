@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from .errors import GeometryError
@@ -64,7 +64,7 @@ def _binary(method: str, plain: Any, a: Any, b: Any) -> Any:
     return plain(a, b)
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """What a forward does. All five are one form: a prefix, plus a masked tail."""
 
     EXTEND = "extend"

@@ -23,7 +23,6 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 if TYPE_CHECKING:
     import torch
 
-    from .arena import Arena
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
@@ -89,7 +88,8 @@ class Backend:
         try:
             validate_specs(specs)
         except BufferError as error:
-            raise BackendLoadError(self.name, LoadFailure.WRONG_RETURN, str(error), "mend the plugin's sizing") from error
+            remedy = "mend the plugin's sizing"
+            raise BackendLoadError(self.name, LoadFailure.WRONG_RETURN, str(error), remedy) from error
         return specs
 
     def metadata(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:

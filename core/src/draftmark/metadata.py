@@ -7,11 +7,11 @@ its lengths include the tail, and what it writes for padded requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 
-class Layout(str, Enum):
+class Layout(StrEnum):
     """How one level names its KV positions. Closed within a contract major."""
 
     PAGE_TABLE = "page_table"
@@ -26,7 +26,7 @@ class Layout(str, Enum):
     """Something else: only numerics can be checked, and the verdict says so."""
 
 
-class LengthConvention(str, Enum):
+class LengthConvention(StrEnum):
     """What the lengths of a level count."""
 
     PREFIX = "prefix"
@@ -34,7 +34,7 @@ class LengthConvention(str, Enum):
     TAIL = "tail"
 
 
-class HostLengthsNeed(str, Enum):
+class HostLengthsNeed(StrEnum):
     """What `plan()` must know about prefix lengths on the host."""
 
     NONE = "none"

@@ -26,32 +26,46 @@ class Keys:
         return int(self.k.shape[2])
 
 
-def causal_bits(q_len: int, tail_len: int, device: torch.device) -> torch.Tensor:
-    """bool ``[q_len, tail_len]``: row j is tail slot tail_len - q_len + j and sees the slots up to its own."""
-    own = torch.arange(tail_len - q_len, tail_len, device=device)
-    return torch.arange(tail_len, device=device) <= own[:, None]
-
-
 def unpack_bits(words: torch.Tensor, tail_len: int) -> torch.Tensor:
     """int32 ``[rows, mask_words]`` → bool ``[rows, tail_len]``; bit j is word j // 32, bit j % 32."""
     slot = torch.arange(tail_len, device=words.device)
     return (words[:, slot // 32] >> (slot % 32).int()) & 1 == 1
 
 
-def visibility(
+def causal_visibility(row_positions: torch.Tensor, width: int, window_left: int) -> torch.Tensor:
+    """Visible key positions under a causal tail, where every slot stands at its own position.
+
+    Args:
+        row_positions: int64 ``[R, q]``.
+        width: key positions to decide.
+        window_left: positions visible to the left of the row's own, -1 for all.
+
+    Returns:
+        bool ``[R, q, width]``.
+    """
+    key = torch.arange(width, device=row_positions.device)
+    seen = key <= row_positions[:, :, None]
+    if window_left >= 0:
+        seen &= key >= row_positions[:, :, None] - window_left
+    return seen
+
+
+def tree_visibility(
     prefix_lens: torch.Tensor, width: int, bits: torch.Tensor, depth: torch.Tensor, window_left: int
 ) -> torch.Tensor:
-    """Which key positions each row sees.
+    """Visible key positions under a tree: the prefix, and the tail slots whose bit is set.
+
+    The window counts positions, L + depth, not slots: siblings stand at one position.
 
     Args:
         prefix_lens: int32 ``[R]``, L.
         width: key positions to decide, at least L + T.
-        bits: bool ``[R, q, T]``, tail visibility.
-        depth: int ``[R, T]``; tail slot s stands at position L + depth[s]. Row j is tail slot T - q + j.
+        bits: bool ``[R, q, T]``, tail visibility. Row j is tail slot T - q + j.
+        depth: int32 ``[R, T]``.
         window_left: positions visible to the left of the row's own, -1 for all.
 
     Returns:
-        bool ``[R, q, width]``. Every row sees itself, so no row is empty.
+        bool ``[R, q, width]``.
     """
     requests, q_len, tail_len = bits.shape
     prefix = prefix_lens.long()[:, None]
@@ -72,20 +86,20 @@ def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: Attenti
     Args:
         q: ``[R, q, num_qo_heads, head_dim]``; query head h reads KV head h // group_size.
         keys: gathered KV of the same requests.
-        seen: bool ``[R, q, width]``.
+        seen: bool ``[R, q, width]``. Every row sees itself, so no row is empty.
 
     Returns:
         ``[R, q, num_qo_heads, head_dim]`` in q's dtype.
     """
     requests, q_len, heads, dim = q.shape
-    group = shape.group_size
+    kv_heads, group = shape.num_kv_heads, shape.group_size
+    assert shape.softmax_scale is not None, "Geometry.create resolves the default"
     # [kv_head, R, q·group, dim]: all rows of a group meet their keys in one product.
-    rows = q.float().view(requests, q_len, heads // group, group, dim).permute(2, 0, 1, 3, 4)
-    rows = rows.reshape(heads // group, requests, q_len * group, dim)
-    scores = rows @ keys.k.transpose(-1, -2) * shape.softmax_scale
+    rows = (q.float() * shape.softmax_scale).view(requests, q_len, kv_heads, group, dim).permute(2, 0, 1, 3, 4)
+    scores = rows.reshape(kv_heads, requests, q_len * group, dim) @ keys.k.transpose(-1, -2)
     if shape.logits_soft_cap > 0:
         scores = torch.tanh(scores / shape.logits_soft_cap) * shape.logits_soft_cap
-    hidden = ~seen.repeat_interleave(group, dim=1)
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-    out = (weights @ keys.v).view(heads // group, requests, q_len, group, dim)
+    by_row = scores.view(kv_heads, requests, q_len, group, keys.width)
+    by_row.masked_fill_(~seen[:, :, None], float("-inf"))
+    out = (scores.softmax(-1) @ keys.v).view(kv_heads, requests, q_len, group, dim)
     return out.permute(1, 2, 0, 3, 4).reshape(requests, q_len, heads, dim).to(q.dtype)

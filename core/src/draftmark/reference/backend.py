@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..arena import Arena
-from ..batch import Causal, ForwardBatch, Tree
+from ..batch import ForwardBatch, Tree
 from ..cache import KVCache
-from ..geometry import Geometry, Mode
-from .attention import Keys, attend_block, causal_bits, unpack_bits, visibility
+from ..geometry import Geometry
+from .attention import Keys, attend_block, causal_visibility, tree_visibility, unpack_bits
 
 
 class ReferenceBackend:
@@ -54,49 +54,46 @@ class ReferenceBackend:
         """Uniform modes as one block; EXTEND request by request, since its requests differ in rows."""
         extent = batch.uniform
         if extent is not None:
-            self._attend_uniform(q, cache, batch, out)
+            self._attend_block(q, cache, batch, out, slice(0, batch.padded_reqs), extent.q_len, max(self._widths))
             return
         first = 0
         for request, n in enumerate(batch.q_lens):
-            rows = slice(first, first + n)
             if n:
-                self._attend_extend(request, q[rows], cache, batch, out[rows])
+                rows, one = slice(first, first + n), slice(request, request + 1)
+                self._attend_block(q[rows], cache, batch, out[rows], one, n, self._widths[request])
             first += n
 
-    def _attend_uniform(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
-        requests = batch.padded_reqs
-        keys = self._gather(cache, batch, slice(0, requests), max(self._widths))
-        if isinstance(batch.tail, Tree):
-            bits = unpack_bits(batch.tail.mask, tail_len).view(requests, q_len, tail_len)
-            depth = batch.tail.depth
-        else:
-            bits = causal_bits(q_len, tail_len, q.device).expand(requests, q_len, tail_len)
-            depth = torch.arange(tail_len, device=q.device).expand(requests, tail_len)
-        seen = visibility(batch.prefix_lens, keys.width, bits, depth, self.geometry.attention.window_left)
-        block = q.view(requests, q_len, *q.shape[1:])
-        out.copy_(attend_block(block, keys, seen, self.geometry.attention).view_as(out))
-
-    def _attend_extend(
-        self, request: int, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor
+    def _attend_block(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+        requests: slice,
+        q_len: int,
+        pages: int,
     ) -> None:
-        assert batch.mode is Mode.EXTEND and isinstance(batch.tail, Causal)
-        one = slice(request, request + 1)
-        n = q.shape[0]
-        keys = self._gather(cache, batch, one, self._widths[request])
-        bits = causal_bits(n, n, q.device).unsqueeze(0)
-        depth = torch.arange(n, device=q.device).unsqueeze(0)
-        seen = visibility(batch.prefix_lens[one], keys.width, bits, depth, self.geometry.attention.window_left)
-        out.copy_(attend_block(q.unsqueeze(0), keys, seen, self.geometry.attention)[0])
+        """Rows of `requests`, q_len each, over the first `pages` pages of each."""
+        table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
+        keys = self._gather(cache, table, kv_lens)
+        shape = self.geometry.attention
+        if isinstance(batch.tail, Tree):
+            depth = batch.tail.depth
+            bits = unpack_bits(batch.tail.mask, depth.shape[1]).view(len(table), q_len, depth.shape[1])
+            seen = tree_visibility(kv_lens - depth.shape[1], keys.width, bits, depth, shape.window_left)
+        else:
+            first_row = (kv_lens - q_len).long()[:, None]
+            positions = first_row + torch.arange(q_len, device=q.device)
+            seen = causal_visibility(positions, keys.width, shape.window_left)
+        block = q.view(len(table), q_len, *q.shape[1:])
+        out.copy_(attend_block(block, keys, seen, shape).view_as(out))
 
-    def _gather(self, cache: KVCache, batch: ForwardBatch, requests: slice, pages: int) -> Keys:
-        """The first `pages` pages of some requests, head-major, with the positions nobody wrote zeroed in V."""
-        table = batch.page_table[requests, :pages]
-        stored = torch.arange(pages * cache.k.shape[1], device=table.device) < self._kv_lens[requests, None]
-        k, v = (_pages(tensor, table) for tensor in (cache.k, cache.v))
+    def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
+        """The pages of `table`, head-major, with V zero wherever nothing was ever written."""
+        k, v = _pages(cache.k, table), _pages(cache.v, table)
+        unwritten = torch.arange(k.shape[2], device=table.device) >= kv_lens[:, None]
         # A masked score is overwritten, so a NaN in an unused K is harmless; in V it is 0 · NaN (vllm#43961).
-        v.masked_fill_(~stored[None, :, :, None], 0.0)
-        return Keys(k, v)
+        return Keys(k, v.masked_fill_(unwritten[:, :, None], 0.0))
 
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

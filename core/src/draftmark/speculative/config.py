@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from ..geometry import DraftShape, Limits
 from .drafts import Speculation
 from .sampling import Sampling
 
 
-class HostKind(str, Enum):
+class HostKind(StrEnum):
     """What the engine tells a backend about prefix lengths on the host."""
 
     EXACT = "exact"

@@ -218,13 +218,10 @@ class Engine:
             self._unsettled[request.id] = (count, at_most)
 
     def _host_lengths(self, rows: Sequence[int]) -> HostLengths:
-        lengths = self._state.lengths
-        views = {
-            HostKind.EXACT: lengths.exact,
-            HostKind.UPPER_BOUND: lengths.upper_bound,
-            HostKind.UNKNOWN: lengths.unknown,
-        }
-        return views[self.config.host_lengths](rows)
+        lengths, kind = self._state.lengths, self.config.host_lengths
+        if kind is HostKind.EXACT:
+            return lengths.exact(rows)
+        return lengths.upper_bound(rows) if kind is HostKind.UPPER_BOUND else lengths.unknown(rows)
 
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs

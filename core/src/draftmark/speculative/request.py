@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from .drafts import Drafter
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"

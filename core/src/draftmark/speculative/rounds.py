@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..batch import ForwardBatch, Tree
@@ -26,7 +28,12 @@ class Rounds:
     """
 
     def __init__(
-        self, model: CausalLM, layers: AttentionLayers, state: DeviceState, sampling: Sampling, graphs: GraphState | None
+        self,
+        model: CausalLM,
+        layers: AttentionLayers,
+        state: DeviceState,
+        sampling: Sampling,
+        graphs: GraphState | None,
     ) -> None:
         self._model = model
         self._layers = layers
@@ -44,7 +51,7 @@ class Rounds:
                 # Planned as if every request were as long as can be: what plan() decides is frozen in the graph.
                 batch = self._batch(mode, size, size, Unknown(size, self._geometry.max_prefix_len))
                 self._layers.plan(batch)
-                self._graphs.capture(GraphKey(PROGRAMS[mode], size), lambda batch=batch: self._body(batch))
+                self._graphs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
 
     def run(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> Verdict:
         """One round over the filled state. The verdict is on the device; its rows past `num_reqs` mean nothing."""

@@ -60,13 +60,14 @@ class Sampling:
         """
         if self.greedy:
             return logits.argmax(-1)
-        probs, tokens = (logits.double() / self.temperature).softmax(-1).sort(-1, descending=True, stable=True)
+        probs, tokens = (logits.double() / self.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
         mass = probs.cumsum(-1)
         probs = torch.where(mass - probs < self.top_p, probs, 0.0)
         mass = probs.cumsum(-1)
         draw = uniform(self.seed, requests, positions)[:, None] * mass[:, -1:]
         rank = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)
-        return tokens.gather(-1, rank)[:, 0]
+        chosen: torch.Tensor = tokens.gather(-1, rank)[:, 0]
+        return chosen
 
 
 def uniform(seed: int, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

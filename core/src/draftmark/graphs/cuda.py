@@ -1,0 +1,99 @@
+"""Graphs on CUDA: one `torch.cuda.CUDAGraph` per key, all in one memory pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from .keyed import KeyedGraphState
+
+
+class CudaGraph:
+    """One captured step. See `CudaGraphState` for what capture does.
+
+    Attributes:
+        outputs: what the step returned; its memory is not initialised until the first replay.
+        pool_bytes: bytes by which the shared pool grew.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], Any],
+        *,
+        pool: Any,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            # "thread_local": another thread's harmless CUDA call (a pinned allocation, NCCL's watchdog) must not
+            # invalidate this capture.
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                # What is reserved, not what is allocated: intermediates are free again when capture ends, yet the pool
+                # keeps their memory for the replays. Inside the block, for entering it may empty the ordinary cache.
+                reserved = torch.cuda.memory_reserved(stream.device)
+                self.outputs = step()
+        except RuntimeError as error:
+            if not _is_capture_failure(error):
+                raise
+            raise CaptureError(
+                f"the step cannot be captured: {_first_line(_root(error))}; capture it as a RecordedGraph on the CPU, "
+                "which names the operator and the remedy"
+            ) from error
+        self.pool_bytes = torch.cuda.memory_reserved(stream.device) - reserved
+
+    def replay(self) -> None:
+        """Enqueue the graph on the current stream; does not wait for it."""
+        self._graph.replay()
+
+
+class CudaGraphState(KeyedGraphState):
+    """`GraphState` made of CUDA graphs.
+
+    Capture first runs the step once for real on a side stream: lazy initialisation, autotuning and Triton compilation
+    are not allowed while a stream captures. So the static tensors must describe a valid batch then, with padded rows,
+    and the step's in-place effects happen once. The capture proper executes nothing.
+
+    All graphs share one pool: outputs stay apart, because the state holds them, but graphs of one state must not be
+    replayed concurrently. Capture the largest batch first, so that smaller ones fit into what it left free.
+
+    Args:
+        device: the CUDA device; `replay` uses its current stream.
+    """
+
+    def __init__(self, device: torch.device | str = "cuda") -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _record(self, step: Callable[[], Any]) -> CudaGraph:
+        with torch.cuda.device(self._device):
+            if torch.cuda.is_current_stream_capturing():
+                raise CaptureError(
+                    "a graph cannot be captured inside another's capture; capture them one after the other"
+                )
+            self._warm_up(step)
+            return CudaGraph(step, pool=self._pool, stream=self._stream)
+
+    def _warm_up(self, step: Callable[[], Any]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            step()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def _is_capture_failure(error: BaseException) -> bool:
+    """Whether CUDA refused (it says so in words only); another RuntimeError of the step is the step's own."""
+    return "captur" in str(error).lower() or (error.__context__ is not None and _is_capture_failure(error.__context__))
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first error; ending an invalid capture raises a second one that says nothing."""
+    return _root(error.__context__) if error.__context__ is not None else error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

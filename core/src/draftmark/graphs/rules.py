@@ -1,0 +1,124 @@
+"""What a captured region must not contain, and the sentence for each.
+
+The rules are those of CUDA stream capture (CUDA programming guide, "Prohibited and unhandled operations"; PyTorch's
+"CUDA semantics", section CUDA graphs). Two are stricter, because another device's graphs are: `one_hot` is refused even
+with ``num_classes``, and so is an explicit `torch.Generator`, which CUDA would ask to be registered with the graph.
+
+Two nets are needed. Most operations reach torch's dispatcher, where tags tell those that read data on the host. Some
+(`tolist`, `numpy`, `repr`) copy in C++ without any dispatched operator and are seen only as Python calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+
+class Rule(NamedTuple):
+    """Why something cannot be captured, and what to do instead."""
+
+    why: str
+    remedy: str
+
+    def sentence(self, name: str) -> str:
+        return f"{name} cannot be captured: {self.why}; {self.remedy}"
+
+
+HOST_READ = Rule(
+    "it reads device memory on the host, which waits for the device",
+    "keep the value in a tensor, or read it in plan(), outside the graph",
+)
+DYNAMIC_SIZE = Rule(
+    "the size of its output depends on data, which the host would have to read",
+    "use a form of fixed size: torch.where, masked_fill, index_select, output_size=, or scatter_ for one_hot",
+)
+PAGEABLE_COPY = Rule(
+    "it brings pageable host memory to the device, which a replay could not repeat",
+    "fill a static tensor before the replay, or build the value on the device (torch.full, torch.arange)",
+)
+REPOINTED = Rule(
+    "it points a tensor at other memory, as Triton's interpreter does when it launches a kernel",
+    "launch such kernels through draftmark.graphs.record_call(fn, *args, mutates=...)",
+)
+OWN_GENERATOR = Rule(
+    "a replay would not advance an explicit torch.Generator alike on every device",
+    "use the default generator, or draw the numbers into a static tensor before the replay",
+)
+MOVED = Rule(
+    "it re-allocates a tensor that existed before capture, so the graph would write where nobody reads",
+    "give it an out= tensor of the final shape",
+)
+
+_CALLS: dict[Any, tuple[str, Rule]] = {
+    getattr(torch.Tensor, name): (f"Tensor.{name}", HOST_READ)
+    for name in (
+        *("item", "tolist", "cpu", "numpy", "equal", "__array__", "__dlpack__", "__repr__", "__format__"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__"),
+    )
+}
+_BUILDERS: dict[Any, str] = {
+    torch.tensor: "torch.tensor",
+    torch.as_tensor: "torch.as_tensor",
+    torch.asarray: "torch.asarray",
+    torch.Tensor.new_tensor: "Tensor.new_tensor",
+}
+_SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
+
+
+def refused_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The sentence against a Python-level torch call, or None if it may be captured."""
+    if func in _CALLS:
+        name, rule = _CALLS[func]
+        return rule.sentence(name)
+    if func in _SPLITS and any(isinstance(value, torch.Tensor) for value in (*args[1:], *kwargs.values())):
+        return HOST_READ.sentence("tensor_split by a tensor")
+    # A literal "cpu" is a copy to the host everywhere. A torch.device is not judged: on a laptop q.device is the CPU.
+    if func is torch.Tensor.to and "cpu" in (*_strings(args), *_strings(kwargs.values())):
+        return HOST_READ.sentence('Tensor.to("cpu")')
+    if func in _BUILDERS and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
+        return PAGEABLE_COPY.sentence(f"{_BUILDERS[func]}(..., device=)")
+    return None
+
+
+def refused_operator(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The sentence against a dispatched operator, or None if it may be captured."""
+    rule = _operator_rule(func, args, kwargs)
+    return rule.sentence(str(func)) if rule else None
+
+
+def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule | None:
+    packet = func.overloadpacket
+    if packet is aten.set_:
+        return REPOINTED
+    # dim 0 must pass: it is the scalar of `x[0] = 5.`, which a device takes as a kernel argument when it fills a row.
+    if packet is aten.lift_fresh and args[0].dim() > 0:
+        return PAGEABLE_COPY
+    if torch.Tag.data_dependent_output in func.tags:
+        return HOST_READ
+    if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
+        return DYNAMIC_SIZE
+    if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
+        # `x[mask] = 0.` is a masked fill on the device; only a value per selected element needs their number.
+        return DYNAMIC_SIZE if args[2].dim() > 0 else None
+    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+        return OWN_GENERATOR
+    return None
+
+
+def _has_dynamic_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if func.overloadpacket is aten.index:
+        return _has_mask(args[1])
+    return kwargs.get("output_size") is None  # repeat_interleave told its size needs no host
+
+
+def _has_mask(indices: Iterable[torch.Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _strings(values: Iterable[Any]) -> list[str]:
+    return [value for value in values if isinstance(value, str)]

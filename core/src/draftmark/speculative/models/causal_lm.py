@@ -1,0 +1,90 @@
+"""CausalLM: a transformers model whose attention is ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .attention import RUN, AttentionStep, LayerAttention, Run, attention_of, checked
+
+
+class CausalLM:
+    """A decoder-only model, verified to run right over paged attention. Made by `load_model` or `wrap_model`.
+
+    Attributes:
+        layers: what each decoder layer's attention needs, as configured and as called.
+        vocab_size: width of the logits.
+        max_context_len: positions the model was made for (``max_position_embeddings``).
+        dtype, device: of the weights; q, k and v come in this dtype.
+        stop_token_ids: end-of-sequence ids, as transformers' own `generate` uses them; may be empty.
+        hf: the transformers model itself. Its own attention is in place whenever no forward of ours is running,
+            so ``hf.generate`` works on the same weights.
+        tokenizer: a transformers tokenizer, or None when the model came without one.
+        name: for messages.
+    """
+
+    def __init__(self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str) -> None:
+        self.hf = hf
+        self.layers = layers
+        self.tokenizer = tokenizer
+        self.name = name
+        self._text_config = hf.config.get_text_config()
+        self.vocab_size = int(self._text_config.vocab_size)
+        self.max_context_len = int(self._text_config.max_position_embeddings)
+        self.dtype: torch.dtype = hf.dtype
+        self.device: torch.device = hf.device
+        self.stop_token_ids = _stop_token_ids(hf)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        logits_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One forward over packed rows of any number of requests. No host read; may be captured.
+
+        Args:
+            token_ids: int64 ``[rows]``.
+            positions: int64 ``[rows]``, below max_context_len.
+            step: this forward's attention; called once per layer, in order.
+            logits_rows: int64 ``[n]``, rows whose logits are wanted, in that order; None means all.
+
+        Returns:
+            float32 ``[rows or n, vocab_size]``.
+
+        Raises:
+            ModelError: a layer calls attention otherwise than verified.
+        """
+        return packed_forward(self.hf, token_ids, positions, checked(step, self.layers), logits_rows)
+
+
+def packed_forward(
+    hf: Any, token_ids: torch.Tensor, positions: torch.Tensor, run: Run, logits_rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The model's forward with `run` for attention; arguments and result as in `CausalLM.forward`.
+
+    ``use_cache`` and ``position_ids`` must be explicit: transformers would otherwise make a cache of its own and
+    positions that know nothing of packed rows.
+    """
+    keep: Any = 0 if logits_rows is None else logits_rows
+    with torch.no_grad(), attention_of(hf.config.get_text_config()):
+        output = hf(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=keep,
+            **{RUN: run},
+        )
+    logits: torch.Tensor = output.logits[0].float()
+    return logits
+
+
+def _stop_token_ids(hf: Any) -> tuple[int, ...]:
+    ids = getattr(getattr(hf, "generation_config", None), "eos_token_id", None)
+    ids = hf.config.get_text_config().eos_token_id if ids is None else ids
+    if ids is None:
+        return ()
+    return tuple(int(i) for i in ids) if isinstance(ids, (list, tuple)) else (int(ids),)

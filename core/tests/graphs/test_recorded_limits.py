@@ -1,0 +1,80 @@
+"""What a recorded graph does not catch: kept as tests, so that the list stays true.
+
+A device would refuse each of these, or go wrong. When one begins to fail, the limit is gone: move it to the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark.graphs import RecordedGraph, record_call
+
+X = torch.arange(4.0)
+NUMPY_VIEW = X.numpy()
+BUFFER = bytearray(16)
+
+
+class Closure:
+    """A kernel that holds its tensor itself, instead of taking it as an argument."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+
+    def __call__(self) -> None:
+        self.x.add_(1)
+
+
+ESCAPES: dict[str, Callable[[], Any]] = {
+    "copy to a device object that is the host": lambda: X.to(torch.device("cpu")) + 1,
+    "forgotten device=": lambda: X + torch.arange(4),
+    "read through a numpy view made before": lambda: X * float(NUMPY_VIEW[2]),
+    "write of one element, a host-to-device copy": lambda: X.__setitem__(0, 5.0),
+    "tensor over a Python buffer": lambda: X + torch.frombuffer(BUFFER, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_known_escape_captures_silently(name: str) -> None:
+    """The step captures, though a device would refuse it or bake in what the host saw."""
+    RecordedGraph(ESCAPES[name])
+
+
+def test_known_escape_a_tensor_in_a_recorded_closure_is_not_restored() -> None:
+    """record_call sees arguments only: what a closure writes is neither undone nor watched."""
+    kernel = Closure()
+    RecordedGraph(lambda: record_call(kernel))
+    assert kernel.x.tolist() == [2, 2]
+
+
+def test_known_escape_python_state_is_not_restored() -> None:
+    """Capture undoes effects on tensors, not on Python objects."""
+    calls: list[int] = []
+    RecordedGraph(lambda: calls.append(1))
+    assert calls == [1]
+
+
+def test_known_escape_a_tensor_that_something_else_holds_counts_as_alive() -> None:
+    """A static tensor that the caller dropped but a closure holds is read on, stale, without an error."""
+    holder = {"x": torch.ones(2)}
+    forgotten = [holder["x"]]
+    graph = RecordedGraph(lambda: holder["x"] + 1)
+    holder["x"] = torch.zeros(2)
+    graph.replay()
+    assert graph.outputs.tolist() == [2, 2] and len(forgotten) == 1
+
+
+def test_known_escape_a_freed_intermediate_keeps_its_memory() -> None:
+    """A device's pool may reuse an intermediate's memory within and between graphs; here it stays readable."""
+    peek: list[int] = []
+
+    def step() -> torch.Tensor:
+        intermediate = X + 1
+        peek.append(intermediate.data_ptr())
+        return intermediate * 2
+
+    graph = RecordedGraph(step)
+    assert graph.pool_bytes == 2 * X.nbytes

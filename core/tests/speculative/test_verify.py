@@ -1,0 +1,79 @@
+"""Trees on the device and the walk, against brute force in plain Python."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftmark.speculative.tree import ancestors, depths, pack_bits
+from draftmark.speculative.verify import walk
+
+
+@st.composite
+def trees(draw, max_nodes=40):
+    """Parents of a random tree: parents precede children, the root's is -1."""
+    nodes = draw(st.integers(1, max_nodes))
+    return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, nodes)]
+
+
+def line_of(parents, node):
+    """A node and its ancestors."""
+    line = {node}
+    while parents[node] >= 0:
+        node = parents[node]
+        line.add(node)
+    return line
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(trees())
+def test_ancestors_and_depths(parents):
+    """Reach by matrix squaring equals following parents one by one."""
+    reach = ancestors(torch.tensor([parents]))
+    want = [[other in line_of(parents, node) for other in range(len(parents))] for node in range(len(parents))]
+    assert reach[0].tolist() == want
+    assert depths(reach)[0].tolist() == [len(line_of(parents, node)) - 1 for node in range(len(parents))]
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.lists(st.booleans(), min_size=1, max_size=70), st.integers(0, 2))
+def test_pack_bits(bits, spare):
+    """Bit j lies in word j // 32 at j % 32, sign bit included, and the rest is zero."""
+    words = -(-len(bits) // 32) + spare
+    packed = pack_bits(torch.tensor([bits]), words)
+    assert packed.dtype == torch.int32 and packed.shape == (1, words)
+    value = sum((word & 0xFFFFFFFF) << (32 * i) for i, word in enumerate(packed[0].tolist()))
+    assert value == sum(bit << j for j, bit in enumerate(bits))
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(st.data())
+def test_walk_keeps_the_path_the_target_takes(data):
+    """Per request: from the root, a child is kept while it carries the target's token; unused rows never match."""
+    requests, nodes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+    rows = st.lists(st.integers(0, 2), min_size=nodes, max_size=nodes)
+    parents, drafts, targets = [], [], data.draw(st.lists(rows, min_size=requests, max_size=requests))
+    for _ in range(requests):
+        line = [-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, nodes)]
+        tokens = data.draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes))
+        seen = set()
+        for node in range(1, nodes):  # siblings differ, as DraftTree makes them
+            if (line[node], tokens[node]) in seen:
+                tokens[node] = -1
+            seen.add((line[node], tokens[node]))
+        parents.append(line)
+        drafts.append(tokens)
+    verdict = walk(torch.tensor(drafts), torch.tensor(parents), torch.tensor(targets))
+    for r in range(requests):
+        node, path = 0, [0]
+        while True:
+            child = [
+                n for n in range(1, nodes) if parents[r][n] == node and drafts[r][n] == targets[r][node] != -1
+            ]
+            if not child:
+                break
+            node = child[0]
+            path.append(node)
+        kept = len(path)
+        assert verdict.counts[r] == kept
+        assert verdict.tokens[r].tolist() == [targets[r][n] for n in path] + [-1] * (nodes - kept)
+        assert verdict.path[r].tolist() == path + list(range(kept, nodes))
