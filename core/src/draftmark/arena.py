@@ -14,6 +14,7 @@ import torch
 
 from .buffers import BufferSpec, Init, Memory, validate_specs
 from .errors import BufferError, GuardError
+from .graphs import mark_host
 
 GUARD_VARIABLE = "DRAFTMARK_GUARD"
 GUARD_BYTES = 512
@@ -88,7 +89,10 @@ class Arena:
                 _bytes(block.tensor).fill_(POISON_BYTE)
 
     def check(self) -> None:
-        """Raise `GuardError` when bytes behind a buffer changed. Reads the device; not for captured regions."""
+        """Raise `GuardError` when bytes behind a buffer changed. Reads the device; not for captured regions.
+
+        Without guard mode there are no guard words, and nothing is checked.
+        """
         hit = [name for name, block in self._blocks.items() if not bool((block.guard == GUARD_BYTE).all())]
         if hit:
             raise GuardError(hit)
@@ -115,6 +119,8 @@ def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
     elif guarded:
         raw[:payload] = POISON_BYTE
     tensor = raw[:payload].view(getattr(torch, spec.dtype)).view(spec.shape)
+    if spec.memory is Memory.HOST:
+        mark_host(tensor)
     return Block(spec, tensor, raw[payload:])
 
 

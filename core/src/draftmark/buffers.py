@@ -143,9 +143,22 @@ def validate_specs(specs: list[BufferSpec]) -> None:
                 f"buffer {spec.name!r} has dtype {spec.dtype!r}, but only {', '.join(DTYPE_BYTES)} exist; "
                 "use the torch dtype's name"
             )
+        _check_kinds(spec)
         for extent in spec.shape:
             if not isinstance(extent, int) or isinstance(extent, bool) or extent < 0:
                 raise BufferError(
                     f"buffer {spec.name!r} has shape {spec.shape!r}, but extents are integers >= 0; "
                     "check its formula in sizing.py"
                 )
+
+
+def _check_kinds(spec: BufferSpec) -> None:
+    """A plain string where an enum is meant compares equal to it, and would then fail the first `is`."""
+    kinds = (("role", Role), ("unit", Unit), ("memory", Memory), ("init", Init), ("lifetime", Lifetime))
+    for name, kind in (*kinds, ("shape", tuple)):
+        value = getattr(spec, name)
+        if not isinstance(value, kind):
+            raise BufferError(
+                f"buffer {spec.name!r} has {name} {value!r}, but it must be a {kind.__name__}; "
+                "see the fields of draftmark.BufferSpec"
+            )

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def require_device(name: str, info: BackendInfo, device: torch.device | str) -> None:
     """Raise `BackendLoadError` unless `device` exists and is of the kind that the backend runs on."""
+    kind = _kind(name, device)
     import torch
 
-    kind = torch.device(device).type
     allowed = {kind} if info.device == "any" else {info.device} | ({"cpu"} if info.host_kernels else set())
     if kind not in allowed:
         raise BackendLoadError(
@@ -35,6 +35,29 @@ def require_device(name: str, info: BackendInfo, device: torch.device | str) -> 
             f"torch sees no {kind} device",
             f"run on a machine with one, with a torch build for {kind}",
         )
+
+
+def _kind(name: str, device: torch.device | str) -> str:
+    try:
+        import torch
+
+        return torch.device(device).type
+    except ImportError as error:
+        # torch-npu without its vendor libraries breaks `import torch` itself.
+        raise BackendLoadError(
+            name,
+            LoadFailure.RUNTIME_ABSENT,
+            f"import torch raised {type(error).__name__}: {error}",
+            "install torch (pip install draftmark[torch]); with torch-npu and no CANN, set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+        ) from error
+    except RuntimeError:
+        raise BackendLoadError(
+            name,
+            LoadFailure.DEVICE_ABSENT,
+            f"torch knows no device {str(device)!r}",
+            "name one that torch has, such as cpu, cuda or cuda:1",
+        ) from None
 
 
 def profile(device: torch.device | str) -> DeviceProfile:

@@ -239,18 +239,18 @@ class Geometry:
         `step` counts DRAFT forwards from 0 to S-2 and is ignored by the other modes.
         """
         k, d = self.draft.topk, self.draft.num_draft_tokens
-        if mode is Mode.DRAFT:
+        if mode == Mode.DRAFT:
             return Extent(k, k * (step + 1))
-        if mode is Mode.DECODE:
+        if mode == Mode.DECODE:
             return Extent(1, 1)
-        if mode is Mode.EXTEND:
+        if mode == Mode.EXTEND:
             rows = minimum(self.limits.max_extend_tokens, self.limits.max_context_len)
             return Extent(rows, rows)
         return Extent(d, d)
 
     def max_rows(self, mode: Mode) -> Any:
         """Query rows of the largest forward in `mode`, padding included."""
-        if mode is Mode.EXTEND:
+        if mode == Mode.EXTEND:
             return self.limits.max_extend_tokens
         return self.max_reqs * self.extent(mode).q_len
 

@@ -46,12 +46,12 @@ def _check_attention(a: AttentionShape) -> None:
         )
     _one_of("attention.q_dtype", a.q_dtype, Q_DTYPES)
     _one_of("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
-    if a.softmax_scale is not None and not (math.isfinite(a.softmax_scale) and a.softmax_scale > 0):
+    if a.softmax_scale is not None and not (_is_number(a.softmax_scale) and a.softmax_scale > 0):
         raise GeometryError(
             "attention.softmax_scale", a.softmax_scale, "it must be finite and positive", "use head_dim ** -0.5"
         )
     _at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
-    if not (math.isfinite(a.logits_soft_cap) and a.logits_soft_cap >= 0):
+    if not (_is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
         raise GeometryError(
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
         )
@@ -67,8 +67,17 @@ def _check_limits(limits: Limits) -> None:
     _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "serve at least one request")
     _at_least("limits.max_context_len", limits.max_context_len, 1, "give the longest prompt plus its output")
     _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "a prefill chunk holds at least one token")
+    if not isinstance(limits.overlap, bool):
+        raise GeometryError("limits.overlap", limits.overlap, "it must be True or False", "use a bool")
+    if not isinstance(limits.capture_batch_sizes, (tuple, list)):
+        sizes = limits.capture_batch_sizes
+        raise GeometryError("limits.capture_batch_sizes", sizes, "it must be a tuple of sizes", "write (8,) for one")
     for size in limits.capture_batch_sizes:
         _at_least("limits.capture_batch_sizes", size, 1, "capture batches of at least one request")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _at_least(field: str, value: object, low: int, remedy: str) -> None:

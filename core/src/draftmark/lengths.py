@@ -86,7 +86,10 @@ class SequenceLengths:
 
     def dispatched(self, rows: Sequence[int], at_most: int) -> None:
         """Host half: each row was advanced by at most `at_most` tokens that the host has not seen."""
+        if at_most < 0:
+            raise LengthsError(f"{at_most} tokens cannot be in flight; dispatch the round's tail length, >= 0")
         for row in rows:
+            self._request_row(row)
             self._in_flight[row] += at_most
 
     def settle(self, rows: Sequence[int], by: Sequence[int], at_most: int) -> None:
@@ -96,6 +99,7 @@ class SequenceLengths:
             LengthsError: more than was in flight.
         """
         for row, count in zip(rows, by, strict=True):
+            self._request_row(row)
             if not 0 <= count <= at_most <= self._in_flight[row]:
                 raise LengthsError(
                     f"row {row} settles {count} tokens of at most {at_most}, but {self._in_flight[row]} are in "
@@ -106,10 +110,7 @@ class SequenceLengths:
 
     def reset(self, row: int) -> None:
         """A request leaves: the row is empty again, on both sides."""
-        if not 0 <= row < self.first_null_row:
-            raise LengthsError(
-                f"row {row} is not a request row (0 … {self.first_null_row - 1}); null rows stay empty by themselves"
-            )
+        self._request_row(row)
         self.device[row] = 0
         self._settled[row] = self._in_flight[row] = 0
 
@@ -121,7 +122,7 @@ class SequenceLengths:
         Raises:
             LengthsError: something is in flight; the caller settles it first (one named wait a round).
         """
-        late = [row for row in rows if self._in_flight[row]]
+        late = [row for row in rows if self._in_flight[self._request_row(row)]]
         if late:
             raise LengthsError(
                 f"rows {late} have tokens in flight, so no exact length is known; settle() them first, "
@@ -131,8 +132,16 @@ class SequenceLengths:
 
     def upper_bound(self, rows: Sequence[int]) -> UpperBound:
         """What the host last saw plus everything in flight, within the geometry's limit."""
-        return UpperBound(tuple(min(self._settled[row] + self._in_flight[row], self._bound) for row in rows))
+        seen = (self._settled[self._request_row(row)] + self._in_flight[row] for row in rows)
+        return UpperBound(tuple(min(length, self._bound) for length in seen))
 
     def unknown(self, rows: Sequence[int]) -> Unknown:
         """The limit alone."""
         return Unknown(len(rows), self._bound)
+
+    def _request_row(self, row: int) -> int:
+        if not 0 <= row < self.first_null_row:
+            raise LengthsError(
+                f"row {row} is not a request row (0 … {self.first_null_row - 1}); null rows stay empty by themselves"
+            )
+        return row

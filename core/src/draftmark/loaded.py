@@ -23,6 +23,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 if TYPE_CHECKING:
     import torch
 
+    from .arena import Arena
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
@@ -56,11 +57,11 @@ class Backend:
         """
         try:
             plugin = entry.load()
-        except Exception as error:  # a plugin may raise anything while it is imported
+        except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
             raise BackendLoadError(
                 entry.name,
                 LoadFailure.IMPORT_ERROR,
-                f"importing {entry.value} raised {type(error).__name__}: {error}",
+                f"importing {entry.value} raised {_one_line(error)}",
                 "reinstall the plugin, and keep vendor imports inside open_backend and graph_state",
             ) from error
         return cls(entry.name, plugin)
@@ -108,13 +109,14 @@ class Backend:
 
     def unique_slots(self, geometry: Geometry) -> bool:
         """Whether any mode needs unique KV slots for padded rows too; see `Geometry.null_pages`."""
-        return any(spec.unique_slots for spec in self.metadata(geometry).values())
+        metadata = self.metadata(geometry)
+        return any(metadata[mode].unique_slots for mode in geometry.modes)
 
     # -- device -------------------------------------------------------------------------------------------
 
     def require_runtime(self, device: torch.device | str) -> None:
         """Raise `BackendLoadError` unless the vendor runtime and the device are there."""
-        missing = [name for name in self.info.runtime if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
         if missing:
             remedy = self.info.install or f"install {', '.join(missing)}"
             raise BackendLoadError(
@@ -124,25 +126,33 @@ class Backend:
 
         require_device(self.name, self.info, device)
 
-    def open(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> AttentionBackend:
-        """Allocate the backend's buffers on `device` and bind it to them.
+    def allocate(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> Arena:
+        """Allocate the buffers of `geometry` on `device`; the caller owns the arena and keeps it alive.
 
         `guard` puts guard words behind every buffer and poisons fresh memory; None reads DRAFTMARK_GUARD.
 
         Raises:
             BackendRefusal: the backend does not serve `geometry`.
-            BackendLoadError: the vendor runtime or the device is absent, or the hook raised.
+            BackendLoadError: the vendor runtime or the device is absent.
         """
-        from .arena import Arena
-        from .backend import AttentionBackend
-
         self.require(geometry)
         self.require_runtime(device)
-        arena = Arena.allocate(self.buffers(geometry), device, guard=guard)
+        from .arena import Arena
+
+        return Arena.allocate(self.buffers(geometry), device, guard=guard)
+
+    def bind(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
+        """The step-path object over buffers that `allocate` made for the same geometry."""
+        from .backend import AttentionBackend
+
         backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
         if not isinstance(backend, AttentionBackend):
             raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
         return backend
+
+    def open(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> AttentionBackend:
+        """`allocate` and `bind` in one, for a caller who never looks at the arena."""
+        return self.bind(geometry, self.allocate(geometry, device, guard=guard))
 
     def usage(self, geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         """Bytes of each own-role buffer that `batch` uses, by buffer name."""
@@ -151,7 +161,11 @@ class Backend:
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """A fresh graph state for `device`."""
+        from .graphs import GraphState
+
         state: GraphState = self._call("graph_state", object, geometry=geometry, device=device)
+        if not isinstance(state, GraphState):
+            raise self._wrong_return("graph_state", "a GraphState (capture, replay, keys, pool_bytes)", state)
         return state
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -161,11 +175,11 @@ class Backend:
             result = getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:
             raise
-        except Exception as error:  # a plugin may raise anything; the caller reads one kind of failure
+        except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller reads one kind of failure
             raise BackendLoadError(
                 self.name,
                 LoadFailure.HOOK_RAISED,
-                f"{hook}() raised {type(error).__name__}: {error}",
+                f"{hook}() raised {_one_line(error)}",
                 "report it to the plugin's authors with this geometry",
             ) from error
         if result is None or not isinstance(result, returns):
@@ -197,6 +211,11 @@ def _register(name: str, plugin: object) -> Any:
     except pluggy.PluginValidationError as error:
         raise _validation_failure(name, error) from error
     return manager.hook
+
+
+def _one_line(error: BaseException) -> str:
+    """A foreign error as part of a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _validation_failure(name: str, error: pluggy.PluginValidationError) -> BackendLoadError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata as md
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,12 +45,9 @@ def available() -> list[Available]:
     """Every installed backend of any contract major, sorted by name; imports none of them."""
     found: dict[tuple[str, str, str], Available] = {}
     for distribution in md.distributions():
-        for entry in _backend_entries(distribution.entry_points):
-            major = int(GROUP_PATTERN.fullmatch(entry.group).group(1))  # type: ignore[union-attr]
-            name = distribution.metadata["Name"]
-            row = Available(entry.name, entry.value, name, distribution.version, major)
+        for row in _rows(distribution):
             # One project can be on the path twice (an editable install and a copy): the first wins, as imports do.
-            found.setdefault((entry.name, _normal(name), entry.group), row)
+            found.setdefault((row.name, _normal(row.distribution), str(row.contract_major)), row)
     return sorted(found.values(), key=lambda row: (row.name, row.distribution))
 
 
@@ -98,8 +94,17 @@ def _find(name: str) -> md.EntryPoint:
     )
 
 
-def _backend_entries(entries: Iterable[md.EntryPoint]) -> list[md.EntryPoint]:
-    return [entry for entry in entries if GROUP_PATTERN.fullmatch(entry.group)]
+def _rows(distribution: md.Distribution) -> list[Available]:
+    """The backends of one distribution; none if its metadata is damaged, which must not hide the others'."""
+    try:
+        rows = []
+        for entry in distribution.entry_points:
+            if group := GROUP_PATTERN.fullmatch(entry.group):
+                name = distribution.metadata["Name"]
+                rows.append(Available(entry.name, entry.value, name, distribution.version, int(group[1])))
+        return [row for row in rows if row.distribution]
+    except Exception:  # importlib.metadata raises whatever its parser trips over
+        return []
 
 
 def _normal(distribution: str) -> str:

@@ -61,7 +61,7 @@ def test_random_joins_cancels_and_exhaustion(seed, make_model, plain_text, oracl
             assert len(text) == min(limits[request], 32 - len(prompt)), (seed, config)
     assert engine.pages.in_use == 0
     for group in engine._layers.groups:
-        group.backend.arena.check()
+        group.arena.check()
 
 
 @pytest.mark.parametrize("topk", [1, 3])
@@ -80,7 +80,7 @@ def test_the_context_wall(make_model, plain_text, oracle, prompts, topk, graph, 
     assert {out.finish for out in outs} == {FinishReason.CONTEXT}
     assert all(len(p) + len(out.tokens) == 40 for p, out in zip(starts, outs, strict=True))
     for group in engine._layers.groups:
-        group.backend.arena.check()
+        group.arena.check()
 
 
 def test_stop_tokens_end_inside_an_accepted_path(make_model, plain_text, oracle, prompts):

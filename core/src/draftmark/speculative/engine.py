@@ -131,11 +131,13 @@ class Engine:
     def step(self) -> list[Progress]:
         """One forward: a prefill if any prompt is unfinished, else a round. Returns what it gave to whom."""
         self._scheduler.admit()
+        progress: list[Progress] = []
         if self._scheduler.prefilling:
-            return self._extend()
-        if self._scheduler.running:
-            return self._round()
-        return []
+            progress = self._extend()
+        elif self._scheduler.running:
+            progress = self._round()
+        self._layers.check_guards()
+        return progress
 
     # -- prefill ------------------------------------------------------------------------------------------
 

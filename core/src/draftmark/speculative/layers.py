@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..arena import Arena
 from ..backend import AttentionBackend
-from ..batch import ForwardBatch
+from ..batch import ForwardBatch, validate
 from ..cache import KVPool
 from ..devices import profile
 from ..geometry import AttentionShape, Geometry
@@ -23,6 +24,7 @@ class LayerGroup:
     """Layers that share one attention shape."""
 
     geometry: Geometry
+    arena: Arena
     backend: AttentionBackend
     pool: KVPool
 
@@ -52,19 +54,17 @@ class AttentionLayers:
         self.num_pages = config.num_pages or self.null_pages + config.max_num_reqs * self.geometry.max_pages_per_req
         needs = [loaded.host_lengths(geometry) for geometry in geometries]
         self.host_need = HostLengthsNeed.EXACT if HostLengthsNeed.EXACT in needs else needs[0]
-        self.groups = [
-            LayerGroup(
-                geometry,
-                loaded.open(geometry, device, guard=config.guard),
-                KVPool(geometry, model.layers.count(shape), self.num_pages, self.null_pages, device),
-            )
-            for shape, geometry in zip(shapes, geometries, strict=True)
-        ]
+        self.groups = []
+        for shape, geometry in zip(shapes, geometries, strict=True):
+            arena = loaded.allocate(geometry, device, guard=config.guard)
+            pool = KVPool(geometry, model.layers.count(shape), self.num_pages, self.null_pages, device)
+            self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
         self._homes = _homes(model.layers, shapes)
         self._batch: ForwardBatch | None = None
 
     def plan(self, batch: ForwardBatch) -> None:
         """Host side of every backend; before the forward, and before every replay."""
+        validate(batch, self.geometry)
         for group in self.groups:
             group.backend.plan(batch)
 
@@ -85,6 +85,12 @@ class AttentionLayers:
         group.backend.write_kv(k.contiguous(), v.contiguous(), cache, self._batch)
         group.backend.attend(q, cache, self._batch, out)
         return out
+
+    def check_guards(self) -> None:
+        """Raise `GuardError` when a step wrote past a buffer; reads the device, and only in guard mode."""
+        for group in self.groups:
+            if group.arena.guarded:
+                group.arena.check()
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy KV between slots in every layer; see `KVPool.move`."""

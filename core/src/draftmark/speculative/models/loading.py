@@ -18,7 +18,6 @@ from ...errors import ModelError
 from ...geometry import Q_DTYPES
 from .causal_lm import CausalLM
 from .folder import check_folder, has_tokenizer
-from .gguf_file import open_gguf, read_once, refuse_dropped
 from .layers import verify
 from .probe import probe
 from .quiet import quiet
@@ -52,6 +51,12 @@ def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch
             f"{path.name} is neither a model folder nor a .gguf file; name a folder with config.json and "
             "*.safetensors, or a .gguf file"
         )
+    return _load_gguf(path, dtype, device)
+
+
+def _load_gguf(path: Path, dtype: str, device: torch.device | str) -> CausalLM:
+    from .gguf_file import open_gguf, read_once, refuse_dropped  # only GGUF files need the gguf package
+
     reader = open_gguf(path)
     with quiet(), read_once(reader):
         config = _read_config(path.parent, path, {"gguf_file": path.name})

@@ -1,0 +1,64 @@
+"""Seed (e), sglang#22778: the NPU graph's `block_tables` lack `num_draft_tokens` beyond the context.
+
+There "the longest KV" was defined many times, once without the tail, so a request near `max_context_len` wrote its
+drafts past the last column. Here `Geometry.max_kv_len` is the only definition, and the page table's width follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftmark import Geometry, Mode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def check_wall(make_geometry, scenery, open_reference, random_stage, truth):
+    """Forwards of requests at the last legal length: each key has a column, and attention equals brute force."""
+
+    def check(mode, overlap):
+        geometry = make_geometry(
+            num_draft_tokens=5, topk=3, num_steps=3, page_size=4, max_context_len=16, overlap=overlap, max_num_reqs=2
+        )
+        wall = 16 + (6 if overlap else 0)
+        step, rows, tail = {
+            Mode.DECODE: (0, 1, scenery.chain(1)),
+            Mode.DRAFT: (1, 3, scenery.tree([None] * 3 + [2, 0, 0])),
+            Mode.VERIFY: (0, 5, scenery.tree([None, 0, 0, 1, 3])),
+            Mode.DRAFT_EXTEND: (0, 5, scenery.chain(5)),
+        }[mode]
+        requests = tuple(scenery.Request(n, tail, rows) for n in (wall, wall - 3))
+        last = wall + len(tail) - 1
+        assert geometry.max_pages_per_req * 4 > last, (
+            f"position {last} lies in column {last // 4}, the page table has {geometry.max_pages_per_req}"
+        )
+        causal = mode not in (Mode.DRAFT, Mode.VERIFY)
+        scene = scenery.Scene(geometry, mode, requests, step=step, causal=causal)
+        stage, q = random_stage(scene)
+        out = stage.run(open_reference(geometry)[0], q).numpy()
+        np.testing.assert_allclose(out, truth(scene, q, stage.k, stage.v), atol=1e-5, err_msg=str(scene))
+
+    return check
+
+
+MODES = [Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_request_at_the_wall_still_has_room_for_its_tail(check_wall, mode, overlap):
+    """At L = C (and a round further with overlap) every mode's tail fits the page table and is attended to rightly."""
+    check_wall(mode, overlap)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_without_the_tail_in_max_kv_len_the_check_fails(monkeypatch, check_wall, mode, overlap):
+    """Define the longest KV without its tail, and the same check is red in every mode."""
+    monkeypatch.setattr(Geometry, "max_kv_len", property(lambda self: self.max_prefix_len))
+    if overlap:
+        monkeypatch.setattr(Geometry, "max_prefix_len", property(lambda self: self.limits.max_context_len))
+    with pytest.raises(AssertionError, match="the page table has"):
+        check_wall(mode, overlap)

@@ -1,0 +1,176 @@
+"""The arena: one allocation place, fixed addresses, guard words that name the buffer, poison that shows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from draftmark.arena import GUARD_BYTES, GUARD_VARIABLE, Arena
+from draftmark.buffers import BufferSpec, Init, Memory, Role, Unit
+from draftmark.errors import BufferError, DraftmarkError, GuardError
+
+
+def spec(name, shape, dtype="int32", **fields):
+    """A buffer whose role does not matter here."""
+    return BufferSpec(name, Role.WORKSPACE, shape, dtype, Unit.BYTES, "by hand", **fields)
+
+
+SPECS = [
+    spec("indices", (5, 3)),
+    spec("slots", (7,), "int64"),
+    spec("partial", (2, 3, 5), "float32"),
+    spec("staging", (3, 5), "bfloat16"),
+    spec("half", (9,), "float16"),
+    spec("bytes", (13,), "uint8"),
+    spec("shorts", (3,), "int16"),
+    spec("words", (3,), "uint16"),
+    spec("flags", (5,), "bool", init=Init.ZEROS),
+    spec("zeroed", (4, 4), init=Init.ZEROS),
+    spec("quantised", (6,), "float8_e4m3fn"),
+    spec("pinned", (4,), memory=Memory.PINNED),
+    spec("host", (4,), memory=Memory.HOST),
+    spec("scalar", (), "int64"),
+]
+NAMES = [s.name for s in SPECS]
+
+
+@pytest.fixture
+def arena():
+    """All kinds of buffers, guarded."""
+    return Arena.allocate(SPECS, "cpu", guard=True)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_buffers_have_their_declared_shape_and_dtype(guard):
+    """Each buffer comes back contiguous in its declared form, guarded or not, in order of declaration."""
+    arena = Arena.allocate(SPECS, "cpu", guard=guard)
+    assert list(arena) == NAMES
+    assert arena.specs == SPECS
+    for s in SPECS:
+        tensor = arena[s.name]
+        assert (tuple(tensor.shape), tensor.dtype) == (s.shape, getattr(torch, s.dtype))
+        assert tensor.is_contiguous()
+    arena.check()
+
+
+def test_zeros_start_as_zeros_in_guard_mode_too(arena):
+    """`init=zeros` is kept; only uninitialised memory is poisoned."""
+    assert not arena["zeroed"].any() and not arena["flags"].any()
+
+
+def test_fresh_memory_is_poison(arena):
+    """Uninitialised floats are NaN and signed integers are -1: never a value, a slot, a page or a length."""
+    for name in ("partial", "staging", "half"):
+        assert arena[name].isnan().all(), name
+    assert arena["quantised"].float().isnan().all()
+    for name in ("indices", "slots", "shorts", "host", "pinned", "scalar"):
+        assert (arena[name] == -1).all(), name
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_poison_overwrites_what_a_step_left_but_not_zeros(guard):
+    """poison() turns written `empty` buffers back into poison, and leaves `zeros` buffers and guards alone."""
+    arena = Arena.allocate(SPECS, "cpu", guard=guard)
+    arena["partial"].fill_(1.0)
+    arena["slots"].fill_(7)
+    arena["zeroed"].fill_(3)
+    arena.poison()
+    assert arena["partial"].isnan().all()
+    assert (arena["slots"] == -1).all()
+    assert (arena["zeroed"] == 3).all()
+    arena.check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_element_past_the_end_is_found_and_named(arena, name):
+    """A kernel that writes entry numel of a buffer is caught by check(), which names that buffer and no other."""
+    buffer = arena[name]
+    beyond = torch.as_strided(buffer, (buffer.numel() + 1,), (1,))
+    arena.check()
+    beyond[buffer.numel()] = 0
+    with pytest.raises(GuardError) as caught:
+        arena.check()
+    assert caught.value.names == (name,)
+    assert f"behind {name} " in str(caught.value)
+
+
+def test_the_last_guard_byte_counts_and_all_victims_are_named(arena):
+    """An overrun anywhere in the guard is found, and two victims are both named."""
+    for name in ("indices", "half"):
+        buffer = arena[name].view(-1).view(torch.uint8)
+        torch.as_strided(buffer, (buffer.numel() + GUARD_BYTES,), (1,))[-1] ^= 1
+    with pytest.raises(GuardError) as caught:
+        arena.check()
+    assert caught.value.names == ("indices", "half")
+
+
+def test_writes_inside_every_buffer_are_no_overrun(arena):
+    """Filling each buffer to its last entry leaves all guards whole."""
+    for name in NAMES:
+        arena[name].fill_(1)
+    arena.check()
+
+
+def test_addresses_never_move(arena):
+    """Data pointers are the same before and after writes, poison and checks, and no two buffers overlap."""
+    before = arena.addresses()
+    for name in NAMES:
+        arena[name].fill_(1)
+    arena.poison()
+    arena.check()
+    assert arena.addresses() == before == {name: arena[name].data_ptr() for name in NAMES}
+    spans = sorted((arena[s.name].data_ptr(), s.nbytes) for s in SPECS)
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize(("guard", "extra"), [(False, 0), (True, GUARD_BYTES)])
+def test_the_table_of_bytes_is_what_is_allocated(guard, extra):
+    """Each line's bytes are those of the tensor, the total is their sum, and storage is that plus guards only."""
+    arena = Arena.allocate(SPECS, "cpu", guard=guard)
+    lines = arena.table().splitlines()
+    assert len(lines) == len(SPECS) + 1
+    for line, s in zip(lines, SPECS, strict=False):
+        tensor = arena[s.name]
+        assert line.split()[0] == s.name and line.endswith(s.formula)
+        assert f" {tensor.nbytes:,}  " in line
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes + extra
+    total = sum(arena[name].nbytes for name in NAMES)
+    assert arena.nbytes == total
+    assert lines[-1].split() == ["total", f"{total:,}"]
+
+
+def test_an_unknown_name_says_what_there_is(arena):
+    """A misspelt buffer is a BufferError that lists the arena's buffers and the remedy, not a KeyError."""
+    with pytest.raises(BufferError, match=r"'indexes' is not in the arena, which has indices, slots.*declare it"):
+        arena["indexes"]
+    with pytest.raises(BufferError, match="has none"):
+        Arena.allocate([], "cpu")["x"]
+    assert issubclass(BufferError, DraftmarkError)
+
+
+@pytest.mark.parametrize(("value", "guarded"), [(None, False), ("", False), ("0", False), ("1", True)])
+def test_the_environment_turns_guards_on(monkeypatch, value, guarded):
+    """DRAFTMARK_GUARD=1 guards; unset, empty and 0 do not."""
+    if value is None:
+        monkeypatch.delenv(GUARD_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(GUARD_VARIABLE, value)
+    assert Arena.allocate(SPECS, "cpu").guarded is guarded
+    assert Arena.allocate(SPECS, "cpu", guard=not guarded).guarded is not guarded
+
+
+def test_a_malformed_spec_allocates_nothing():
+    """allocate() validates before it takes memory."""
+    with pytest.raises(BufferError, match="declared twice"):
+        Arena.allocate([SPECS[0], SPECS[0]], "cpu")
+
+
+def test_guards_find_a_backend_with_too_few_entries(make_geometry, open_reference):
+    """The reference's own buffers, one entry short, are caught when the write goes one past the end."""
+    _, arena = open_reference(make_geometry())
+    slots = arena["slot_mapping"]
+    torch.as_strided(slots, (slots.numel() + 1,), (1,)).fill_(0)
+    with pytest.raises(GuardError, match="slot_mapping"):
+        arena.check()

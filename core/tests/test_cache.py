@@ -1,0 +1,133 @@
+"""The KV pool: null pages, views by layer, compaction that overlaps, and slots past 2**31."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftmark import Mode
+from draftmark.cache import KVPool, slots_of
+
+LAYERS, PAGES = 3, 6
+
+
+@pytest.fixture
+def pool(make_geometry):
+    """Three layers of six pages of four slots, whose K and V name their layer and slot."""
+    pool = KVPool(make_geometry(page_size=4, num_kv_heads=2, head_dim=8), LAYERS, PAGES, 1, "cpu")
+    slots = torch.arange(LAYERS * PAGES * 4, dtype=torch.float32).view(LAYERS, PAGES, 4, 1, 1)
+    pool.k.copy_(slots.expand_as(pool.k))
+    pool.v.copy_(-slots.expand_as(pool.v))
+    return pool
+
+
+def by_slot(tensor):
+    """[layers][slots] of the first number in each slot."""
+    return tensor.flatten(1, 2)[:, :, 0, 0].tolist()
+
+
+def test_layers_are_views_of_the_pool(pool):
+    """Writing through a layer's cache writes the pool; each layer is contiguous and its own."""
+    pool.layers[1].k[2, 3] = 5.0
+    assert (pool.k[1, 2, 3] == 5.0).all() and (pool.k[0, 2, 3] != 5.0).all()
+    for cache in pool.layers:
+        assert cache.k.is_contiguous() and cache.v.is_contiguous()
+        assert tuple(cache.k.shape) == (PAGES, 4, 2, 8)
+    assert pool.layers[0].k_scale is None
+
+
+@pytest.mark.parametrize("null_pages", [1, 3])
+def test_null_pages_start_as_zeros(make_geometry, null_pages):
+    """What no request owns is finite from the start, in every layer."""
+    pool = KVPool(make_geometry(), LAYERS, PAGES, null_pages, "cpu")
+    assert not pool.k[:, :null_pages].any() and not pool.v[:, :null_pages].any()
+
+
+def test_quantised_pools_carry_unit_scales(make_geometry):
+    """fp8 KV has float32 scales of one element each."""
+    pool = KVPool(make_geometry(kv_dtype="float8_e4m3fn"), 1, 2, 1, "cpu")
+    scale = pool.layers[0].k_scale
+    assert (scale.dtype, scale.tolist()) == (torch.float32, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ([9, 11, 14], [8, 9, 10]),
+        ([8, 9, 10, 11], [9, 10, 11, 12]),
+        ([8, 9, 10], [10, 9, 8]),
+        ([8, 9, 10], [9, 10, 8]),
+        ([8, 8, 8], [8, 9, 10]),
+        ([8, 9], [8, 9]),
+        ([], []),
+    ],
+    ids=["down", "up", "reversed", "rotated", "fan out", "in place", "nothing"],
+)
+def test_a_move_reads_everything_before_it_writes(pool, source, target):
+    """Where source and target overlap, every target gets the old content of its source, in all layers, K and V."""
+    old_k, old_v = by_slot(pool.k), by_slot(pool.v)
+    pool.move(torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64))
+    for old, new in ((old_k, by_slot(pool.k)), (old_v, by_slot(pool.v))):
+        for layer in range(LAYERS):
+            want = list(old[layer])
+            for s, t in zip(source, target, strict=True):
+                want[t] = old[layer][s]
+            assert new[layer] == want
+
+
+def test_random_overlapping_moves_equal_a_copy_by_hand(pool):
+    """Two hundred random moves, checked against Python lists."""
+    dice = random.Random(0)
+    want = by_slot(pool.k)
+    for _ in range(200):
+        n = dice.randint(0, 10)
+        target = dice.sample(range(4, PAGES * 4), n)
+        source = [dice.randrange(PAGES * 4) for _ in range(n)]
+        pool.move(torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64))
+        want = [[row[source[target.index(i)]] if i in target else x for i, x in enumerate(row)] for row in want]
+    assert by_slot(pool.k) == want
+
+
+def test_rejected_slots_of_padded_requests_may_all_move_to_the_null_page(pool):
+    """Padded entries share null slots as their target; nothing else changes."""
+    before = by_slot(pool.k)
+    pool.move(torch.tensor([9, 2, 2]), torch.tensor([8, 0, 0]))
+    after = by_slot(pool.k)
+    assert [row[8] for row in after] == [row[9] for row in before]
+    assert [row[1:8] + row[9:] for row in after] == [row[1:8] + row[9:] for row in before]
+
+
+def test_moves_keep_addresses(pool):
+    """Compaction is in place, so it can be captured."""
+    before = pool.k.data_ptr(), pool.v.data_ptr()
+    pool.move(torch.tensor([9]), torch.tensor([8]))
+    assert (pool.k.data_ptr(), pool.v.data_ptr()) == before
+
+
+def test_slots_follow_the_page_table():
+    """Position p lies in page p // P of its own request, at offset p % P."""
+    table = torch.tensor([[7, 2, 5], [1, 3, 0]], dtype=torch.int32)
+    slots = slots_of(table, torch.tensor([[0, 5, 8], [3, 4, 11]]), 4)
+    assert slots.tolist() == [[28, 9, 20], [7, 12, 3]]
+
+
+def test_slots_past_two_to_the_31_do_not_wrap():
+    """A page id near the end of a large pool times the page size needs 64 bits (vllm#47671)."""
+    page = 2**31 - 1
+    slots = slots_of(torch.tensor([[0, page]], dtype=torch.int32), torch.tensor([[128 + 5]]), 128)
+    assert slots.dtype == torch.int64
+    assert slots.tolist() == [[page * 128 + 5]]
+
+
+def test_the_reference_writes_64_bit_slots(make_geometry, scenery, open_reference):
+    """slot_mapping holds page · P + offset for a page id whose product passes 2**31."""
+    geometry = make_geometry(page_size=16)
+    scene = scenery.Scene(geometry, Mode.DECODE, (scenery.Request(5, scenery.chain(1), 1),))
+    stage = scenery.Stage(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])
+    stage.batch.page_table[0, 0] = 2**31 - 1
+    backend, arena = open_reference(geometry)
+    backend.plan(stage.batch)
+    backend.write_metadata(stage.batch)
+    assert arena["slot_mapping"][0] == (2**31 - 1) * 16 + 5

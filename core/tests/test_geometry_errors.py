@@ -1,0 +1,127 @@
+"""Invalid geometries: one GeometryError that names the field, the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from draftmark import DraftmarkError, GeometryPair
+from draftmark.errors import GeometryError
+
+NAN, INF = math.nan, math.inf
+
+INVALID = [
+    *[("attention." + name, value) for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size")
+      for value in (0, -1, True, 1.0, "8", None)],
+    ("attention.num_qo_heads", 3),
+    ("attention.q_dtype", "float64"),
+    ("attention.q_dtype", None),
+    ("attention.q_dtype", "float8_e4m3fn"),
+    ("attention.kv_dtype", "int8"),
+    ("attention.kv_dtype", 4),
+    *[("attention.softmax_scale", value) for value in (0.0, -1.0, NAN, INF, "0.5")],
+    *[("attention.window_left", value) for value in (-2, -100, 1.5, False, None)],
+    *[("attention.logits_soft_cap", value) for value in (-1.0, NAN, INF, None)],
+    *[("draft." + name, value) for name in ("topk", "num_steps", "num_draft_tokens") for value in (0, -3, True, 2.0)],
+    *[("limits." + name, value) for name in ("max_num_reqs", "max_context_len", "max_extend_tokens")
+      for value in (0, -1, True, "many")],
+    ("limits.max_context_len", 2**31),
+    ("limits.capture_batch_sizes", (4, 0)),
+    ("limits.capture_batch_sizes", (True,)),
+    ("limits.capture_batch_sizes", 8),
+    *[("limits.overlap", value) for value in (2, "yes", None)],
+    *[("device.num_sms", value) for value in (0, -1, 1.5)],
+    ("modes", ()),
+    ("modes", ("decode",)),
+    ("modes", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), INVALID, ids=[f"{field}={value!r}" for field, value in INVALID])
+def test_an_invalid_field_is_named_with_value_limit_and_remedy(make_geometry, field, value):
+    """Each bad field raises GeometryError whose text is `field is value, but limit; remedy`, on one line."""
+    with pytest.raises(GeometryError) as caught:
+        make_geometry(**{field.split(".")[-1]: value})
+    error, text = caught.value, str(caught.value)
+    assert error.field == field
+    assert text.startswith(f"{field} is ")
+    limit, remedy = text.removeprefix(f"{field} is ").split("; ", 1)
+    assert " but " in limit and len(remedy) > 8, text
+    assert "\n" not in text
+    assert isinstance(error, DraftmarkError) and isinstance(error, ValueError)
+
+
+def test_the_value_is_shown(make_geometry):
+    """The message carries the offending value itself."""
+    with pytest.raises(GeometryError, match=r"attention\.page_size is -7, but it must be >= 1") as caught:
+        make_geometry(page_size=-7)
+    assert caught.value.value == -7
+
+
+def test_heads_that_do_not_divide_name_both_counts(make_geometry):
+    """32 query heads over 5 KV heads says both numbers."""
+    with pytest.raises(GeometryError, match=r"num_qo_heads is 32.*num_kv_heads = 5"):
+        make_geometry(num_qo_heads=32, num_kv_heads=5)
+
+
+def test_positions_past_int32_are_refused_with_the_tail_counted(make_geometry):
+    """A context that fits int32 alone, but not with its tail, is refused; 3 · max_tail below it is served."""
+    make_geometry(max_context_len=2**31 - 1 - 3 * 8, num_draft_tokens=8)
+    with pytest.raises(GeometryError, match="int32"):
+        make_geometry(max_context_len=2**31 - 8, num_draft_tokens=8)
+
+
+@pytest.mark.parametrize("value", [0.0, 30.0, 50])
+def test_a_soft_cap_of_zero_or_more_is_served(make_geometry, value):
+    """0 means none; integers are numbers."""
+    assert make_geometry(logits_soft_cap=value).attention.logits_soft_cap == value
+
+
+def test_the_first_bad_field_is_reported_alone(make_geometry):
+    """Two bad fields raise one error for one of them."""
+    with pytest.raises(GeometryError) as caught:
+        make_geometry(topk=0, page_size=0)
+    assert caught.value.field == "attention.page_size"
+
+
+@pytest.mark.parametrize(
+    ("difference", "field"),
+    [
+        ({"topk": 2}, "pair.draft"),
+        ({"num_draft_tokens": 2}, "pair.draft"),
+        ({"max_context_len": 33}, "pair.limits"),
+        ({"overlap": True}, "pair.limits"),
+        ({"capture_batch_sizes": (1,)}, "pair.limits"),
+        ({"page_size": 8}, "pair.page_size"),
+    ],
+)
+def test_a_pair_shares_draft_shape_limits_and_page_size(make_geometry, difference, field):
+    """A draft model that disagrees with its target in anything shared is refused, by field."""
+    with pytest.raises(GeometryError) as caught:
+        GeometryPair(make_geometry(), make_geometry(**difference))
+    assert caught.value.field == field
+
+
+def test_a_pair_may_differ_in_everything_that_is_its_own(make_geometry):
+    """Heads, head_dim, dtypes and window are each model's own."""
+    target = make_geometry()
+    other = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 20, "kv_dtype": "float16", "window_left": 5}
+    pair = GeometryPair(target, make_geometry(**other, num_sms=132))
+    assert pair.target is target
+    assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
+
+
+def test_capture_sizes_in_another_order_are_the_same_limits(make_geometry):
+    """create() normalises, so (4, 8) and (8, 4, 4) agree."""
+    GeometryPair(make_geometry(capture_batch_sizes=(4, 8)), make_geometry(capture_batch_sizes=(8, 4, 4)))
+
+
+def test_a_geometry_is_immutable_and_hashable(make_geometry):
+    """Equal fields are equal keys; a change is a new object."""
+    geometry = make_geometry()
+    assert hash(geometry) == hash(make_geometry())
+    with pytest.raises(AttributeError):
+        geometry.modes = ()
+    assert replace(geometry, modes=geometry.modes[:1]) != geometry

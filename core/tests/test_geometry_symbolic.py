@@ -1,0 +1,111 @@
+"""No formula branches on a value: all of them run on symbols that have no truth value."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, ceil_div, maximum, minimum
+from draftmark.reference import sizing
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "max": max, "min": min}
+
+
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """A leaf with a name, or an operator over two operands. Comparing it, or asking whether it is true, raises."""
+
+    op: str
+    args: tuple[Any, ...]
+
+    def __bool__(self):
+        raise TypeError(f"a formula branches on {self}")
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__  # type: ignore[assignment]
+    __index__ = __int__ = __hash__ = __bool__  # type: ignore[assignment]
+
+    def value(self, names: dict[str, int]) -> int:
+        """The expression with numbers for its names."""
+        if self.op == "name":
+            return names[self.args[0]]
+        return OPERATORS[self.op](*(a.value(names) if isinstance(a, Symbol) else a for a in self.args))
+
+
+def _binary(op, swap=False):
+    return lambda self, other: Symbol(op, (other, self) if swap else (self, other))
+
+
+for _op, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv")):
+    setattr(Symbol, f"__{_name}__", _binary(_op))
+    setattr(Symbol, f"__r{_name}__", _binary(_op, swap=True))
+Symbol.__dm_max__ = _binary("max")
+Symbol.__dm_min__ = _binary("min")
+
+NUMBERS = {"heads": 2, "dim": 8, "P": 3, "k": 4, "S": 5, "D": 6, "R": 7, "C": 29, "E": 11, "B": 9, "step": 2}
+FORMULAS = {
+    "max_tail": lambda g, s: g.max_tail,
+    "max_prefix_len": lambda g, s: g.max_prefix_len,
+    "max_kv_len": lambda g, s: g.max_kv_len,
+    "max_pages_per_req": lambda g, s: g.max_pages_per_req,
+    "pages_for": lambda g, s: g.pages_for(s, g.max_tail),
+    "null_pages": lambda g, s: g.null_pages(unique_slots=True),
+    "max_reqs": lambda g, s: g.max_reqs,
+    "max_rows_any": lambda g, s: g.max_rows_any,
+    "mask_words": lambda g, s: g.mask_words,
+    "num_draft_steps": lambda g, s: g.num_draft_steps,
+    "page_bytes": lambda g, s: g.page_bytes,
+    **{f"rows of {mode.value}": lambda g, s, mode=mode: g.max_rows(mode) for mode in Mode},
+    **{f"q_len of {mode.value}": lambda g, s, mode=mode: g.extent(mode, s).q_len for mode in Mode},
+    **{f"tail_len of {mode.value}": lambda g, s, mode=mode: g.extent(mode, s).tail_len for mode in Mode},
+}
+
+
+def geometry_of(n: dict[str, Any], overlap: bool) -> Geometry:
+    """A geometry whose fields are taken from `n`, unvalidated."""
+    return Geometry(
+        AttentionShape(n["heads"] * 2, n["heads"], n["dim"], n["P"], "float32", "float32", 1.0),
+        DraftShape(n["k"], n["S"], n["D"]),
+        Limits(n["R"], n["C"], n["E"], (n["B"], 3), overlap),
+        DeviceProfile(),
+        tuple(Mode),
+    )
+
+
+SYMBOLS = {name: Symbol("name", (name,)) for name in NUMBERS}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_on_symbols_is_the_formula_on_ints(name, overlap):
+    """Each formula builds an expression without asking for a truth value, and it evaluates to the int's result."""
+    formula = FORMULAS[name]
+    result = formula(geometry_of(SYMBOLS, overlap), SYMBOLS["step"])
+    number = formula(geometry_of(NUMBERS, overlap), NUMBERS["step"])
+    assert (result.value(NUMBERS) if isinstance(result, Symbol) else result) == number
+
+
+def test_the_references_sizing_runs_on_symbols():
+    """The reference names its buffers' shapes and bytes, and its metadata, from symbolic integers."""
+    specs = sizing.buffers(geometry_of(SYMBOLS, True))
+    numbers = sizing.buffers(geometry_of(NUMBERS, True))
+    assert [spec.nbytes.value(NUMBERS) for spec in specs] == [spec.nbytes for spec in numbers]
+    assert set(sizing.metadata(geometry_of(SYMBOLS, True))) == set(Mode)
+
+
+def test_a_symbol_has_no_truth_value():
+    """The stand-in itself refuses to branch, so the tests above cannot pass by luck."""
+    s = SYMBOLS["k"]
+    for branch in (bool, int, lambda s: s > 1, lambda s: s == 1, lambda s: max(s, 1), lambda s: range(s)):
+        with pytest.raises(TypeError):
+            branch(s)
+
+
+def test_maximum_and_minimum_mix_ints_and_symbols():
+    """A symbol on either side takes part; ints before it are folded first."""
+    s = SYMBOLS["k"]
+    assert maximum(1, 9, s, 2).value({"k": 4}) == 9
+    assert minimum(s, 3).value({"k": 4}) == 3
+    assert ceil_div(s, 3).value({"k": 4}) == 2

@@ -1,0 +1,80 @@
+"""What `import draftmark` costs, and what works where torch cannot be imported."""
+
+from __future__ import annotations
+
+import pytest
+
+TIME_IMPORT = """
+import sys, time
+start = time.perf_counter()
+import draftmark
+print((time.perf_counter() - start) * 1000)
+print(sorted({"torch", "pluggy", "numpy", "importlib.metadata", "rich"} & set(sys.modules)))
+"""
+
+SIZE_SNIPPET = """
+import sys
+import draftmark
+from draftmark import AttentionShape, DRAFT_MODES, DraftShape, Geometry, Limits
+geometry = Geometry.create(AttentionShape(8, 2, 128, 16), Limits(4, 1024), DraftShape(2, 3, 4), modes=DRAFT_MODES)
+backend = draftmark.load("reference")
+print(*[row.name for row in draftmark.available()])
+print([(spec.name, spec.nbytes) for spec in backend.buffers(geometry)])
+print(sorted(mode.value for mode in backend.metadata(geometry)), backend.supports(geometry))
+backend.require(geometry)
+print("torch" in sys.modules)
+"""
+
+
+@pytest.fixture
+def broken_torch(tmp_path):
+    """A folder with a torch that raises when imported, as torch-npu without CANN makes it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+    return tmp_path
+
+
+def test_import_is_quick_and_brings_in_no_dependency(run_python):
+    """The quickest of five fresh imports takes under 60 ms and loads neither torch, pluggy, numpy nor rich."""
+    done = [run_python(TIME_IMPORT) for _ in range(5)]
+    assert all(process.returncode == 0 for process in done), done[0].err
+    assert {process.out.splitlines()[1] for process in done} == {"[]"}
+    times = [float(process.out.splitlines()[0]) for process in done]
+    assert min(times) < 60, times
+
+
+def test_listing_and_sizing_work_where_import_torch_raises(run_python, broken_torch):
+    """available(), load, supports, buffers, metadata and require need integers only."""
+    assert run_python("import torch", broken_torch).returncode != 0
+    done = run_python(SIZE_SNIPPET, broken_torch)
+    assert done.returncode == 0, done.err
+    names, buffers, metadata, torch_seen = done.out.splitlines()
+    assert "reference" in names.split()
+    assert buffers == "[('kv_lens', 16), ('slot_mapping', 16384)]"
+    assert metadata == "['draft', 'draft_extend', 'extend'] []"
+    assert torch_seen == "False"
+
+
+def test_opening_where_import_torch_raises_is_one_error(run_python, broken_torch):
+    """open() without a working torch is a BackendLoadError that names the cause, not a bare ImportError."""
+    snippet = SIZE_SNIPPET + (
+        "from draftmark.errors import BackendLoadError\n"
+        "try:\n    backend.open(geometry, 'cpu')\n"
+        "except BackendLoadError as error:\n    print(error.failure.value, '|', error)\n"
+    )
+    done = run_python(snippet, broken_torch)
+    assert done.returncode == 0, done.err
+    assert "libhccl.so" in done.out.splitlines()[-1]
+
+
+def test_every_public_name_resolves(run_python):
+    """Each name in __all__ is there, lazy ones included, and an unknown one is an AttributeError."""
+    snippet = (
+        "import draftmark\n"
+        "assert not [n for n in draftmark.__all__ if getattr(draftmark, n) is None]\n"
+        "try:\n    draftmark.nothing\nexcept AttributeError as error:\n    print(error)\n"
+        "import sys; print('torch' in sys.modules)\n"
+    )
+    done = run_python(snippet)
+    assert done.returncode == 0, done.err
+    assert done.out.splitlines() == ["module 'draftmark' has no attribute 'nothing'", "False"]
