@@ -12,8 +12,8 @@ row → the walk that keeps the agreeing path → its KV made contiguous → len
 
 from .config import EngineConfig, HostKind
 from .drafts import Drafter, DraftTree, Speculation
-from .engine import Engine
-from .generate import Generation, generate
+from .engine import Engine, Statistics
+from .generate import Generation, decode, generate
 from .ngram import Ngram
 from .request import FinishReason, Progress
 from .sampling import Sampling
@@ -30,5 +30,7 @@ __all__ = [
     "Progress",
     "Sampling",
     "Speculation",
+    "Statistics",
+    "decode",
     "generate",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..batch import ragged
-from ..errors import BackendRefusal, CacheExhausted, RequestError
+from ..errors import BackendRefusal, CacheExhausted, GeometryError, RequestError
 from ..geometry import Mode
 from ..graphs import padded_batch_size
 from ..lengths import HostLengths
@@ -61,6 +61,13 @@ class Engine:
 
     def __init__(self, model: CausalLM, config: EngineConfig) -> None:
         self.config = config
+        if config.max_context_len > model.max_context_len:
+            raise GeometryError(
+                "limits.max_context_len",
+                config.max_context_len,
+                f"model {model.name!r} was made for {model.max_context_len} positions",
+                "lower it, or take a model with a longer context",
+            )
         loaded = load(config.backend)
         self.model = model
         self._layers = AttentionLayers(model, loaded, config)

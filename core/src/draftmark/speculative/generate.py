@@ -19,6 +19,37 @@ class Generation:
     finish: FinishReason
 
 
+def decode(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    stop: Sequence[int] = (),
+    watch: Callable[[list[Progress]], None] | None = None,
+) -> list[Generation]:
+    """Decode all prompts together on an engine that is otherwise idle.
+
+    Args:
+        prompts: token ids of each prompt.
+        stop: token ids that end a prompt's output, besides the model's own.
+        watch: called with what each step gave, for a progress line.
+
+    Returns:
+        One `Generation` per prompt, in order.
+
+    Raises:
+        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token.
+    """
+    ids = [engine.submit(prompt, max_new_tokens, stop) for prompt in prompts]
+    finish: dict[int, FinishReason] = {}
+    while engine.busy:
+        progress = engine.step()
+        finish.update({p.request_id: p.finish for p in progress if p.finish is not None})
+        if watch is not None:
+            watch(progress)
+    return [Generation(engine.output(i), finish[i]) for i in ids]
+
+
 def generate(
     model: CausalLM,
     prompts: Sequence[Sequence[int]],
@@ -26,23 +57,7 @@ def generate(
     config: EngineConfig,
     *,
     stop: Sequence[int] = (),
-    watch: Callable[[Engine, list[Progress]], None] | None = None,
 ) -> tuple[list[Generation], Engine]:
-    """Decode all prompts together.
-
-    Args:
-        prompts: token ids of each prompt.
-        watch: called after every step, for a progress line.
-
-    Returns:
-        One `Generation` per prompt, in order, and the engine (for its statistics).
-    """
+    """`decode` on a fresh engine; also returns the engine, for its statistics."""
     engine = Engine(model, config)
-    ids = [engine.submit(prompt, max_new_tokens, stop) for prompt in prompts]
-    finish: dict[int, FinishReason] = {}
-    while engine.busy:
-        progress = engine.step()
-        finish.update({p.request_id: p.finish for p in progress if p.finish is not None})
-        if watch is not None:
-            watch(engine, progress)
-    return [Generation(engine.output(i), finish[i]) for i in ids], engine
+    return decode(engine, prompts, max_new_tokens, stop=stop), engine

@@ -1,0 +1,167 @@
+"""N-gram drafts on a CPU: tokens per second with drafts over without, and of transformers, in one process.
+
+    python benchmarks/cpu_ngram.py --json benchmarks/results/cpu-ngram.json
+
+For every prompt the contenders take turns, so a machine that drifts drifts for all; medians are reported. Engines are
+made, and graphs captured, before the clock starts. Every text is compared before a time is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftmark.speculative import Engine, EngineConfig, Ngram, decode
+from draftmark.speculative.models import CausalLM, load_model
+
+PROMPTS = Path(__file__).parent.parent / "examples" / "prompts"
+MAX_NEW_TOKENS = 64
+
+
+def prompts() -> list[dict[str, Any]]:
+    """The demo's prompts (which pay) and the fixed set, in which some do not."""
+    demo = [text.strip() for text in (PROMPTS / "demo.txt").read_text().split("\n---\n")]
+    rows: list[dict[str, Any]] = [
+        {"name": f"demo-{i}", "pays": True, "set": "demo", "prompt": text} for i, text in enumerate(demo, 1)
+    ]
+    fixed = (json.loads(line) for line in (PROMPTS / "benchmark.jsonl").read_text().splitlines() if line.strip())
+    return rows + [{**row, "set": "benchmark"} for row in fixed]
+
+
+def encode(model: CausalLM, text: str) -> list[int]:
+    """Token ids behind the model's chat template."""
+    tokenizer: Any = model.tokenizer
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    ids: list[int] = tokenizer(chat, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | None, graph: bool) -> Callable[[], Any]:
+    """A run of our engine; returns (tokens by prompt, mean accepted length, seconds)."""
+    longest = max(map(len, batch)) + MAX_NEW_TOKENS
+    config = EngineConfig(
+        speculate=speculate, graph=graph, max_num_reqs=len(batch), max_context_len=-(-longest // 16) * 16, page_size=16
+    )
+
+    def run() -> tuple[list[tuple[int, ...]], float, float]:
+        engine = Engine(model, config)
+        start = time.perf_counter()
+        outputs = decode(engine, batch, MAX_NEW_TOKENS)
+        seconds = time.perf_counter() - start
+        return [o.tokens for o in outputs], engine.statistics.mean_accepted, seconds
+
+    return run
+
+
+def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[], Any]:
+    """transformers' own greedy `generate`, one prompt at a time, with its KV cache."""
+    stop = model.stop_token_ids[0]
+
+    def run() -> tuple[list[tuple[int, ...]], float, float]:
+        start, texts = time.perf_counter(), []
+        for prompt in batch:
+            ids = torch.tensor([list(prompt)])
+            with torch.inference_mode():
+                out = model.hf.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_NEW_TOKENS, do_sample=False,
+                    eos_token_id=stop, pad_token_id=stop,
+                )  # fmt: skip
+            texts.append(tuple(out[0, len(prompt) :].tolist()))
+        return texts, 1.0, time.perf_counter() - start
+
+    return run
+
+
+def measure(model: CausalLM, batch: Sequence[Sequence[int]], drafts: Ngram, graph: bool, repeats: int) -> dict[str, Any]:
+    """One row: medians of tokens per second of every contender, over runs that take turns."""
+    contenders = {
+        "plain": ours(model, batch, None, graph),
+        "ngram": ours(model, batch, drafts, graph),
+        "transformers": transformers(model, batch),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    texts: dict[str, Any] = {}
+    accepted = 0.0
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            texts[name], mean, took = run()
+            seconds[name].append(took)
+            accepted = mean if name == "ngram" else accepted
+    tokens = sum(map(len, texts["plain"]))
+    speed = {name: tokens / statistics.median(times) for name, times in seconds.items()}
+    return {
+        "tokens": tokens,
+        "plain_tokens_per_s": round(speed["plain"], 2),
+        "ngram_tokens_per_s": round(speed["ngram"], 2),
+        "transformers_tokens_per_s": round(speed["transformers"], 2),
+        "ngram_over_plain": round(speed["ngram"] / speed["plain"], 3),
+        "plain_over_transformers": round(speed["plain"] / speed["transformers"], 3),
+        "mean_accepted": round(accepted, 3),
+        "identical": texts["plain"] == texts["ngram"] == texts["transformers"],
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, machine and versions."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout.strip()
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), "unknown")
+    names = ("draftmark", "torch", "transformers", "numpy")
+    return {
+        "commit": commit,
+        "clean": not dirty,
+        "device": f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--topk", type=int, default=2)
+    parser.add_argument("--num-draft-tokens", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--graph", action="store_true")
+    args = parser.parse_args()
+    model, drafts = load_model(None), Ngram(args.topk, args.num_draft_tokens)
+    measure(model, [encode(model, "Hello")], drafts, args.graph, 1)  # warm-up
+    rows = []
+    cases = [([row], row["name"]) for row in prompts()]
+    cases.append(([row for row in prompts() if row["set"] == "demo"], "demo-together"))
+    for group, name in cases:
+        ids = [encode(model, row["prompt"]) for row in group]
+        result = measure(model, ids, drafts, args.graph, args.repeats)
+        rows.append({"case": name, "set": group[0]["set"], "pays": group[0]["pays"], "batch": len(group), **result})
+        print(json.dumps(rows[-1]), flush=True)
+    demo = [row for row in rows if row["set"] == "demo" and row["batch"] == 1]
+    summary = {
+        key: round(statistics.median(row[key] for row in demo), 3)
+        for key in ("ngram_over_plain", "plain_over_transformers", "mean_accepted")
+    }
+    result = {
+        "schema": 1, **provenance(), "model": model.name, "dtype": "float32", "graph": args.graph, "topk": args.topk,
+        "num_draft_tokens": args.num_draft_tokens, "max_new_tokens": MAX_NEW_TOKENS, "repeats": args.repeats,
+        "demo_medians": summary, "rows": rows,
+    }  # fmt: skip
+    print(json.dumps(summary))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The argument parser: one subparser per command, errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
+from .commands import COMMANDS, Command, command
+from .errors import WRONG_ARGUMENTS
+
+DESCRIPTION = """\
+Attention-layer plugins for LLM engines that decode speculatively: find the backends, size their buffers,
+decode with them."""
+
+EXAMPLES = """\
+examples:
+  draftmark list
+  draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
+  draftmark generate --prompt "Repeat this text exactly: to be or not to be" --speculate ngram --check"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, defaults in the help, and no abbreviated options."""
+
+    def __init__(self, **keywords: object) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **keywords)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where to read on; exit 2."""
+        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Examples as written, and the default of every option that has one worth showing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, [], argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
+    """The command module and its arguments. Exits like argparse (SystemExit) for --help and wrong arguments."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser, modules = _build()
+    if not argv:
+        parser.print_help(sys.stderr)
+        raise SystemExit(WRONG_ARGUMENTS)
+    args = parser.parse_args(argv)
+    return modules[args.command], args
+
+
+def _build() -> tuple[Parser, dict[str, Command]]:
+    parser = Parser(prog="draftmark", description=DESCRIPTION, epilog=EXAMPLES)
+    version = f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})"
+    parser.add_argument("--version", action="version", version=version)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    modules = {}
+    for name, summary in COMMANDS.items():
+        modules[name] = command(name)
+        sub = subparsers.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + ".", epilog=modules[name].EXAMPLES
+        )
+        modules[name].configure(sub)
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, modules

@@ -1,0 +1,156 @@
+"""One backend, tried out in a process of its own: ``python -m draftmark.cli.probing NAME REPORT``.
+
+The report is a JSON file, written anew after every stage: whoever started the process reads there how far it came,
+even when the plugin crashed, hung or left the interpreter. A plugin's own output cannot spoil it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata as md
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ..errors import BackendLoadError, DraftmarkError, LoadFailure
+from ..geometry import AttentionShape, DraftShape, Geometry, Limits
+from ..loaded import Backend
+from ..registry import load
+
+
+class Verdict(StrEnum):
+    """How a backend stands on this machine."""
+
+    READY = "ready"
+    """A sample geometry was opened on the device."""
+    REFUSES = "refuses"
+    """It loads, and says no to the sample geometry."""
+    ABSENT = "absent"
+    """It loads; its vendor runtime or its device is not here."""
+    BROKEN = "broken"
+    """It cannot be loaded, raises, crashes, hangs, or leaves the process."""
+
+
+@dataclass
+class Report:
+    """What is known of one backend. `stage` is what was going on when the report was written."""
+
+    backend: str
+    stage: str = "starting"
+    verdict: Verdict = Verdict.BROKEN
+    reasons: list[str] = field(default_factory=list)
+    torch: str = ""
+    device: str = ""
+    runtime: dict[str, str | None] = field(default_factory=dict)
+    """Import name of each vendor library, and its version; None when it is absent."""
+    finished: bool = False
+
+
+class Probe:
+    """Walks through the stages and keeps the report on disk."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.report = Report(name)
+        self._path = path
+
+    def run(self) -> None:
+        """Every stage up to the first that fails."""
+        try:
+            self._stages()
+        except BackendLoadError as error:
+            absent = error.failure in (LoadFailure.RUNTIME_ABSENT, LoadFailure.DEVICE_ABSENT)
+            self._end(Verdict.ABSENT if absent else Verdict.BROKEN, f"{error.cause}; {error.remedy}")
+        except DraftmarkError as error:
+            self._end(Verdict.BROKEN, str(error))
+        except Exception as error:
+            self._end(Verdict.BROKEN, f"{self.report.stage} raised {type(error).__name__}: {error}")
+
+    def _stages(self) -> None:
+        self._enter("importing it")
+        backend = load(self.report.backend)
+        self.report.runtime = {name: _version(name) for name in backend.info.runtime}
+        self._enter("importing torch")
+        self.report.torch = _torch_version()
+        self._enter("looking for its device")
+        device = "cpu" if backend.info.device == "any" else backend.info.device
+        self.report.device = device
+        backend.require_runtime(device)
+        self.report.device = _device_name(device)
+        self._enter("asking whether it serves a sample geometry")
+        geometry = sample_geometry(device)
+        if reasons := backend.supports(geometry):
+            self._end(Verdict.REFUSES, *reasons)
+            return
+        self._enter(f"opening a sample geometry on {device}")
+        _open(backend, geometry, device)
+        self._end(Verdict.READY)
+
+    def _enter(self, stage: str) -> None:
+        self.report.stage = stage
+        self._write()
+
+    def _end(self, verdict: Verdict, *reasons: str) -> None:
+        self.report.verdict, self.report.reasons = verdict, [" ".join(reason.split()) for reason in reasons]
+        self.report.finished = True
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self.report)), encoding="utf-8")
+        os.replace(fresh, self._path)
+
+
+def sample_geometry(device: str) -> Geometry:
+    """A Llama-like layer, bfloat16, drafts of 8 tokens: what every backend is expected to serve."""
+    from ..devices import profile
+
+    shape = AttentionShape(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=16)
+    limits = Limits(max_num_reqs=2, max_context_len=256, max_extend_tokens=64, capture_batch_sizes=(1, 2))
+    return Geometry.create(shape, limits, DraftShape(topk=2, num_draft_tokens=8), profile(device))
+
+
+def _open(backend: Backend, geometry: Geometry, device: str) -> None:
+    import torch
+
+    backend.open(geometry, device, guard=True)
+    backend.graph_state(geometry, torch.device(device))
+
+
+def _torch_version() -> str:
+    try:
+        import torch
+    except Exception as error:  # torch may fail to import in any way, for instance through a device's plugin
+        raise DraftmarkError(
+            f"torch cannot be imported ({type(error).__name__}: {error}); reinstall it, "
+            "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if a device's torch plugin is at fault"
+        ) from error
+    return str(torch.__version__)
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    if device != "cuda":
+        return device
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name}, sm_{properties.major}{properties.minor}"
+
+
+def _version(module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    owners = md.packages_distributions().get(module)
+    return md.version(owners[0]) if owners else "present"
+
+
+def main() -> None:
+    """Entry point of the process."""
+    name, path = sys.argv[1:]
+    Probe(name, Path(path)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Tables and numbers: rich on a terminal, aligned plain text in a pipe, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = Sequence[object]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        right: numbers, aligned to the right.
+        style: rich style on a terminal.
+        wrap: on a terminal the column may fold; others keep their width.
+    """
+
+    title: str
+    right: bool = False
+    style: str = ""
+    wrap: bool = False
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now. Text is shown as it is: no markup, no emoji, no highlighting."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+def show(text: str = "", style: str = "") -> None:
+    """A line of text, not folded; in a pipe it is not coloured either."""
+    out = console()
+    if out.is_terminal:
+        out.print(text, style=style or None, soft_wrap=True)
+    else:
+        print(text)
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> None:
+    """A table on stdout; `footer` is a last row, set apart."""
+    out = console()
+    if not out.is_terminal:
+        print(plain_table(columns, rows, footer))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, show_footer=footer is not None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(
+            column.title,
+            footer="" if footer is None else str(footer[index]),
+            justify="right" if column.right else "left",
+            style=column.style,
+            footer_style="bold",
+            no_wrap=not column.wrap,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*map(str, row))
+    out.print(table)
+
+
+def plain_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> str:
+    """The table as aligned lines, never folded, without trailing blanks."""
+    lines = [[column.title for column in columns], *([str(cell) for cell in row] for row in rows)]
+    if footer is not None:
+        lines.append([str(cell) for cell in footer])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    aligned.insert(1, rule)
+    if footer is not None:
+        aligned.insert(len(aligned) - 1, rule)
+    return "\n".join(aligned)
+
+
+def show_json(value: object) -> None:
+    """One JSON object on stdout, in UTF-8 text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def human_bytes(count: int) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` on one line, cut with an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,113 @@
+"""What `draftmark size` says: a geometry's lengths, a backend's buffers, and what the core keeps beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..buffers import BufferSpec
+from ..geometry import DTYPE_BYTES, Geometry
+from ..loaded import Backend
+
+LENGTHS = {
+    "max_tail": "max(1, D, k·(S−1))",
+    "max_prefix_len": "C, + max_tail with overlap",
+    "max_kv_len": "max_prefix_len + max_tail",
+    "max_pages_per_req": "ceil(max_kv_len / P)",
+    "max_reqs": "max(max_num_reqs, capture_batch_sizes)",
+    "max_rows_any": "most query rows of a forward, over the modes",
+    "mask_words": "ceil(max_tail / 32)",
+}
+"""Properties of `Geometry` that decide sizes, with their formulas for readers."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor of the table; fields as in `BufferSpec`."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    unit: str
+    formula: str
+    bytes: int
+
+    @classmethod
+    def of(cls, spec: BufferSpec) -> Line:
+        """The line of a backend's buffer."""
+        return cls(spec.name, spec.role.value, spec.shape, spec.dtype, spec.unit.value, spec.formula, spec.nbytes)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """KV pages of one layer, when every request may fill its context.
+
+    Attributes:
+        page_bytes: K and V of one page.
+        pages: null pages included.
+    """
+
+    page_bytes: int
+    pages: int
+    null_pages: int
+    formula: str = "null_pages + max_num_reqs · max_pages_per_req"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pool, one layer."""
+        return self.page_bytes * self.pages
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Everything that one geometry makes a backend and the core allocate."""
+
+    lengths: dict[str, int]
+    buffers: list[Line]
+    batch: list[Line]
+    pages: Pages
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the backend's own buffers: its arena."""
+        return sum(line.bytes for line in self.buffers)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the core's static batch tensors; one set per engine, whatever the number of backends."""
+        return sum(line.bytes for line in self.batch)
+
+
+def sizing(backend: Backend, geometry: Geometry) -> Sizing:
+    """Size `geometry` on `backend`.
+
+    Raises:
+        BackendRefusal: the backend does not serve it.
+    """
+    backend.require(geometry)
+    null_pages = geometry.null_pages(backend.unique_slots(geometry))
+    pages = null_pages + geometry.limits.max_num_reqs * geometry.max_pages_per_req
+    return Sizing(
+        {name: getattr(geometry, name) for name in LENGTHS},
+        [Line.of(spec) for spec in backend.buffers(geometry)],
+        batch_lines(geometry),
+        Pages(geometry.page_bytes, pages, null_pages),
+    )
+
+
+def batch_lines(geometry: Geometry) -> list[Line]:
+    """The tensors of `draftmark.batch.BatchBuffers`, which needs torch; a test holds the two together."""
+    reqs, rows = geometry.max_reqs, geometry.max_rows_any
+    table = (reqs, geometry.max_pages_per_req)
+    return [
+        _line("prefix_lens", "lengths", (reqs,), "int32", "tokens", "max_reqs"),
+        _line("page_table", "page_table", table, "int32", "pages", "max_reqs × max_pages_per_req"),
+        _line("positions", "positions", (rows,), "int64", "tokens", "max_rows_any"),
+        _line("mask", "tail_mask", (rows, geometry.mask_words), "int32", "words", "max_rows_any × mask_words"),
+        _line("depth", "tail_depth", (reqs * geometry.max_tail,), "int32", "tokens", "max_reqs · max_tail"),
+    ]
+
+
+def _line(name: str, role: str, shape: tuple[int, ...], dtype: str, unit: str, formula: str) -> Line:
+    return Line(name, role, shape, dtype, unit, formula, prod(shape) * DTYPE_BYTES[dtype])

@@ -1,0 +1,76 @@
+"""`draftmark doctor`: a bad plugin is a row, not the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+BROKEN = {
+    "raises": ("raise ImportError('libvendor.so is missing')", "libvendor.so is missing"),
+    "exits": ("import sys; print('fatal: no licence', file=sys.stderr); sys.exit(3)", "exit code 3, last words"),
+    "leaves": ("import os; os._exit(0)", "exit code 0"),
+    "crashes": ("import os; os.abort()", "SIGABRT"),
+    "hangs": ("import threading; threading.Event().wait()", "took longer than"),
+}
+
+
+def test_reference_is_ready(draftmark: Run) -> None:
+    """The embedded backend opens a sample geometry; the report has every version."""
+    done = draftmark("doctor", "reference", "--json")
+    (row,) = done.json["backends"]
+    assert (done.code, row["verdict"], row["reasons"], row["device"]) == (0, "ready", [], "cpu")
+    assert row["torch"] == done.json["torch"]
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_a_row_with_its_cause(draftmark: Run, install: Callable[..., Path], kind: str) -> None:
+    """Whatever a plugin does while it is imported, the command ends with a row and exit code 1."""
+    source, cause = BROKEN[kind]
+    install(kind, source)
+    done = draftmark("doctor", kind, "--timeout", 3 if kind == "hangs" else 60)
+    assert done.code == 1
+    assert f"{kind} broken: " in done.out
+    assert cause in done.out
+
+
+def test_the_other_backends_are_examined_too(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A crash beside it does not keep the reference from being ready, but the exit code says 1."""
+    install("crashes", BROKEN["crashes"][0])
+    done = draftmark("doctor", "--json")
+    verdicts = {row["backend"]: row["verdict"] for row in done.json["backends"]}
+    assert (verdicts["crashes"], verdicts["reference"], done.code) == ("broken", "ready", 1)
+
+
+def test_an_absent_runtime_has_its_remedy(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A backend whose vendor library is not installed is absent, not broken."""
+    install("vendor", runtime=("vendor_that_is_not_there",))
+    done = draftmark("doctor", "vendor", "--json")
+    (row,) = done.json["backends"]
+    assert (done.code, row["verdict"], row["runtime"]) == (1, "absent", {"vendor_that_is_not_there": None})
+    assert "install vendor_that_is_not_there" in row["reasons"][0]
+
+
+def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
+    """Where `import torch` raises, each row says so with the remedy, and the command does not import it itself."""
+    done = run_python("from draftmark.cli import main; raise SystemExit(main(['doctor', 'reference']))", broken_torch)
+    assert (done.returncode, done.err) == (1, "")
+    assert "torch cannot be imported (RuntimeError: libascend_hal.so" in done.out
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.out
+
+
+def test_an_unknown_backend_is_a_row(draftmark: Run) -> None:
+    """A name that nobody registers is told what is installed."""
+    done = draftmark("doctor", "atlantis")
+    assert done.code == 1
+    assert "pip install its package, e.g. draftmark-atlantis" in done.out
+
+
+def test_the_timeout_must_be_positive(draftmark: Run) -> None:
+    """A timeout of 0 is a wrong argument."""
+    done = draftmark("doctor", "--timeout", 0)
+    assert (done.code, done.err) == (2, "draftmark doctor: --timeout is 0, but it must be > 0; give seconds\n")

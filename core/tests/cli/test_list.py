@@ -1,0 +1,56 @@
+"""`draftmark list`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., Any]
+
+
+def test_reference_is_listed(draftmark: Run) -> None:
+    """The embedded backend is there, with its package and contract."""
+    done = draftmark("list")
+    assert done.code == 0
+    row = next(line for line in done.out.splitlines() if line.startswith("reference"))
+    assert row.split()[1:] == ["draftmark", "0.1.0", "v1", "draftmark.reference"]
+
+
+def test_json_has_a_schema_number(draftmark: Run) -> None:
+    """`--json` is one object with a schema number and a row per backend."""
+    found = draftmark("list", "--json").json
+    assert found["schema"] == 1
+    assert {"name", "module", "distribution", "version", "contract_major", "note"} <= set(found["backends"][0])
+
+
+def test_two_distributions_with_one_name_are_pointed_out(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A name that two packages register carries the remedy in both rows."""
+    install("twin", dist="vendor-a")
+    install("twin", dist="vendor-b")
+    rows = [row for row in draftmark("list", "--json").json["backends"] if row["name"] == "twin"]
+    assert [row["distribution"] for row in rows] == ["vendor-a", "vendor-b"]
+    assert all("uninstall all but one" in row["note"] for row in rows)
+
+
+def test_another_contract_major_is_pointed_out(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A backend for a later contract is listed with what to install."""
+    install("tomorrow", group="v2")
+    assert "this core speaks contract v1" in draftmark("list").out
+
+
+def test_no_plugin_is_imported(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A plugin that ends the process when it is imported is still only a row."""
+    install("fatal", "import os; os._exit(9)")
+    assert "fatal" in draftmark("list").out
+
+
+def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None:
+    """`list` and every help succeed where `import torch` raises, and import no torch."""
+    code = (
+        "import sys; from draftmark.cli import main\n"
+        "codes = [main(a) for a in (['list'], ['list', '--json'], ['--help'], ['generate', '--help'])]\n"
+        "assert codes == [0, 0, 0, 0] and 'torch' not in sys.modules"
+    )
+    done = run_python(code, broken_torch)
+    assert (done.returncode, done.err) == (0, "")
