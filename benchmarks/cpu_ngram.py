@@ -85,7 +85,9 @@ def transformers(model: CausalLM, batch: Sequence[Sequence[int]]) -> Callable[[]
     return run
 
 
-def measure(model: CausalLM, batch: Sequence[Sequence[int]], drafts: Ngram, graph: bool, repeats: int) -> dict[str, Any]:
+def measure(
+    model: CausalLM, batch: Sequence[Sequence[int]], drafts: Ngram, graph: bool, repeats: int
+) -> dict[str, Any]:
     """One row: medians of tokens per second of every contender, over runs that take turns."""
     contenders = {
         "plain": ours(model, batch, None, graph),
@@ -119,7 +121,8 @@ def provenance() -> dict[str, Any]:
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     dirty = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout.strip()
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), "unknown")
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), platform.processor())
     names = ("draftmark", "torch", "transformers", "numpy")
     return {
         "commit": commit,

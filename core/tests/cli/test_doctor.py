@@ -12,7 +12,8 @@ Run = Callable[..., Any]
 
 BROKEN = {
     "raises": ("raise ImportError('libvendor.so is missing')", "libvendor.so is missing"),
-    "exits": ("import sys; print('fatal: no licence', file=sys.stderr); sys.exit(3)", "exit code 3, last words"),
+    "exits": ("import sys; sys.exit('no licence')", "raised SystemExit: no licence"),
+    "dies": ("import os, sys; print('fatal', file=sys.stderr, flush=True); os._exit(3)", "exit code 3, last words"),
     "leaves": ("import os; os._exit(0)", "exit code 0"),
     "crashes": ("import os; os.abort()", "SIGABRT"),
     "hangs": ("import threading; threading.Event().wait()", "took longer than"),

@@ -9,7 +9,7 @@ from draftmark.lengths import Unknown
 from draftmark.speculative import EngineConfig
 from draftmark.speculative.config import HostKind
 from draftmark.speculative.engine import Engine
-from draftmark.speculative.tree import ancestors, depths, pack_bits
+from draftmark.tree import write_tail
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # D = 7, three branches, depth 3
 PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
@@ -77,11 +77,7 @@ def _verify(model, layers, table, prefixes, trees):
     batch.prefix_lens.copy_(torch.tensor([len(p) for p in prefixes] + [0, 0]))
     batch.page_table.zero_()
     batch.page_table[:2] = table
-    reach = ancestors(torch.tensor(PARENTS).expand(4, -1))
-    depth = depths(reach)
-    batch.tail.mask.copy_(pack_bits(reach.flatten(0, 1), geometry.mask_words))
-    batch.tail.depth.copy_(depth)
-    batch.positions.copy_((batch.prefix_lens[:, None] + depth).view(-1))
+    write_tail(batch, geometry, torch.tensor(PARENTS).expand(4, -1))
     layers.plan(batch)
     layers.begin(batch)
     ids = torch.cat([trees.flatten(), torch.zeros(14, dtype=torch.long)])

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark.speculative.tree import ancestors, depths, pack_bits
+from draftmark.tree import ancestors, depths, pack_bits
 from draftmark.speculative.verify import walk
 
 

@@ -15,7 +15,7 @@ from .layers import AttentionLayers
 from .models import CausalLM
 from .sampling import Sampling
 from .state import DeviceState
-from .tree import ancestors, depths, pack_bits
+from ..tree import write_tail
 from .verify import Verdict, walk
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
@@ -72,7 +72,7 @@ class Rounds:
         rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
         torch.index_select(state.lengths.device, 0, rows, out=batch.prefix_lens)
         torch.index_select(state.page_table, 0, rows, out=batch.page_table)
-        self._write_tail(batch, parents)
+        write_tail(batch, self._geometry, parents)
         self._layers.begin(batch)
         logits = self._model.forward(drafts.clamp(min=0).reshape(-1), batch.positions, self._layers)
         requests = state.requests[:size, None].expand(-1, nodes).reshape(-1)
@@ -82,18 +82,6 @@ class Rounds:
             self._compact(batch, verdict.path)
         state.lengths.advance(rows, verdict.counts)
         return verdict
-
-    def _write_tail(self, batch: ForwardBatch, parents: torch.Tensor) -> None:
-        """Mask, depth and positions of the tail, into the static batch."""
-        nodes = parents.shape[1]
-        depth = torch.arange(nodes, dtype=torch.int32, device=parents.device).expand_as(parents)
-        if isinstance(batch.tail, Tree):
-            reach = ancestors(parents)
-            depth = depths(reach)
-            batch.tail.mask.copy_(pack_bits(reach.flatten(0, 1), self._geometry.mask_words))
-            batch.tail.depth.copy_(depth)
-        positions = (batch.prefix_lens[:, None] + depth).clamp(max=self._geometry.limits.max_context_len - 1)
-        batch.positions.copy_(positions.view(-1))
 
     def _compact(self, batch: ForwardBatch, path: torch.Tensor) -> None:
         """The i-th kept node's KV moves from its tail slot to slot i; the root is in place already."""

@@ -1,8 +1,11 @@
-"""Draft trees on the device: from parents to the packed tail mask and the depths."""
+"""Draft trees on the device: from parents to the packed tail mask, the depths and the positions."""
 
 from __future__ import annotations
 
 import torch
+
+from .batch import ForwardBatch, Tree
+from .geometry import Geometry
 
 
 def ancestors(parents: torch.Tensor) -> torch.Tensor:
@@ -34,3 +37,22 @@ def pack_bits(bits: torch.Tensor, words: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(bits, (0, words * 32 - slots)).view(rows, words, 32)
     shift = torch.arange(32, device=bits.device)
     return (padded.long() << shift).sum(-1).to(torch.int32)
+
+
+def write_tail(batch: ForwardBatch, geometry: Geometry, parents: torch.Tensor | None = None) -> None:
+    """Fill a uniform batch's tail (mask and depth of a `Tree`) and its positions. Capturable.
+
+    Args:
+        batch: its prefix_lens are filled already.
+        parents: int64 ``[R, T]``, as for `ancestors`; needed for a `Tree`, where every tail slot is a row.
+    """
+    tail_len, q_len = batch.tail_lens[0], batch.q_lens[0]
+    depth = torch.arange(tail_len, dtype=torch.int32, device=batch.device).expand(batch.padded_reqs, -1)
+    if isinstance(batch.tail, Tree):
+        assert parents is not None, "a tree's tail is written from its parents"
+        reach = ancestors(parents)
+        depth = depths(reach)
+        batch.tail.mask.copy_(pack_bits(reach.flatten(0, 1), geometry.mask_words))
+        batch.tail.depth.copy_(depth)
+    positions = batch.prefix_lens[:, None] + depth[:, tail_len - q_len :]
+    batch.positions.copy_(positions.clamp(max=geometry.limits.max_context_len - 1).view(-1))
