@@ -1,0 +1,105 @@
+"""Where batches come from: static buffers for uniform modes, fresh tensors for the ragged EXTEND."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from ..errors import BatchError
+from ..geometry import Extent, Geometry, Mode
+from ..lengths import HostLengths
+from .forward import Causal, ForwardBatch, Tree
+
+
+class BatchBuffers:
+    """The core's static batch tensors for one engine: filled before a replay, never moved.
+
+    `uniform(mode, step, padded_reqs, …)` returns a batch whose tensors are the leading part of these buffers, so
+    two batches of one padded size share addresses, and a captured graph keeps reading what is filled next.
+    """
+
+    def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
+        r, rows = geometry.max_reqs, geometry.max_rows_any
+        self.geometry = geometry
+        self.prefix_lens = torch.zeros(r, dtype=torch.int32, device=device)
+        self.page_table = torch.zeros(r, geometry.max_pages_per_req, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.mask = torch.zeros(rows, geometry.mask_words, dtype=torch.int32, device=device)
+        self.depth = torch.zeros(r * geometry.max_tail, dtype=torch.int32, device=device)
+        self._indptr: dict[int, torch.Tensor] = {}
+
+    def uniform(
+        self, mode: Mode, step: int, padded_reqs: int, num_reqs: int, host: HostLengths, *, tree: bool
+    ) -> ForwardBatch:
+        """A batch of `padded_reqs` requests of equal extent over the static buffers; contents are the caller's."""
+        extent: Extent = self.geometry.extent(mode, step)
+        rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
+        tail = Tree(self.mask[:rows], self.depth[:slots].view(padded_reqs, extent.tail_len)) if tree else Causal()
+        return ForwardBatch(
+            mode,
+            step,
+            self.prefix_lens[:padded_reqs],
+            self._uniform_indptr(extent.q_len)[: padded_reqs + 1],
+            self.page_table[:padded_reqs],
+            tail,
+            self.positions[:rows],
+            host,
+            num_reqs,
+            (extent.q_len,) * padded_reqs,
+            (extent.tail_len,) * padded_reqs,
+        )
+
+    def _uniform_indptr(self, q_len: int) -> torch.Tensor:
+        if q_len not in self._indptr:
+            counts = torch.arange(self.geometry.max_reqs + 1, dtype=torch.int32, device=self.prefix_lens.device)
+            self._indptr[q_len] = counts * q_len
+        return self._indptr[q_len]
+
+
+def ragged(
+    geometry: Geometry,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    q_lens: tuple[int, ...],
+    host: HostLengths,
+    num_reqs: int | None = None,
+) -> ForwardBatch:
+    """An EXTEND batch: request r brings q_lens[r] new tokens behind its prefix, causal.
+
+    Args:
+        prefix_lens: int32 ``[R]`` on the device.
+        page_table: int32 ``[R, max_pages_per_req]``.
+        q_lens: new tokens of each request; 0 for a padded one.
+        num_reqs: live requests, R by default.
+
+    Raises:
+        BatchError: more rows than `Limits.max_extend_tokens`.
+    """
+    rows = sum(q_lens)
+    if min(q_lens, default=0) < 0:
+        raise BatchError(f"q_lens is {q_lens}, but a request brings at least 0 tokens; give the chunk of each prompt")
+    if rows > geometry.limits.max_extend_tokens:
+        raise BatchError(
+            f"EXTEND brings {rows} tokens, but max_extend_tokens is {geometry.limits.max_extend_tokens}; "
+            "split the prompts into chunks"
+        )
+    device = prefix_lens.device
+    indptr = torch.tensor(list(accumulate(q_lens, initial=0)), dtype=torch.int32).to(device)
+    lens = torch.tensor(q_lens, dtype=torch.int64).to(device)
+    offset = torch.arange(rows, device=device) - indptr[:-1].long().repeat_interleave(lens, output_size=rows)
+    positions = prefix_lens.long().repeat_interleave(lens, output_size=rows) + offset
+    live = len(q_lens) if num_reqs is None else num_reqs
+    return ForwardBatch(
+        Mode.EXTEND,
+        0,
+        prefix_lens,
+        indptr,
+        page_table,
+        Causal(),
+        positions.clamp(max=geometry.limits.max_context_len - 1),
+        host,
+        live,
+        q_lens,
+        q_lens,
+    )

@@ -1,0 +1,92 @@
+"""Whether a batch's tensors and host numbers describe one forward. No device read."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import BatchError
+from ..geometry import Geometry, Mode
+from ..lengths import HostLengths
+from .forward import Causal, ForwardBatch, Tree
+
+
+def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
+    """Check shapes, dtypes and host numbers of a batch against its geometry; no device read.
+
+    Raises:
+        BatchError: the first contradiction, with what was got, the limit and the remedy.
+    """
+    if batch.mode not in geometry.modes:
+        modes = ", ".join(mode.value for mode in geometry.modes)
+        raise BatchError(f"mode is {batch.mode.value}, but the geometry serves {modes}; create it with that mode")
+    _check_requests(batch, geometry)
+    _check_extent(batch, geometry)
+    r, rows = batch.padded_reqs, sum(batch.q_lens)
+    _shape("prefix_lens", batch.prefix_lens, (r,), torch.int32)
+    _shape("q_indptr", batch.q_indptr, (r + 1,), torch.int32)
+    _shape("page_table", batch.page_table, (r, geometry.max_pages_per_req), torch.int32)
+    _shape("positions", batch.positions, (rows,), torch.int64)
+    if isinstance(batch.tail, Tree):
+        _shape("tail.mask", batch.tail.mask, (rows, geometry.mask_words), torch.int32)
+        _shape("tail.depth", batch.tail.depth, (r, max(batch.tail_lens)), torch.int32)
+    return batch
+
+
+def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
+    r = batch.padded_reqs
+    if r > geometry.max_reqs and batch.mode is not Mode.EXTEND:
+        raise BatchError(
+            f"the batch is padded to {r} requests, but max_reqs is {geometry.max_reqs}; "
+            "raise max_num_reqs or capture a larger batch"
+        )
+    if not 0 <= batch.num_reqs <= r:
+        raise BatchError(f"num_reqs is {batch.num_reqs}, but the batch is padded to {r}; pad to at least num_reqs")
+    if not isinstance(batch.host, HostLengths):
+        raise BatchError(
+            f"host is {batch.host!r}, but it is Exact, UpperBound or Unknown, never absent; "
+            "take it from SequenceLengths"
+        )
+    bounds = batch.host.upper_bound()
+    if len(bounds) != batch.num_reqs:
+        raise BatchError(
+            f"host lengths cover {len(bounds)} requests, but {batch.num_reqs} are live; "
+            "take them from SequenceLengths for the same rows"
+        )
+    wrong = next((n for n in bounds if not 0 <= n <= geometry.max_prefix_len), None)
+    if wrong is not None:
+        raise BatchError(
+            f"a host length is {wrong}, but prefixes are 0 … {geometry.max_prefix_len}; take them from SequenceLengths"
+        )
+
+
+def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
+    if batch.mode is Mode.EXTEND:
+        if batch.tail_lens != batch.q_lens or min(batch.q_lens, default=0) < 0:
+            raise BatchError(
+                f"EXTEND has q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but every new token is a row and "
+                "a tail slot, and counts are >= 0; build it with draftmark.batch.ragged"
+            )
+        return
+    if not 0 <= batch.step < max(1, geometry.num_draft_steps):
+        raise BatchError(
+            f"step is {batch.step}, but num_steps {geometry.draft.num_steps} has DRAFT steps 0 … "
+            f"{geometry.num_draft_steps - 1}; raise num_steps or stop drafting"
+        )
+    extent = geometry.extent(batch.mode, batch.step)
+    if set(batch.q_lens) != {extent.q_len} or set(batch.tail_lens) != {extent.tail_len}:
+        raise BatchError(
+            f"{batch.mode.value} has {extent.q_len} rows and {extent.tail_len} tail slots a request, "
+            f"got q_lens {batch.q_lens} and tail_lens {batch.tail_lens}; take them from Geometry.extent"
+        )
+    if batch.mode is Mode.DRAFT and extent.q_len > 1 and isinstance(batch.tail, Causal):
+        raise BatchError(
+            f"tail is Causal(), but the {extent.q_len} branches of a draft step see their own ancestors only; "
+            "pass a Tree"
+        )
+
+
+def _shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        want = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+        raise BatchError(f"{name} is {got}, but this batch needs {want}; size it from the geometry")

@@ -1,0 +1,92 @@
+"""ForwardBatch: what one forward's attention is told, in the one form that all five modes share.
+
+Every query row of a request sees its whole prefix ``[0, L)`` (within the window) and the tail slots that its
+row of the tail names. Query row j of a request is tail slot ``T - q + j``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..geometry import Extent, Mode
+from ..lengths import HostLengths
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Slot s of the tail has depth s, and a row sees the slots up to its own. Carries no tensors."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """An arbitrary tail.
+
+    Attributes:
+        mask: int32 ``[num_rows, mask_words]``; bit j of a row (word j // 32, bit j % 32) is set when the row
+            sees tail slot j. A row sees itself. Bits at and above T are zero.
+        depth: int32 ``[R, T]``; the position of tail slot s is L + depth[s].
+    """
+
+    mask: torch.Tensor
+    depth: torch.Tensor
+
+
+Tail = Causal | Tree
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One forward, padded to R requests. Tensors are on the device, owned by the core, read-only for plugins,
+    and valid until the next batch is filled into the same buffers. Memory behind the live part may be stale.
+
+    Padded requests (index >= `num_reqs`) have prefix 0, a page table of null pages (id 0 unless the backend
+    asked for unique slots) and see only themselves; in a ragged batch they own no rows.
+
+    Attributes:
+        mode, step: what is run; `step` counts DRAFT forwards and is 0 otherwise.
+        prefix_lens: int32 ``[R]``, committed tokens L of each request.
+        q_indptr: int32 ``[R + 1]``, first query row of each request.
+        page_table: int32 ``[R, max_pages_per_req]``, page ids; position p lies in page p // P at offset p % P.
+        tail: `Causal` or `Tree`.
+        positions: int64 ``[num_rows]``, model positions L + depth, clamped to C - 1.
+        host: what the host knows of prefix_lens of the live requests.
+        num_reqs: live requests; a host number, so a captured region must not use it.
+        q_lens: query rows of each request, padded ones included. Always known on the host.
+        tail_lens: tail slots of each request, likewise.
+    """
+
+    mode: Mode
+    step: int
+    prefix_lens: torch.Tensor
+    q_indptr: torch.Tensor
+    page_table: torch.Tensor
+    tail: Tail
+    positions: torch.Tensor
+    host: HostLengths
+    num_reqs: int
+    q_lens: tuple[int, ...]
+    tail_lens: tuple[int, ...]
+
+    @property
+    def padded_reqs(self) -> int:
+        """R: requests, padding included."""
+        return len(self.q_lens)
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows, padding included."""
+        return int(self.positions.shape[0])
+
+    @property
+    def uniform(self) -> Extent | None:
+        """The extent that all requests share, or None for a ragged batch. EXTEND counts as ragged always."""
+        if self.mode is Mode.EXTEND:
+            return None
+        return Extent(self.q_lens[0], self.tail_lens[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batch's tensors live."""
+        return self.prefix_lens.device

@@ -1,0 +1,92 @@
+"""Validation of a geometry: the only place that says no to a number.
+
+Kept apart from the formulas, because these checks branch on values and a proof must not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import GeometryError
+from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Limits, Mode
+
+INT32_MAX = 2**31 - 1
+
+
+def check(
+    attention: AttentionShape, draft: DraftShape, limits: Limits, device: DeviceProfile, modes: tuple[Mode, ...]
+) -> None:
+    """Raise `GeometryError` for the first field that is out of range."""
+    _check_attention(attention)
+    _check_draft(draft)
+    _check_limits(limits)
+    _at_least("device.num_sms", device.num_sms, 1, "give the device's multiprocessor (or core) count")
+    if not modes or not all(isinstance(mode, Mode) for mode in modes):
+        raise GeometryError("modes", modes, "a geometry serves at least one Mode", "pass TARGET_MODES or DRAFT_MODES")
+    tail = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
+    longest = limits.max_context_len + 2 * tail
+    if longest > INT32_MAX:
+        raise GeometryError(
+            "limits.max_context_len",
+            limits.max_context_len,
+            f"positions up to {longest} must fit int32",
+            "lower max_context_len or the draft shape",
+        )
+
+
+def _check_attention(a: AttentionShape) -> None:
+    for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
+        _at_least(f"attention.{name}", getattr(a, name), 1, f"give the model's {name}")
+    if a.num_qo_heads % a.num_kv_heads:
+        raise GeometryError(
+            "attention.num_qo_heads",
+            a.num_qo_heads,
+            f"it must be a multiple of num_kv_heads = {a.num_kv_heads}",
+            "take both counts from one model, per tensor-parallel rank",
+        )
+    _one_of("attention.q_dtype", a.q_dtype, Q_DTYPES)
+    _one_of("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
+    if a.softmax_scale is not None and not (_is_number(a.softmax_scale) and a.softmax_scale > 0):
+        raise GeometryError(
+            "attention.softmax_scale", a.softmax_scale, "it must be finite and positive", "use head_dim ** -0.5"
+        )
+    _at_least("attention.window_left", a.window_left, -1, "use -1 for no window")
+    if not (_is_number(a.logits_soft_cap) and a.logits_soft_cap >= 0):
+        raise GeometryError(
+            "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
+        )
+
+
+def _check_draft(d: DraftShape) -> None:
+    _at_least("draft.topk", d.topk, 1, "use topk = 1 for a chain")
+    _at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
+    _at_least("draft.num_draft_tokens", d.num_draft_tokens, 1, "use num_draft_tokens = 1 for no speculation")
+
+
+def _check_limits(limits: Limits) -> None:
+    _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "serve at least one request")
+    _at_least("limits.max_context_len", limits.max_context_len, 1, "give the longest prompt plus its output")
+    _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "a prefill chunk holds at least one token")
+    if not isinstance(limits.overlap, bool):
+        raise GeometryError("limits.overlap", limits.overlap, "it must be True or False", "use a bool")
+    if not isinstance(limits.capture_batch_sizes, (tuple, list)):
+        sizes = limits.capture_batch_sizes
+        raise GeometryError("limits.capture_batch_sizes", sizes, "it must be a tuple of sizes", "write (8,) for one")
+    for size in limits.capture_batch_sizes:
+        _at_least("limits.capture_batch_sizes", size, 1, "capture batches of at least one request")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _at_least(field: str, value: object, low: int, remedy: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise GeometryError(field, value, "it must be an integer", remedy)
+    if value < low:
+        raise GeometryError(field, value, f"it must be >= {low}", remedy)
+
+
+def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise GeometryError(field, value, f"it must be one of {', '.join(allowed)}", "convert the tensors first")

@@ -1,0 +1,169 @@
+"""Geometry: every length formula of the attention layer, written once.
+
+Integers only: no torch, no device. The same functions run on Python ints at start-up, on a laptop without
+the hardware, and on symbolic integers inside a proof; so formulas here, and the sizing code of plugins, use
+`ceil_div`, `maximum` and `minimum` from this module and never branch on a value.
+
+Symbols: R requests, k topk, S num_steps, D num_draft_tokens, P page_size, C max_context_len, L committed
+length of a request, T tail slots of a request (KV positions ``[L, L+T)`` that are not committed yet).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..errors import GeometryError
+from .arithmetic import ceil_div, maximum, minimum
+from .checks import check
+from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Extent, Limits, Mode
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One attention shape with everything that bounds its batches.
+
+    Build it with `Geometry.create`, which validates. The bare constructor does not, so that a proof can
+    build one from symbolic integers.
+    """
+
+    attention: AttentionShape
+    draft: DraftShape
+    limits: Limits
+    device: DeviceProfile
+    modes: tuple[Mode, ...] = TARGET_MODES
+
+    @classmethod
+    def create(
+        cls,
+        attention: AttentionShape,
+        limits: Limits,
+        draft: DraftShape | None = None,
+        device: DeviceProfile | None = None,
+        modes: tuple[Mode, ...] = TARGET_MODES,
+    ) -> Geometry:
+        """Validate and build.
+
+        Raises:
+            GeometryError: for the first field out of range; it names the field, value, limit and remedy.
+        """
+        draft, device = draft or DraftShape(), device or DeviceProfile()
+        check(attention, draft, limits, device, modes)
+        if attention.softmax_scale is None:
+            attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
+        capture = tuple(sorted(set(limits.capture_batch_sizes)))
+        return cls(attention, draft, replace(limits, capture_batch_sizes=capture), device, tuple(modes))
+
+    # -- lengths, in tokens -------------------------------------------------------------------------------
+
+    @property
+    def max_tail(self) -> Any:
+        """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1))``."""
+        return maximum(1, self.draft.num_draft_tokens, self.draft.topk * (self.draft.num_steps - 1))
+
+    @property
+    def max_prefix_len(self) -> Any:
+        """Largest L a forward may meet: C, and one unseen round more with overlap."""
+        return self.limits.max_context_len + self.max_tail * int(self.limits.overlap)
+
+    @property
+    def max_kv_len(self) -> Any:
+        """KV positions a request can address: a request at the context wall still has room for its tail.
+
+        The headroom is what sglang#22778 and sglang#19016 lacked.
+        """
+        return self.max_prefix_len + self.max_tail
+
+    # -- pages --------------------------------------------------------------------------------------------
+
+    @property
+    def max_pages_per_req(self) -> Any:
+        """Columns of the page table: ``ceil(max_kv_len / P)``."""
+        return ceil_div(self.max_kv_len, self.attention.page_size)
+
+    def pages_for(self, prefix_len: Any, tail_len: Any) -> Any:
+        """Pages that hold `prefix_len` committed tokens and `tail_len` tail slots."""
+        return ceil_div(prefix_len + tail_len, self.attention.page_size)
+
+    def null_pages(self, unique_slots: bool = False) -> Any:
+        """Pages at the start of the pool that no request ever owns; padded rows write there.
+
+        One suffices unless the backend's scatter needs `unique_slots`: then each padded request has its own.
+        """
+        if unique_slots:
+            return self.max_reqs * ceil_div(self.max_tail, self.attention.page_size)
+        return 1
+
+    # -- batch --------------------------------------------------------------------------------------------
+
+    @property
+    def max_reqs(self) -> Any:
+        """Requests of the largest batch: padding to a captured size may exceed the live limit (sglang#25124)."""
+        return maximum(self.limits.max_num_reqs, *self.limits.capture_batch_sizes)
+
+    def extent(self, mode: Mode, step: Any = 0) -> Extent:
+        """Rows and tail slots per request; for the ragged EXTEND the largest that one request can have.
+
+        `step` counts DRAFT forwards from 0 to S-2 and is ignored by the other modes.
+        """
+        k, d = self.draft.topk, self.draft.num_draft_tokens
+        if mode == Mode.DRAFT:
+            return Extent(k, k * (step + 1))
+        if mode == Mode.DECODE:
+            return Extent(1, 1)
+        if mode == Mode.EXTEND:
+            rows = minimum(self.limits.max_extend_tokens, self.limits.max_context_len)
+            return Extent(rows, rows)
+        return Extent(d, d)
+
+    def max_rows(self, mode: Mode) -> Any:
+        """Query rows of the largest forward in `mode`, padding included."""
+        if mode == Mode.EXTEND:
+            return self.limits.max_extend_tokens
+        return self.max_reqs * self.extent(mode).q_len
+
+    @property
+    def max_rows_any(self) -> Any:
+        """Query rows of the largest forward in any of this geometry's modes."""
+        return maximum(*(self.max_rows(mode) for mode in self.modes))
+
+    @property
+    def mask_words(self) -> Any:
+        """int32 words of one packed tail-mask row, in every mode: ``ceil(max_tail / 32)``."""
+        return ceil_div(self.max_tail, 32)
+
+    @property
+    def num_draft_steps(self) -> Any:
+        """DRAFT forwards of one round: S - 1."""
+        return self.draft.num_steps - 1
+
+    # -- bytes --------------------------------------------------------------------------------------------
+
+    @property
+    def page_bytes(self) -> Any:
+        """Bytes of one KV page of one layer, K and V together."""
+        a = self.attention
+        return 2 * a.page_size * a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]
+
+
+@dataclass(frozen=True)
+class GeometryPair:
+    """A target and a draft model that decode together.
+
+    They share page ids, page table and lengths; each has its own attention shape, arena, cache and backend.
+    """
+
+    target: Geometry
+    draft: Geometry
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(Geometry) if field.name in ("draft", "limits")):
+            mine, other = getattr(self.target, name), getattr(self.draft, name)
+            if mine != other:
+                raise GeometryError(f"pair.{name}", other, f"the target has {mine!r}", "give both models the same one")
+        pages = self.target.attention.page_size, self.draft.attention.page_size
+        if pages[0] != pages[1]:
+            raise GeometryError(
+                "pair.page_size", pages[1], f"the target has {pages[0]}", "both models share one page table"
+            )

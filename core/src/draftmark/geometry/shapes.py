@@ -1,0 +1,110 @@
+"""What a geometry is made of: modes, the attention and draft shapes, the limits and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes of one element, by torch dtype name."""
+
+Q_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
+
+
+class Mode(StrEnum):
+    """What a forward does. All five are one form: a prefix, plus a masked tail."""
+
+    EXTEND = "extend"
+    """Prefill, whole or chunked: n ragged causal rows a request, written at [L, L+n)."""
+    DECODE = "decode"
+    """One row a request, written at L."""
+    DRAFT = "draft"
+    """Step i of the draft model: topk rows a request over topk·(i+1) tail slots."""
+    VERIFY = "verify"
+    """num_draft_tokens rows a request, a tree (or a chain) over as many tail slots."""
+    DRAFT_EXTEND = "draft_extend"
+    """The draft model takes over accepted tokens: num_draft_tokens causal rows a request."""
+
+
+TARGET_MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
+DRAFT_MODES = (Mode.EXTEND, Mode.DRAFT, Mode.DRAFT_EXTEND)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Query rows and tail slots that each request of a uniform forward has."""
+
+    q_len: Any
+    tail_len: Any
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The shape of one attention layer, per tensor-parallel rank.
+
+    A model whose layers differ in any of these has one geometry per distinct shape.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    q_dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    softmax_scale: float | None = None
+    """Factor on q·k; None means head_dim ** -0.5 and is resolved by `Geometry.create`."""
+    window_left: int = -1
+    """Positions visible to the left of a query, itself not counted; -1 means all (Hugging Face's window - 1)."""
+    logits_soft_cap: float = 0.0
+    """cap · tanh(logit / cap) after scaling; 0 means none."""
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """How drafts look. D is independent of S + 1; D = 1 means no speculation."""
+
+    topk: int = 1
+    num_steps: int = 1
+    num_draft_tokens: int = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine promises never to exceed."""
+
+    max_num_reqs: int
+    max_context_len: int
+    max_extend_tokens: int = 2048
+    """Query rows of one EXTEND forward, over all its requests."""
+    capture_batch_sizes: tuple[int, ...] = ()
+    overlap: bool = False
+    """The device may be one round ahead of the host."""
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What sizing may know of the device; no driver is asked."""
+
+    kind: str = "cpu"
+    arch: int = 0
+    """Compute capability times ten on CUDA (90 for sm_90), 0 elsewhere."""
+    num_sms: int = 1
