@@ -11,11 +11,11 @@ from ..cache import slots_of
 from ..geometry import Geometry, Mode
 from ..graphs import GraphKey, GraphState, Program
 from ..lengths import HostLengths, Unknown
+from ..tree import write_tail
 from .layers import AttentionLayers
 from .models import CausalLM
 from .sampling import Sampling
 from .state import DeviceState
-from ..tree import write_tail
 from .verify import Verdict, walk
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
