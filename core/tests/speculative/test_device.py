@@ -38,7 +38,7 @@ def test_cuda_gives_the_text_of_the_cpu(make_model, plain_text, on_cuda, oracle,
     starts = prompts(5, 30, seed=5)
     wanted = [plain_text(family, tuple(p), 20) for p in starts]
     config = EngineConfig(
-        device="cuda", speculate=oracle(topk, 7, tuple(wanted)), page_size=16, max_num_reqs=3, max_context_len=64,
+        speculate=oracle(topk, 7, tuple(wanted)), page_size=16, max_num_reqs=3, max_context_len=64,
         max_extend_tokens=20, graph=graph, host_lengths=host, guard=True,
     )  # fmt: skip
     outs, engine = generate(on_cuda(family), starts, 20, config)
@@ -52,7 +52,7 @@ def test_cuda_gives_the_text_of_the_cpu(make_model, plain_text, on_cuda, oracle,
 def test_cuda_samples_speculatively_what_it_samples_plainly(on_cuda, oracle, prompts, graph):
     """Sampling on CUDA: with one seed, drafts change nothing."""
     starts = prompts(4, 20)
-    base = {"device": "cuda", "sampling": Sampling(1.0, 0.9, 5), "max_num_reqs": 4, "max_context_len": 64}
+    base = {"sampling": Sampling(1.0, 0.9, 5), "max_num_reqs": 4, "max_context_len": 64}
     plain, _ = generate(on_cuda("llama"), starts, 20, EngineConfig(**base))
     texts = tuple(out.tokens for out in plain)
     drafted, _ = generate(

@@ -26,8 +26,7 @@ class EngineConfig:
     """Everything that is fixed for an engine's life.
 
     Attributes:
-        backend: entry-point name.
-        device: torch device.
+        backend: entry-point name; it runs on the device that the model is on.
         speculate: how to draft; None decodes one token a round.
         page_size: tokens per KV page.
         max_num_reqs: requests that decode together; more wait.
@@ -42,7 +41,6 @@ class EngineConfig:
     """
 
     backend: str = "reference"
-    device: str = "cpu"
     speculate: Speculation | None = None
     page_size: int = 16
     max_num_reqs: int = 8

@@ -75,7 +75,7 @@ class Engine:
         if self._layers.host_need is HostLengthsNeed.EXACT and config.host_lengths is not HostKind.EXACT:
             reason = f"it needs exact host lengths, got {config.host_lengths.value}: use host_lengths=exact"
             raise BackendRefusal(config.backend, [reason])
-        device = torch.device(config.device)
+        device = model.device
         self._state = DeviceState(self.geometry, device, self._layers.unique_slots)
         self.pages = PageAllocator(self._layers.num_pages, self._layers.null_pages)
         self._scheduler = Scheduler(self.geometry, self.pages, self._state)

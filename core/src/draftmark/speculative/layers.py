@@ -42,9 +42,9 @@ class AttentionLayers:
     """
 
     def __init__(self, model: CausalLM, loaded: Backend, config: EngineConfig) -> None:
-        device = torch.device(config.device)
+        device = model.device
         shapes = list(dict.fromkeys(model.layers))
-        geometries = [_geometry(shape, model.dtype, config) for shape in shapes]
+        geometries = [_geometry(shape, model, config) for shape in shapes]
         for geometry in geometries:
             loaded.require(geometry)
         self.geometry = geometries[0]
@@ -98,8 +98,8 @@ class AttentionLayers:
             group.pool.move(source, target)
 
 
-def _geometry(layer: LayerAttention, dtype: torch.dtype, config: EngineConfig) -> Geometry:
-    name = str(dtype).removeprefix("torch.")
+def _geometry(layer: LayerAttention, model: CausalLM, config: EngineConfig) -> Geometry:
+    name = str(model.dtype).removeprefix("torch.")
     shape = AttentionShape(
         num_qo_heads=layer.num_qo_heads,
         num_kv_heads=layer.num_kv_heads,
@@ -111,7 +111,7 @@ def _geometry(layer: LayerAttention, dtype: torch.dtype, config: EngineConfig) -
         window_left=layer.window_left,
         logits_soft_cap=layer.logits_soft_cap,
     )
-    return Geometry.create(shape, config.limits, config.draft_shape, profile(config.device))
+    return Geometry.create(shape, config.limits, config.draft_shape, profile(model.device))
 
 
 def _homes(layers: Sequence[LayerAttention], shapes: Sequence[LayerAttention]) -> list[tuple[int, int]]:

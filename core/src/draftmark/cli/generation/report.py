@@ -78,7 +78,7 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
     drafts = "no drafts" if ngram is None else f"n-gram drafts (topk {ngram.topk}, {ngram.num_draft_tokens} tokens)"
     dtype = str(model.dtype).removeprefix("torch.")
     return (
-        f"{model.name} · {dtype} · {config.backend} on {config.device} · {drafts} · page size {config.page_size} · "
+        f"{model.name} · {dtype} · {config.backend} on {model.device} · {drafts} · page size {config.page_size} · "
         f"context {config.max_context_len} · {'graph' if config.graph else 'eager'}"
     )
 

@@ -109,7 +109,6 @@ def engine_config(
 
     return EngineConfig(
         backend=backend,
-        device=args.device,
         speculate=None if args.speculate == "none" else Ngram(args.topk, args.num_draft_tokens),
         page_size=args.page_size,
         max_num_reqs=_max_num_reqs(args, len(prompts)),
