@@ -110,7 +110,7 @@ def test_requests_join_between_steps(make_model, plain_text, prompts):
 
 def test_host_syncs_are_counted(make_model, prompts):
     """One wait a round and one a prefill that ends a prompt; nothing else reads the device."""
-    outs, engine = generate(make_model("llama"), prompts(1, 9), 8, EngineConfig(max_context_len=32))
+    _, engine = generate(make_model("llama"), prompts(1, 9), 8, EngineConfig(max_context_len=32))
     assert engine.statistics.rounds == 7
     assert engine.statistics.host_syncs == 8
 
@@ -124,12 +124,13 @@ def test_host_syncs_are_counted(make_model, prompts):
         ({"speculate": Ngram(num_draft_tokens=0)}, GeometryError, "draft.num_draft_tokens is 0"),
         ({"max_context_len": 0}, GeometryError, "limits.max_context_len is 0"),
         ({"max_num_reqs": 0}, GeometryError, "limits.max_num_reqs is 0"),
+        ({"max_context_len": 257}, GeometryError, "257, but model 'tiny-llama' was made for 256"),
     ],
 )
 def test_bad_configurations_are_refused(make_model, settings, error, named):
     """Each bad setting is one sentence that names it, before any token."""
     with pytest.raises(error, match=named):
-        Engine(make_model("llama"), EngineConfig(**settings))
+        Engine(make_model("llama"), EngineConfig(**{"max_context_len": 64, **settings}))
 
 
 @pytest.mark.parametrize(
