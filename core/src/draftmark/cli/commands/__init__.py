@@ -16,6 +16,9 @@ COMMANDS = {
     "doctor": "load each backend in a process of its own: versions, device, reasons",
     "size": "every buffer of a backend: formula, shape, bytes; no device, no torch",
     "generate": "decode prompts speculatively on a backend, and check the text",
+    "contract": "judge a backend: every check, one verdict",
+    "prove": "prove a backend's buffer sizes for every batch within the limits",
+    "new-backend": "write a vendor package's skeleton",
 }
 """Every command and its summary, in the order of `draftmark --help`."""
 
