@@ -77,7 +77,10 @@ def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:  # type:
 
 @hookspec(firstresult=True)
 def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:  # type: ignore[empty-body]
-    """Bytes of each own-role buffer (`buffers.OWN_ROLES`) that one batch uses, by buffer name."""
+    """Bytes of each own-role buffer (`buffers.OWN_ROLES`) and of host staging that one batch uses, by buffer name.
+
+    Sizing asks with a batch of integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`): read no tensor of it.
+    """
 
 
 @hookspec(firstresult=True)

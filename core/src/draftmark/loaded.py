@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import importlib.util
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -78,8 +79,8 @@ class Backend:
     def require(self, geometry: Geometry) -> None:
         """Raise `BackendRefusal` with the backend's own reasons unless it serves `geometry`."""
         reasons = self.supports(geometry)
-        if self.host_lengths(geometry) is HostLengthsNeed.EXACT and geometry.limits.overlap:
-            reasons = [*reasons, "it needs exact host lengths, which overlap cannot give: use overlap=False"]
+        if not reasons and self.host_lengths(geometry) is HostLengthsNeed.EXACT and geometry.limits.overlap:
+            reasons = ["it needs exact host lengths, which overlap cannot give: use overlap=False"]
         if reasons:
             raise BackendRefusal(self.name, reasons)
 
@@ -167,6 +168,11 @@ class Backend:
         if not isinstance(state, GraphState):
             raise self._wrong_return("graph_state", "a GraphState (capture, replay, keys, pool_bytes)", state)
         return state
+
+    def implementation(self, hook: str) -> Callable[..., Any]:
+        """The plugin's own function for a hook, e.g. ``"buffers"``: unchecked, for those who judge a plugin."""
+        function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
+        return function
 
     # -- calls --------------------------------------------------------------------------------------------
 

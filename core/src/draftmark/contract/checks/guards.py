@@ -1,0 +1,87 @@
+"""Guard words, poison, and memory that two geometries must not share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...geometry import Geometry, Mode
+from ..check import Case
+from ..scenarios.scenes import scenes
+from ..scenarios.shapes import behaviours
+from ..scenarios.tiers import behaviour
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+
+def _geometries() -> list[Case]:
+    return [Case(name, geometry) for name, geometry in behaviours().items()]
+
+
+def _pairs() -> list[Case]:
+    made = behaviours()
+    names = [name.removeprefix("target") for name in made if name.startswith("target")]
+    twins = Case("twins", (made["target"], made["target"]))
+    return [
+        twins,
+        *(
+            Case(f"pair{name}", (made[f"target{name}"], made[f"draft{name}"]))
+            for name in names
+            if f"draft{name}" in made
+        ),
+    ]
+
+
+@behaviour(cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344"))
+def survive_every_step(subject: Subject, geometry: Geometry) -> None:
+    """On one arena, through every mode and at the wall, no byte behind a buffer changes."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place, pool_pages
+
+    rig = Rig(subject, geometry, pool_pages(geometry))
+    for turn in scenes(geometry):
+        turn = place(rig, turn)
+        rig.run(turn, rig.load(turn))
+        verify.guards(rig, turn)
+
+
+@behaviour(cases=_geometries, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
+def find_no_poison_read(subject: Subject, geometry: Geometry) -> None:
+    """With every buffer poisoned before every step, and NaN in unused KV and in out, results are right."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place, pool_pages
+
+    rig = Rig(subject, geometry, pool_pages(geometry))
+    for turn in scenes(geometry):
+        turn = place(rig, turn)
+        rig.arena.poison()
+        verify.turn_holds(rig, turn, rig.load(turn), "the output after poison")
+
+
+@behaviour(cases=_pairs, bugs=("vllm#48261", "vllm-ascend#3892"))
+def keep_target_and_draft_apart(subject: Subject, pair: tuple[Geometry, Geometry]) -> None:
+    """Another geometry's forward between a target's metadata and its attention changes nothing of the target's."""
+    from ..check import ContractViolation
+    from ..scenarios import verify
+    from ..scenarios.held import held_storages
+    from ..scenarios.rig import Rig, place, pool_pages
+
+    rigs = [Rig(subject, geometry, pool_pages(geometry)) for geometry in pair]
+    target, draft = rigs
+    common = held_storages(target.backend).keys() & held_storages(draft.backend).keys() - {0}
+    if common:
+        names = sorted(held_storages(draft.backend)[one] for one in common)
+        raise ContractViolation(
+            "the backends of two geometries hold the same memory", got=names, expected="disjoint arenas"
+        )
+    first = next(t for t in scenes(pair[0]) if t.mode is Mode.VERIFY and t.name.endswith("edges"))
+    for second in scenes(pair[1]):
+        turn = place(target, first)
+        batch = target.load(turn)
+        expected = target.expected(turn)
+        target.prepare(batch)
+        other = place(draft, second)
+        verify.turn_holds(draft, other, draft.load(other), "the draft model's output")
+        verify.metadata(target, turn, batch)
+        target.layer(turn, batch)
+        verify.output(turn, expected, target.stage.rows(turn)[3], "the target's output after a draft forward")

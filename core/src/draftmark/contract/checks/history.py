@@ -1,0 +1,84 @@
+"""What a step finds in its buffers must not matter: sequences of forwards on one arena."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...geometry import Geometry, Mode
+from ..check import Case
+from ..scenarios.scenes import programs, scenes
+from ..scenarios.shapes import behaviours
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn, uniform
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+GEOMETRIES = ("small", "target", "draft", "target-window", "draft-window", "target-page1-words2", "target-page32-long")
+
+
+def _sequences() -> list[Case]:
+    found = []
+    for name, geometry in behaviours().items():
+        if name not in GEOMETRIES:
+            continue
+        for mode, step in programs(geometry):
+            label = f"{name}-{mode.value}{step or ''}"
+            found.append(Case(f"{label}-shrink-grow", _shrink_and_grow(label, geometry, mode, step)))
+        turns = list(scenes(geometry))
+        found.append(Case(f"{name}-modes", turns))
+        found.append(Case(f"{name}-modes-backwards", turns[::-1]))
+        found.append(Case(f"{name}-modes-shuffled", turns[::3] + turns[1::3] + turns[2::3]))
+    return found
+
+
+def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> list[Turn]:
+    """Short, then long, then few and short, then many again; trees change as well."""
+    wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
+    largest = geometry.limits.capture_batch_sizes[-1]
+    plans = [
+        ((2,) * most, largest, "random"),
+        ((wall,) * most, largest, "random"),
+        ((1, 3), 4, "unused"),
+        ((0,), 1, "chain"),
+        (tuple(range(most)), largest, "star"),
+        ((wall - 1, 0, 2), largest, "chain"),
+        ((5,), largest, "random"),
+    ]
+    return [
+        uniform(f"{label}-{i}", geometry, mode, lens, padded, step=step, tree=tree, seed=i)
+        for i, (lens, padded, tree) in enumerate(plans)
+    ]
+
+
+@behaviour(cases=_sequences, bugs=("sglang#10892", "vllm#36611", "flashinfer#1028", "sglang#31198", "vllm#41841"))
+def equals_a_fresh_state(subject: Subject, turns: list[Turn]) -> None:
+    """Growing, shrinking and changing mode, step and tree on dirty buffers is as good as a fresh arena."""
+    from ..check import ContractViolation
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+    from .lengths import SUFFICIENT
+
+    kinds = SUFFICIENT[subject.backend.host_lengths(turns[0].geometry)][::-1]
+    pages = max(turn.num_pages for turn in turns)
+    rig = Rig(subject, turns[0].geometry, pages)
+    for number, turn in enumerate(place(rig, turn) for turn in turns):
+        what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
+        out = verify.turn_holds(rig, turn, rig.load(turn, kind), what)[: turn.live_rows]
+        fresh = Rig(subject, turn.geometry, pages)
+        alone = fresh.run(turn, fresh.load(turn))[: turn.live_rows]
+        if rig.decoded(turn, rig.load(turn)) != fresh.decoded(turn, fresh.load(turn)) or not _close(out, alone):
+            raise ContractViolation(
+                f"after {number} other forwards the result differs from a fresh state's",
+                batch=turn,
+                got=f"a difference of {float((out - alone).abs().max()):.3g}",
+                expected="the same metadata and outputs",
+                bug="sglang#10892",
+            )
+
+
+def _close(a: object, b: object) -> bool:
+    """Equal within a few roundings: a schedule may depend on the batch, a result may not."""
+    import torch
+
+    return torch.allclose(a.float(), b.float(), rtol=2**-6, atol=2**-7)  # type: ignore[attr-defined]

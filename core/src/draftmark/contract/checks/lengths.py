@@ -1,0 +1,69 @@
+"""Host lengths: what a backend declares to need is enough, and a bound is not a length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...geometry import Geometry
+from ...metadata import HostLengthsNeed
+from ..check import Case
+from ..scenarios.scenes import scenes
+from ..scenarios.shapes import behaviours
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+GEOMETRIES = ("small", "target", "draft", "target-overlap", "target-page32-long")
+SUFFICIENT = {
+    HostLengthsNeed.NONE: ("unknown", "upper_bound", "exact"),
+    HostLengthsNeed.UPPER_BOUND: ("unknown", "upper_bound", "exact"),
+    HostLengthsNeed.EXACT: ("exact",),
+}
+"""Unknown always gives a bound too: the limit."""
+
+
+def _turns() -> list[Case]:
+    chosen = {name: geometry for name, geometry in behaviours().items() if name in GEOMETRIES}
+    return [Case(f"{name}-{turn.name}", turn) for name, geometry in chosen.items() for turn in scenes(geometry)]
+
+
+def _geometries() -> list[Case]:
+    return [Case(name, geometry) for name, geometry in behaviours().items()]
+
+
+@behaviour(cases=_turns, bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"))
+def of_any_kind_give_one_result(subject: Subject, turn: Turn) -> None:
+    """Exact lengths, loose bounds and no lengths at all lead to the same metadata and outputs, in any order."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    for kind in SUFFICIENT[subject.backend.host_lengths(turn.geometry)]:
+        rig.arena.poison()
+        verify.turn_holds(rig, turn, rig.load(turn, kind), f"with {kind} host lengths the output")
+
+
+@behaviour(cases=_geometries)
+def exact_excludes_overlap(subject: Subject, geometry: Geometry) -> None:
+    """A backend that needs exact lengths refuses a geometry with overlap, and no other for that reason."""
+    from ...errors import BackendRefusal
+    from ..check import ContractViolation
+
+    subject.require(geometry)
+    overlapped = replace(geometry, limits=replace(geometry.limits, overlap=True))
+    need = subject.backend.host_lengths(geometry)
+    try:
+        subject.backend.require(overlapped)
+    except BackendRefusal:
+        return
+    if need is HostLengthsNeed.EXACT:
+        raise ContractViolation(
+            "a backend that needs exact host lengths serves a geometry with overlap",
+            batch=overlapped,
+            got="no refusal",
+            expected="a refusal with the remedy overlap=False",
+        )

@@ -1,0 +1,73 @@
+"""Outputs against float64, over dtypes, head shapes, head sizes, windows and soft caps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...geometry import Mode
+from ..check import Case
+from ..scenarios.scenes import extends
+from ..scenarios.shapes import mandatory, numerics
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn, uniform
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+HIGH_OFFSET = 2**31
+"""Flat element offsets from here on do not fit int32."""
+PEAKED = 2.0
+"""Scale of the queries: logits spread far enough that a wrong scale, cap or rounding of the weights shows."""
+
+
+def _cases() -> list[Case]:
+    found = []
+    for name, geometry in {"mandatory": mandatory(), **numerics()}.items():
+        lens = (0, 1, 37)
+        turns = [uniform("decode", geometry, Mode.DECODE, lens, 4), *extends(geometry)[1:2]]
+        if Mode.VERIFY in geometry.modes:
+            turns.append(uniform("verify", geometry, Mode.VERIFY, lens, 4))
+        found += [Case(f"{name}-{turn.name}", turn) for turn in turns]
+    return found
+
+
+@behaviour(cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
+def match_float64(subject: Subject, turn: Turn) -> None:
+    """Every live row is within rounding of float64, with NaN in all unused KV; padded rows are finite."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    for contrast in (0.0, PEAKED):
+        batch = rig.load(turn)
+        rig.stage.fill_rows(turn, contrast=contrast)
+        verify.turn_holds(rig, turn, batch)
+
+
+def _high() -> list[Case]:
+    """Pages whose first element lies past 2**31 elements of the pool; 4.3 GB a tensor, most of it never touched."""
+    geometry = numerics()["bf16-gqa4-128"]
+    a = geometry.attention
+    first = HIGH_OFFSET // (a.page_size * a.num_kv_heads * a.head_dim) + 3
+    turns = [
+        uniform("verify", geometry, Mode.VERIFY, (17, 1), 4, first_page=first),
+        *extends(geometry, first_page=first)[1:2],
+    ]
+    return [Case(turn.name, turn) for turn in turns]
+
+
+@behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
+def reach_past_int32(subject: Subject, turn: Turn) -> None:
+    """Rows are stored and read where the cache's flat element offset no longer fits 32 bits."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+    from ..scenarios.sparse import sparse_pool
+
+    probe = Rig(subject, turn.geometry, 1)
+    turn = place(probe, turn)
+    with sparse_pool(turn, subject.device) as pool:
+        rig = Rig(subject, turn.geometry, turn.num_pages, pool)
+        batch = rig.load(turn)
+        out = rig.run(turn, batch)
+        verify.sparse(rig, turn, out)

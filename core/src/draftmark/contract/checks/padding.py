@@ -1,0 +1,72 @@
+"""Padded requests: they name null pages, write finite rows, and change no live byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..check import Case
+from ..scenarios.scenes import programs
+from ..scenarios.shapes import behaviours
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn, ragged, uniform
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+GEOMETRIES = ("small", "target", "draft", "target-window", "draft-window", "draft-page1-words2")
+
+
+def _cases() -> list[Case]:
+    found = []
+    for name, geometry in behaviours().items():
+        if name not in GEOMETRIES:
+            continue
+        size = geometry.attention.page_size
+        largest = geometry.limits.capture_batch_sizes[-1]
+        for live in (0, 1, 3):
+            lens = (size, 0, size + 2)[:live]
+            for mode, step in programs(geometry):
+                label = f"{name}-{mode.value}{step or ''}-{live}of{largest}"
+                found.append(Case(label, uniform(label, geometry, mode, lens, largest, step=step, seed=live)))
+            if live:
+                label = f"{name}-extend-{live}of{largest}"
+                turn = ragged(label, geometry, lens, (3, 7, 1)[:live], padded=largest - live, seed=live)
+                found.append(Case(label, turn))
+    return found
+
+
+@behaviour(cases=_cases, bugs=("sglang#24743", "vllm#57094", "lmdeploy#4569", "vllm#19321", "sglang#1779"))
+def changes_no_live_byte(subject: Subject, turn: Turn) -> None:
+    """With few live of many: padded rows touch null pages only, are finite, and live rows are right."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    verify.turn_holds(rig, turn, batch)
+
+
+@behaviour(cases=_cases, bugs=("vllm#38436", "sglang#25529"))
+def is_declared(subject: Subject, turn: Turn) -> None:
+    """pad_fill is 0 or 1, live_extent is one of its two words, and unique slots are unique."""
+    from ..check import ContractViolation
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, 1)
+    turn = place(rig, turn)
+    spec = rig.spec(turn)
+    declared = {"pad_fill": (spec.pad_fill, (0, 1)), "live_extent": (spec.live_extent, ("live", "padded"))}
+    for field, (got, allowed) in declared.items():
+        if got not in allowed:
+            raise ContractViolation(f"MetadataSpec.{field} is out of range", got=got, expected=allowed)
+    batch = rig.stage.set(turn, rig.host)
+    rig.prepare(batch)
+    writes = rig.decoded(turn, batch).writes
+    if spec.unique_slots and writes and len(set(writes.values())) < len(writes):
+        raise ContractViolation(
+            "two rows write one KV slot, but the backend declares unique_slots",
+            batch=turn,
+            got=sorted(writes.values()),
+            expected="every slot once",
+        )

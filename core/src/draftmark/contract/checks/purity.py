@@ -1,0 +1,122 @@
+"""Inputs stay as they are: each call writes what it is for, and nothing is kept or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...geometry import Geometry
+from ..check import Case
+from ..scenarios.scenes import scenes
+from ..scenarios.shapes import behaviours
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+GEOMETRIES = ("small", "target", "draft", "target-window", "draft-chain")
+
+
+def _turns() -> list[Case]:
+    chosen = {name: geometry for name, geometry in behaviours().items() if name in GEOMETRIES}
+    return [Case(f"{name}-{turn.name}", turn) for name, geometry in chosen.items() for turn in scenes(geometry)]
+
+
+def _geometries() -> list[Case]:
+    return [Case(name, geometry) for name, geometry in behaviours().items() if name in GEOMETRIES]
+
+
+@behaviour(cases=_turns, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))
+def each_call_writes_its_own(subject: Subject, turn: Turn) -> None:
+    """plan and write_metadata write the arena only, write_kv the cache, attend its rows of out."""
+    from ..scenarios.rig import Rig, place
+    from ..scenarios.watch import Watch
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    q, k, v, out = rig.stage.rows(turn)
+    watch = Watch(rig, turn, batch)
+    calls: dict[str, Callable[[], None]] = {
+        "plan": lambda: rig.backend.plan(batch),
+        "write_metadata": lambda: rig.backend.write_metadata(batch),
+    }
+    if rig.kernels:
+        calls["write_kv"] = lambda: rig.backend.write_kv(k, v, rig.stage.cache, batch)
+        calls["attend"] = lambda: rig.backend.attend(q, rig.stage.cache, batch, out)
+    allowed = {"write_kv": ("cache.k", "cache.v"), "attend": ("out",)}
+    for name, call in calls.items():
+        call()
+        watch.unchanged_but(allowed.get(name, ()), name)
+
+
+@behaviour(cases=_turns, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
+def plan_reads_no_device_memory(subject: Subject, turn: Turn) -> None:
+    """plan() takes numbers from the host's view of the batch, never from its tensors."""
+    from ..check import ContractViolation
+    from ..scenarios.hostreads import host_reads
+    from ..scenarios.rig import Rig, place
+    from ..scenarios.watch import batch_tensors
+
+    rig = Rig(subject, turn.geometry, 1)
+    turn = place(rig, turn)
+    batch = rig.stage.set(turn, rig.host)
+    device = [rig.arena[spec.name] for spec in rig.arena.specs if spec.memory.value == "device"]
+    with host_reads([*batch_tensors(batch).values(), *device]) as reads:
+        rig.backend.plan(batch)
+    if reads:
+        raise ContractViolation(
+            "plan() reads device memory on the host",
+            batch=turn,
+            got=", ".join(reads),
+            expected="numbers from batch.host, q_lens and tail_lens",
+            bug="sglang#29413",
+        )
+
+
+@behaviour(cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
+def nothing_is_kept_or_moved(subject: Subject, geometry: Geometry) -> None:
+    """Once every forward has run, running them again gives the backend no new memory, and no buffer moves."""
+    from ..check import ContractViolation
+    from ..scenarios.held import held_storages
+    from ..scenarios.rig import Rig, place, pool_pages
+
+    rig = Rig(subject, geometry, pool_pages(geometry))
+    turns = [place(rig, turn) for turn in scenes(geometry)]
+    before: dict[int, str] = {}
+    addresses = rig.arena.addresses()
+    for lap in range(2):
+        for turn in turns:
+            rig.run(turn, rig.load(turn))
+            held = held_storages(rig.backend)
+            fresh = sorted(name for address, name in held.items() if lap and address not in before)
+            if fresh or rig.arena.addresses() != addresses:
+                raise ContractViolation(
+                    "the backend holds memory that it did not hold after its first forward of this kind",
+                    batch=turn,
+                    got=fresh or "moved arena buffers",
+                    expected="arena buffers, and what open_backend made",
+                    formula="a captured graph would keep the old address",
+                )
+        before = held_storages(rig.backend)
+
+
+@behaviour(cases=_turns, bugs=("sglang#32062", "flashinfer#3582"))
+def metadata_serves_every_layer(subject: Subject, turn: Turn) -> None:
+    """One write_metadata serves several layers, each with its own cache and rows."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    rig.prepare(batch)
+    for layer in range(2):
+        rig.stage.fill_rows(turn, seed=7 + layer)
+        rig.stage.fill_cache(turn, seed=7 + layer)
+        expected = rig.expected(turn)
+        rig.layer(turn, batch)
+        verify.stored(rig, turn, expected)
+        verify.output(turn, expected, rig.stage.rows(turn)[3], f"layer {layer}'s output")
+        verify.guards(rig, turn)

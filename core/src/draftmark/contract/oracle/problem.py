@@ -1,0 +1,13 @@
+"""What decoding may find before any comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class DecodeProblem(Exception):
+    """Metadata that cannot mean anything: `what` is a sentence, `got` and `expected` its two values."""
+
+    def __init__(self, what: str, got: Any, expected: Any) -> None:
+        self.what, self.got, self.expected = what, got, expected
+        super().__init__(f"{what}: got {got}, expected {expected}")

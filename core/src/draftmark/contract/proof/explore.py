@@ -1,0 +1,79 @@
+"""Run a function on symbols along every branch that its plain `if`, `max` and `in` can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import z3
+
+from .symbols import Context, SymbolicUse
+
+MAX_PATHS = 64
+_RLIMIT = 200_000
+"""z3's own count of work, so that pruning is the same on a slow machine."""
+_TOO_MANY = (
+    f"sizing branches on geometry values more than {MAX_PATHS} ways; "
+    "use draftmark.maximum, minimum and ceil_div instead of if, max and min"
+)
+
+
+@dataclass
+class Path:
+    """One branch: the symbols it made, the conditions it took, and what the function returned."""
+
+    context: Context
+    conditions: list[Any]
+    result: Any
+
+
+def explore(run: Callable[[Context], Any]) -> list[Path]:
+    """Call `run` with a fresh context once per path.
+
+    Raises:
+        SymbolicUse: more than `MAX_PATHS` paths, or an operation that no proof can follow.
+    """
+    paths: list[Path] = []
+    pending: list[list[bool]] = [[]]
+    while pending:
+        choices = pending.pop()
+        context, conditions = Context(), list[Any]()
+        taken: list[bool] = []
+
+        def decide(
+            term: Any,
+            context: Context = context,
+            conditions: list[Any] = conditions,
+            taken: list[bool] = taken,
+            choices: list[bool] = choices,
+        ) -> bool:
+            if z3.is_true(term) or z3.is_false(term):
+                return bool(z3.is_true(term))
+            if len(taken) < len(choices):
+                choice = choices[len(taken)]
+            else:
+                possible = [side for side in (True, False) if _possible(context, conditions, term, side)]
+                choice = possible[0] if possible else True
+                if len(possible) == 2:
+                    pending.append([*taken, not choice])
+                    if len(paths) + len(pending) > MAX_PATHS:
+                        raise SymbolicUse(_TOO_MANY)
+            taken.append(choice)
+            conditions.append(term if choice else z3.Not(term))
+            return choice
+
+        context.decide = decide
+        result = run(context)
+        context.decide = None
+        paths.append(Path(context, conditions, result))
+    return paths
+
+
+def _possible(context: Context, conditions: list[Any], term: Any, side: bool) -> bool:
+    """False only when the branch contradicts what is known already (quotients left open)."""
+    solver = z3.Solver()
+    solver.set("rlimit", _RLIMIT)
+    known = [*context.facts, *(definition for _, definition in context.extremes), *conditions]
+    solver.add(*known, term if side else z3.Not(term))
+    return bool(solver.check() != z3.unsat)

@@ -1,0 +1,79 @@
+"""The z3 problem of one claim: only what the claim depends on, and true facts that z3 does not find by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import permutations
+from typing import Any
+
+import z3
+
+from .symbols import Context
+
+
+def relevant(context: Context, terms: Iterable[Any]) -> Context:
+    """`context` without the divisions, maxima and products that neither `terms` nor its facts depend on."""
+    seen: set[int] = set()
+    for term in (*terms, *context.facts):
+        _collect(term, seen)
+    kept = Context()
+    kept.inputs, kept.facts = context.inputs, context.facts
+    # Newest first: a definition only speaks of older ones.
+    for q, terms_of, part in sorted(_definitions(context), key=lambda row: -_number(row[0])):
+        if q.get_id() in seen:
+            for term in terms_of:
+                _collect(term, seen)
+            getattr(kept, part[0]).insert(0, part[1])
+    unique = {}
+    for a, b, product in context.products:
+        if product.get_id() in seen:
+            unique[frozenset((a.get_id(), b.get_id()))] = (a, b, product)
+    kept.products = list(unique.values())
+    return kept
+
+
+def definitions(context: Context, encoding: str) -> list[Any]:
+    """Quotients as z3's own division (``native``) or by their remainders (``skolem``), and the maxima."""
+    extremes = [definition for _, definition in context.extremes]
+    if encoding == "native":
+        return [*extremes, *(q == a / b for a, b, q in context.divisions)]
+    return [*extremes, *(z3.And(q * b <= a, a < q * b + b) for a, b, q in context.divisions)]
+
+
+def hints(context: Context) -> list[Any]:
+    """Quotients by one divisor, and products of numbers >= 0, are monotone."""
+    found = []
+    for (a, b, q), (c, d, p) in permutations(context.divisions, 2):
+        if b.eq(d):
+            found.append(z3.Implies(z3.And(b >= 1, a <= c), q <= p))
+    for (a, b, _), (c, d, _) in permutations(context.products, 2):
+        for e, f in ((c, d), (d, c)):
+            found.append(z3.Implies(z3.And(a >= 0, a <= e, b >= 0, b <= f), a * b <= c * d))
+    return found
+
+
+def smt2(assertions: list[Any]) -> str:
+    """The assertions as SMT-LIB text. Call it in one thread at a time: z3's terms are not thread-safe."""
+    problem = z3.Solver()
+    problem.add(*assertions)
+    return str(problem.to_smt2()).replace("(check-sat)", "")
+
+
+def _definitions(context: Context) -> Iterable[tuple[Any, list[Any], tuple[str, Any]]]:
+    for a, b, q in context.divisions:
+        yield q, [a, b], ("divisions", (a, b, q))
+    for m, definition in context.extremes:
+        yield m, [definition], ("extremes", (m, definition))
+
+
+def _number(variable: Any) -> int:
+    return int(str(variable).rpartition("!")[2])
+
+
+def _collect(term: Any, seen: set[int]) -> None:
+    pending = [term]
+    while pending:
+        one = pending.pop()
+        if one.get_id() not in seen:
+            seen.add(one.get_id())
+            pending.extend(one.children())

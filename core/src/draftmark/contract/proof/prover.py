@@ -1,0 +1,196 @@
+"""Prove, refute, restate, or say that it is undecided.
+
+A refutation counts only when its model, replayed on plain integers through the plugin's own `buffers()`, shows the
+same shortage. Undecided fails. A claim proved only at listed draft shapes says so, and claims nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import z3
+
+from ..needs import Need, needs_of
+from ..shapes import brief
+from .domain import DRAFTS, bounded, fixed, plain_batch, plain_geometry
+from .problem import definitions, hints, relevant, smt2
+from .solver import Answer, Solver
+from .symbols import Context
+from .theorems import VARIANTS, Claim, Plan, Theorem, plan_of
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+Within = int | dict[str, int] | None
+"""Inputs at most a bound, or some of them fixed."""
+SHORT_S, LONG_S = 3.0, 8.0
+_Z3 = threading.Lock()
+"""z3's terms are not thread-safe: they are built by one thread at a time, and solved elsewhere."""
+LADDER = (3, 9, 40, 300, None)
+SHAPES = ((1, 1, 1), (1, 4, 4), (2, 3, 7), (4, 3, 8), (8, 5, 64), (8, 9, 33))
+"""(k, S, D) at which a claim is tried when it cannot be decided for all."""
+
+
+class Status(StrEnum):
+    """What is known of a theorem. PROVED, RESTATED, SWEPT and REFUSED do not fail."""
+
+    PROVED = "proved"
+    RESTATED = "restated"
+    SWEPT = "swept"
+    """Only usage() knows the need: the corner sweep, not a proof, covers it."""
+    REFUSED = "refused"
+    REFUTED = "refuted"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A theorem's outcome.
+
+    Attributes:
+        theorem: its name.
+        claim: ``needed <= declared`` in words.
+        status: how it ended.
+        note: the counterexample, the restated range, or what stood in the way.
+    """
+
+    variant: str
+    theorem: str
+    role: str
+    claim: str
+    status: Status
+    note: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it fails the contract."""
+        return self.status in (Status.REFUTED, Status.UNDECIDED)
+
+
+def prove_all(subject: Subject, workers: int = 2) -> list[Proof]:
+    """Every theorem about one backend."""
+    return [proof for variant in VARIANTS for proof in prove_plan(subject, plan_of(subject, variant), workers)]
+
+
+def prove_plan(subject: Subject, plan: Plan, workers: int = 2) -> list[Proof]:
+    """The theorems of one variant, `workers` at a time."""
+    name = str(plan.variant)
+    if plan.refused:
+        return [Proof(name, "all buffers", "", "", Status.REFUSED, "; ".join(plan.refused))]
+    if plan.obstacle:
+        return [Proof(name, "all buffers", "", "needed <= declared", Status.UNDECIDED, plan.obstacle)]
+    parts = [plan.theorems[start::workers] for start in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        done = [proof for part in pool.map(lambda part: _prove_part(subject, part), parts) for proof in part]
+    order = {theorem.name: position for position, theorem in enumerate(plan.theorems)}
+    proofs = sorted(done, key=lambda proof: order[proof.theorem])
+    swept = [Proof(name, buffer, "", "usage() <= declared", Status.SWEPT, "see sizing.covers") for buffer in plan.swept]
+    return [*proofs, *swept]
+
+
+def _prove_part(subject: Subject, theorems: Iterable[Theorem]) -> list[Proof]:
+    with Solver() as solver:
+        return [_prove(subject, theorem, solver) for theorem in theorems]
+
+
+def _prove(subject: Subject, theorem: Theorem, solver: Solver) -> Proof:
+    statuses = [_decide(subject, theorem, claim, solver) for claim in theorem.claims]
+    if not any(_satisfiable(claim, solver) for claim in theorem.claims):
+        statuses = [(Status.UNDECIDED, "no batch satisfies the assumptions: the proof would be empty")]
+    worst = (Status.REFUTED, Status.UNDECIDED, Status.RESTATED, Status.PROVED)
+    status, note = min(statuses, key=lambda pair: worst.index(pair[0]))
+    return Proof(str(theorem.variant), theorem.name, theorem.role, theorem.text, status, note)
+
+
+def _decide(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
+    answers = []
+    for encoding, hinted, seconds in (("native", True, SHORT_S), ("skolem", True, LONG_S), ("native", False, SHORT_S)):
+        answers.append(_ask(claim, solver, encoding, hinted, seconds))
+        if answers[-1].status == "unsat":
+            return Status.PROVED, ""
+        if answers[-1].status == "sat":
+            break
+    note = _refute(subject, theorem, claim, solver)
+    if note:
+        return note
+    return _restate(claim, solver)
+
+
+def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, seconds: float, within: Within = None) -> Answer:
+    """Is there a batch within the limits that breaks one of the goals?"""
+    with _Z3:
+        context = relevant(claim.context, [*claim.goals, *claim.assumed])
+        facts = _facts(context, claim, encoding, within)
+        problem = smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])
+    return solver.ask(problem, list(context.inputs), seconds)
+
+
+def _facts(context: Context, claim: Claim, encoding: str, within: Within) -> list[Any]:
+    extra = bounded(context, within) if isinstance(within, int) else fixed(context, within) if within else []
+    return [*context.facts, *claim.assumed, *definitions(context, encoding), *extra]
+
+
+def _satisfiable(claim: Claim, solver: Solver) -> bool:
+    for bound in LADDER:
+        with _Z3:
+            problem = smt2(_facts(claim.context, claim, "skolem", bound))
+        if solver.ask(problem, [], SHORT_S).status == "sat":
+            return True
+    return False
+
+
+def _refute(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str] | None:
+    """The smallest model that the ladder finds, replayed; None when there is none."""
+    unreplayed = ""
+    for bound in LADDER:
+        answer = _ask(claim, solver, "native", False, SHORT_S, bound)
+        if answer.status == "sat":
+            shown = replay(subject, theorem, answer.model)
+            if shown:
+                return Status.REFUTED, shown
+            unreplayed = f"a model did not replay on plain integers: {answer.model}"
+    return (Status.UNDECIDED, unreplayed) if unreplayed else None
+
+
+def _restate(claim: Claim, solver: Solver) -> tuple[Status, str]:
+    proved: list[tuple[int, ...]] = []
+    missing: list[tuple[int, ...]] = []
+    for shape in SHAPES:
+        at = dict(zip(DRAFTS, shape, strict=True))
+        decided = any(_ask(claim, solver, encoding, True, SHORT_S, at).status == "unsat" for encoding in _ENCODINGS)
+        (proved if decided else missing).append(shape)
+    if missing:
+        return Status.UNDECIDED, f"z3 decides neither the claim nor (k,S,D) in {missing}; simplify the formula"
+    return Status.RESTATED, f"proved at (k,S,D) in {', '.join(map(str, proved))}; not claimed elsewhere"
+
+
+_ENCODINGS = ("native", "skolem")
+
+
+def replay(subject: Subject, theorem: Theorem, model: dict[str, int]) -> str:
+    """The shortage on plain integers, in words; empty when the plugin's own code does not show it."""
+    try:
+        geometry = plain_geometry(theorem.variant, subject.profile, model)
+        if subject.backend.supports(geometry):
+            return ""
+        specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
+        metadata = subject.backend.metadata(geometry)
+    except Exception as error:  # a division by zero, most likely: then that is the finding
+        return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""
+    if theorem.mode is None or theorem.buffer not in specs:
+        return ""
+    batch = plain_batch(geometry, theorem.mode, model)
+    short = [need for need in needs_of(specs[theorem.buffer], batch, geometry, metadata) if _short(need, theorem)]
+    if not short:
+        return ""
+    need = short[0]
+    return f"{need.needed} > {need.declared} at {batch}; geometry {brief(geometry)}"
+
+
+def _short(need: Need, theorem: Theorem) -> bool:
+    return need.what == theorem.what and bool(need.needed > need.declared)

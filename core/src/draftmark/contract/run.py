@@ -1,0 +1,150 @@
+"""What the command line calls: `draftmark contract`, `draftmark prove`, `draftmark new-backend`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..registry import load
+from .check import Tier
+
+Say = Callable[[str], None]
+PYTEST_FAILED = (0, 1)
+"""Exit codes of a run that came to its end."""
+STALLED_S = 420.0
+"""No item takes longer than its own limit, unless native code hangs: then the process is ended from outside."""
+
+
+def run_contract(
+    name: str,
+    tier: str = "host",
+    json_path: str | None = None,
+    html_path: str | None = None,
+    k: str | None = None,
+    device: str | None = None,
+    workers: int = 0,
+) -> int:
+    """Judge one backend in a process of its own, and print the verdict.
+
+    An item that ends the process (a crash, `os._exit`) or hangs in native code fails, and the rest still runs.
+
+    Args:
+        tier: run up to ``sizing``, ``host`` or ``device``.
+        json_path, html_path: where to write the record and the report.
+        k: pytest's -k expression; a run of some items gives no verdict.
+        device: torch device of the device tier.
+        workers: pytest-xdist processes; 0 for none.
+
+    Returns:
+        0 when every item of the tiers that ran is met, 2 for wrong arguments, 1 otherwise.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        print("the contract needs pytest, hypothesis and z3-solver: pip install 'draftmark[contract]'", file=sys.stderr)
+        return 1
+    if tier not in {one.value for one in Tier}:
+        print(f"tier is {tier!r}, but it must be sizing, host or device", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder, "journal.jsonl")
+        command = _command(name, tier, Path(folder), journal, device, k, workers)
+        for option, path in (("--attn-json", json_path), ("--attn-html", html_path)):
+            command += [f"{option}={Path(path).absolute()}"] if path else []
+        while True:
+            code = _watch(command, journal, Path(folder))
+            died = _unfinished(journal)
+            if code in PYTEST_FAILED or died is None:
+                return code if code in (0, 2) else 1
+            _fail(journal, died, f"the process ended with code {code} in this item (a crash, os._exit or a hang)")
+
+
+def prove(name: str, say: Say = print) -> int:
+    """Prove the sizing of one backend; print each theorem and its status.
+
+    Returns:
+        0 when none is refuted or undecided, else 1.
+    """
+    if importlib.util.find_spec("z3") is None:
+        say("proofs need z3-solver: pip install 'draftmark[contract]'")
+        return 1
+    from .proof.prover import prove_all
+    from .proof.table import proof_table
+    from .subject import Subject
+
+    start = time.monotonic()
+    proofs = prove_all(Subject(load(name), "cpu", Tier.SIZING))
+    say(proof_table(name, proofs))
+    say(f"{time.monotonic() - start:.1f} s")
+    return int(any(proof.fails for proof in proofs))
+
+
+def new_backend(name: str, folder: str = ".", say: Say = print) -> int:
+    """Write a vendor package's skeleton to ``folder/draftmark-NAME``; see `skeleton`.
+
+    Returns:
+        0, or 2 when the name is no identifier or the folder exists.
+    """
+    from .skeleton import write_skeleton
+
+    try:
+        root = write_skeleton(name, Path(folder))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    say(f"wrote {root}\nnext: pip install -e {root}, then draftmark contract {name}, and fill in what fails")
+    return 0
+
+
+def _command(
+    name: str, tier: str, folder: Path, journal: Path, device: str | None, k: str | None, workers: int
+) -> list[str]:
+    ini = folder / "pytest.ini"
+    ini.write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark.contract", f"--attn-backend={name}"]
+    command += [f"--attn-tier={tier}", f"--attn-journal={journal}", "-q", "--no-header", "-p", "no:cacheprovider"]
+    # The caller's project has no say here: no configuration, no conftest, no added options.
+    command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts="]
+    command += [f"--attn-device={device}"] if device else []
+    command += ["-k", k] if k else []
+    return command + (["-n", str(workers)] if workers else [])
+
+
+def _watch(command: list[str], journal: Path, folder: Path) -> int:
+    """Run pytest to its end, or end it when an item makes no progress."""
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    with subprocess.Popen(command, env=environment) as process:
+        seen, since = -1, time.monotonic()
+        while True:
+            try:
+                return process.wait(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                size = journal.stat().st_size if journal.exists() else 0
+                if size != seen:
+                    seen, since = size, time.monotonic()
+                elif time.monotonic() - since > STALLED_S:
+                    process.kill()
+
+
+def _rows(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
+
+
+def _unfinished(journal: Path) -> str | None:
+    rows = _rows(journal)
+    ended = {row["item"] for row in rows if "item" in row}
+    return next((row["started"] for row in rows if "started" in row and row["started"] not in ended), None)
+
+
+def _fail(journal: Path, item: str, message: str) -> None:
+    from .item import Outcome, Result, all_items
+
+    tier = next((one.tier.value for one in all_items() if one.id == item), Tier.SIZING.value)
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(Result(item, tier, Outcome.FAILED, message).as_json()) + "\n")

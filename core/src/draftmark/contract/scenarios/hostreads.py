@@ -1,0 +1,75 @@
+"""Notices that host code read a device tensor, on a CPU where nothing else would tell.
+
+Tensors of the batch are tainted, and so is what is computed from them; reading a tainted tensor's values on the host
+would wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+READS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        *("item", "tolist", "cpu", "numpy", "equal", "nonzero", "__array__", "__dlpack__", "__bool__", "__int__"),
+        *("__float__", "__index__", "__contains__", "__iter__"),
+    )
+)
+
+
+class _Taint:
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._keep = [tensor.detach() for tensor in tensors]
+        self._storages = {one.untyped_storage().data_ptr() for one in self._keep}
+        self.reads: list[str] = []
+
+    def touches(self, values: Any) -> bool:
+        leaves = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+        return any(one.untyped_storage().data_ptr() in self._storages for one in leaves)
+
+    def spread(self, values: Any) -> None:
+        for one in tree_leaves(values):
+            if isinstance(one, torch.Tensor):
+                self._keep.append(one.detach())
+                self._storages.add(one.untyped_storage().data_ptr())
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, taint: _Taint) -> None:
+        super().__init__()
+        self._taint = taint
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS and self._taint.touches(args[:1]):
+            self._taint.reads.append(f"Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, taint: _Taint) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._taint = taint
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tainted = self._taint.touches((args, kwargs))
+        if tainted and torch.Tag.data_dependent_output in func.tags:
+            self._taint.reads.append(str(func))
+        result = func(*args, **(kwargs or {}))
+        if tainted:
+            self._taint.spread(result)
+        return result
+
+
+@contextmanager
+def host_reads(tensors: Iterable[torch.Tensor]) -> Iterator[list[str]]:
+    """Collects the names of calls that read `tensors`, or anything computed from them, on the host."""
+    taint = _Taint(tensors)
+    with _Calls(taint), _Operators(taint):
+        yield taint.reads

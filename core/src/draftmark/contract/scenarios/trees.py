@@ -1,0 +1,37 @@
+"""Draft trees as parents of tail slots. No torch."""
+
+from __future__ import annotations
+
+import random
+
+from ..oracle.history import NO_PARENT, chain
+
+
+def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
+    """Parents of a verify tail of `rows` slots; slot 0 is the root.
+
+    Args:
+        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, or ``"unused"``: a short chain, then rows that no
+            draft filled, which hang on the root and can never be accepted.
+    """
+    dice = random.Random(f"{kind} {rows} {seed}")
+    if kind == "chain":
+        return chain(rows)
+    if kind == "star":
+        return (NO_PARENT, *(0 for _ in range(rows - 1)))
+    if kind == "unused":
+        used = min(rows, 3)
+        return (*chain(used), *(0 for _ in range(rows - used)))
+    return (NO_PARENT, *(dice.randrange(slot) for slot in range(1, rows)))
+
+
+def beams(topk: int, step: int, seed: int) -> tuple[int, ...]:
+    """Parents of a draft tail: topk slots per step, each continuing any slot of the step before.
+
+    Beams change parents: some branch is continued twice and another is dropped. A later step extends an earlier one.
+    """
+    dice = random.Random(f"beams {topk} {seed}")
+    parents = [NO_PARENT] * topk
+    for depth in range(1, step + 1):
+        parents += [(depth - 1) * topk + dice.randrange(topk) for _ in range(topk)]
+    return tuple(parents)
