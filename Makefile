@@ -7,7 +7,7 @@ PLUGINS = $(wildcard plugins/*/pyproject.toml)
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow contract-full kills lint clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
@@ -17,9 +17,19 @@ test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow and not device"
+	OMP_NUM_THREADS=1 $(BIN)/draftmark contract reference --workers 2
+
+# Every item of the sizing and host tiers, for every backend here.
+contract-full: $(VENV)/dev.stamp
+	for name in reference $(notdir $(patsubst %/,%,$(dir $(PLUGINS)))); do \
+	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --workers 2 || exit 1; done
 
 test-slow: $(VENV)/dev.stamp
 	$(PYTEST) -m "slow and not device" --timeout 1800
+
+# docs/contract-kills.md, from the mutants and the checks.
+kills: $(VENV)/dev.stamp
+	$(BIN)/python -m core.tests.mutants
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -20,10 +20,14 @@ class AttentionBackend(Protocol):
     """
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Host side, outside the graph. May use `batch.host`, `q_lens` and `tail_lens`; must not read the device.
+        """Host side, outside the graph, before every run: eager, capture and replay alike.
 
-        A captured program is planned once, at capture, with `Unknown` lengths (worst case) unless the
-        backend declares that it needs exact ones; what `plan` decides on the host for that is frozen in the graph.
+        May use `batch.host`, `q_lens` and `tail_lens`; must not read the device. Lengths are bounds: one may be loose
+        enough to pass the page table's width, so clamp to it.
+
+        At capture the batch has at least one live request and, unless the backend declares that it needs exact
+        lengths, `Unknown` ones: whatever `plan` decides on the host then is frozen in the graph, so it must hold for
+        every later replay. What `plan` decides before a replay reaches the graph through arena buffers only.
         """
 
     def write_metadata(self, batch: ForwardBatch) -> None:

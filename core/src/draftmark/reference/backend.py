@@ -97,7 +97,8 @@ class ReferenceBackend:
 
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """``[num_pages, P, heads, dim]`` and ids ``[R, n]`` → float32 ``[heads, R, n·P, dim]``, a fresh tensor."""
+    """``[num_pages, P, heads, dim]`` and ids ``[R, n]`` → float32 ``[heads, R, n·P, dim]``, of memory of its own."""
     requests, pages = table.shape
-    gathered = tensor.permute(2, 0, 1, 3).index_select(1, table.reshape(-1))
-    return gathered.float().view(tensor.shape[2], requests, pages * tensor.shape[1], tensor.shape[3])
+    # Gather before permuting: index_select of a permuted tensor would copy the whole pool first.
+    gathered = tensor.index_select(0, table.reshape(-1)).float()
+    return gathered.view(requests, pages * tensor.shape[1], *tensor.shape[2:]).permute(2, 0, 1, 3)

@@ -1,0 +1,179 @@
+"""Mutants of what write_metadata leaves in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from draftmark import Mode
+from draftmark.batch import ForwardBatch
+
+from .mutant import Mutant, after, around
+
+IN_PLACE = "it reads the batch's own table and mask"
+
+
+def edit(change: Callable[[Any, ForwardBatch], None]) -> Callable[[Any], None]:
+    """Spoil the arena after write_metadata."""
+    return lambda backend: after(backend, "write_metadata", lambda batch: change(backend, batch))
+
+
+def frozen_rows(name: str) -> Callable[[Any], None]:
+    """Entries of padded requests or rows stay what they were."""
+
+    def patch(backend: Any) -> None:
+        def call(original: Any, batch: ForwardBatch) -> None:
+            buffer = backend.arena[name]
+            live = sum(batch.q_lens[: batch.num_reqs]) if name == "slot_mapping" else batch.num_reqs
+            kept = buffer.clone()
+            original(batch)
+            buffer[live:] = kept[live:]
+
+        around(backend, "write_metadata", call)
+
+    return patch
+
+
+def _pageable(backend: Any) -> None:
+    after(backend, "write_metadata", lambda batch: backend.arena["slot_mapping"][:1].add_(torch.tensor([0, 0])[:1]))
+
+
+def _overruns(backend: Any) -> None:
+    def past(batch: ForwardBatch) -> None:
+        buffer = backend.arena["slot_mapping"]
+        if batch.mode is not Mode.EXTEND and batch.padded_reqs > 4:
+            torch.as_strided(buffer, (1,), (1,), buffer.numel()).zero_()
+
+    after(backend, "write_metadata", past)
+
+
+def _int32_slots(backend: Any, batch: ForwardBatch) -> None:
+    slots = backend.arena["slot_mapping"][: batch.num_rows]
+    slots.copy_(slots.to(torch.int32))
+
+
+def _written_once(backend: Any) -> None:
+    """Metadata is written again only when mode, step or size change."""
+    last: list[Any] = [None]
+
+    def call(original: Any, batch: ForwardBatch) -> None:
+        key = (batch.mode, batch.step, batch.q_lens)
+        if key != last[0]:
+            last[0] = key
+            original(batch)
+
+    around(backend, "write_metadata", call)
+
+
+def _units(backend: Any, batch: ForwardBatch) -> None:
+    size = backend.geometry.attention.page_size
+    slots = backend.arena["slot_mapping"][: batch.num_rows]
+    slots.copy_(slots // size + slots % size)
+
+
+MUTANTS = (
+    Mutant("M17", "padded rows keep old slots", "sglang#24743", patch=frozen_rows("slot_mapping")),
+    Mutant(
+        "M16",
+        "padded requests keep old lengths",
+        "sglang#10892",
+        patch=frozen_rows("kv_lens"),
+        layouts=("reference",),
+        absent="M16b does it to its own lengths",
+    ),
+    Mutant(
+        "M16b",
+        "padded requests keep old last-page lengths",
+        "sglang#10892",
+        patch=frozen_rows("kv_last_page_len"),
+        layouts=("csr",),
+        absent="M16 does it to kv_lens",
+    ),
+    Mutant(
+        "M19",
+        "padded indptr is -1",
+        "vllm#19321",
+        patch=edit(lambda b, x: b.arena["kv_indptr"][x.num_reqs + 1 : x.padded_reqs + 1].fill_(-1)),
+        layouts=("csr",),
+        absent="no indptr",
+    ),
+    Mutant(
+        "M19b",
+        "padded indptr repeats the graph's rows",
+        "local-inference-lab/vllm#658",
+        patch=edit(
+            lambda b, x: b.arena["kv_indptr"][x.num_reqs + 1 : x.padded_reqs + 1].fill_(b.arena["kv_indices"].shape[0])
+        ),
+        layouts=("csr",),
+        absent="no indptr",
+    ),
+    Mutant(
+        "M19c",
+        "padded lengths are -1",
+        "vllm#21196",
+        patch=edit(lambda b, x: b.arena["kv_lens"][x.num_reqs : x.padded_reqs].fill_(-1)),
+        layouts=("reference",),
+        absent="no kv_lens",
+    ),
+    Mutant(
+        "M21b",
+        "indices past half the pages unwritten",
+        "sglang#11985",
+        patch=edit(lambda b, x: b.arena["kv_indices"][b.arena["kv_indices"].shape[0] // 8 :].fill_(-1)),
+        layouts=("csr",),
+        absent=IN_PLACE,
+    ),
+    Mutant(
+        "M27",
+        "request of a row found as row // mean length",
+        "sglang#32467",
+        patch=edit(
+            lambda b, x: (
+                b.arena["slot_mapping"][: x.num_rows].copy_(b.arena["slot_mapping"][: x.num_rows].flip(0))
+                if x.mode is Mode.EXTEND and x.padded_reqs > 1
+                else None
+            )
+        ),
+    ),
+    Mutant("M29b", "slots computed in 32 bits", "flashinfer#3136", patch=edit(_int32_slots)),
+    Mutant(
+        "M30",
+        "slots of padded rows unwritten",
+        "flashinfer#5176",
+        patch=edit(lambda b, x: b.arena["slot_mapping"][sum(x.q_lens[: x.num_reqs]) : x.num_rows].fill_(-1)),
+    ),
+    Mutant("V30", "pageable copy in the captured region", "sglang#29415", patch=_pageable),
+    Mutant("V37", "writes past the end of a buffer", "sglang#27338", patch=_overruns),
+    Mutant("V43", "page and token units mixed", "sglang#24587", patch=edit(_units)),
+    Mutant(
+        "V52",
+        "last page length 0 where it is page_size",
+        "sglang#15469",
+        patch=edit(
+            lambda b, x: b.arena["kv_last_page_len"][: x.padded_reqs].remainder_(b.geometry.attention.page_size)
+        ),
+        layouts=("csr",),
+        absent="no last-page lengths",
+    ),
+    Mutant(
+        "V53",
+        "mask of the last tree survives a causal tail",
+        "flashinfer#1028",
+        patch=lambda b: around(
+            b, "_write_tail", lambda original, batch: original(batch) if hasattr(batch.tail, "mask") else None
+        ),
+        layouts=("csr",),
+        absent=IN_PLACE,
+    ),
+    Mutant(
+        "V54",
+        "first page of each request named twice",
+        "sglang#38187",
+        patch=edit(lambda b, x: b.arena["kv_indices"][1:2].copy_(b.arena["kv_indices"][:1])),
+        layouts=("csr",),
+        absent=IN_PLACE,
+    ),
+    Mutant("V58", "metadata kept while mode and size stay", "rtp-llm#1084", patch=_written_once),
+)

@@ -1,0 +1,215 @@
+"""A correct backend in the other layout: pages of all requests concatenated by an indptr, and a mask of its own.
+
+The reference keeps lengths and reads the batch's page table and mask in place. This one copies everything that its
+attention reads into its own buffers, as engines with CSR kernels do, so that each of those buffers can be got wrong.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import AttentionShape, BackendInfo, BufferSpec, Geometry, Mode, Role, Unit, hookimpl, maximum
+from draftmark.arena import Arena
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVCache
+from draftmark.graphs import GraphState, graph_state_for
+from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+from draftmark.version import CONTRACT_MINOR
+
+from . import csr_attention as kernel
+
+MASKED = (Mode.VERIFY, Mode.DRAFT)
+"""Modes whose tail mask is re-encoded, chains too; the others are causal in the kernel."""
+ROLES = {
+    "kv_indptr": "kv_indptr",
+    "kv_indices": "kv_indices",
+    "kv_last_page_len": "kv_last_page_len",
+    "qo_indptr": "qo_indptr",
+    "slot_mapping": "slot_mapping",
+}
+
+
+def buffers(geometry: Geometry) -> list[BufferSpec]:
+    """Index buffers per request, per page and per row."""
+    reqs, pages, words = geometry.max_reqs, geometry.max_pages_per_req, geometry.mask_words
+    own = [
+        BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
+        BufferSpec("kv_indices", Role.KV_INDICES, (reqs * pages,), "int32", Unit.PAGES, "max_reqs · max_pages_per_req"),
+        BufferSpec("kv_last_page_len", Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
+        BufferSpec("qo_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
+        BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+    ]
+    masked = [geometry.max_rows(mode) for mode in geometry.modes if mode in MASKED]
+    if masked:
+        depth = (reqs, geometry.max_tail)
+        own += [
+            BufferSpec(
+                "tail_mask", Role.TAIL_MASK, (maximum(*masked), words), "int32", Unit.WORDS, "max_rows · mask_words"
+            ),
+            BufferSpec("tail_depth", Role.TAIL_DEPTH, depth, "int32", Unit.TOKENS, "max_reqs · max_tail"),
+        ]
+    return own
+
+
+def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One level of pages over prefix and tail; the mask is re-encoded where there is one."""
+    found = {}
+    for mode in geometry.modes:
+        extra = {"tail_mask": "tail_mask", "tail_depth": "tail_depth"} if mode in MASKED else {}
+        level = Level(Layout.CSR_PAGES, LengthConvention.PREFIX_PLUS_TAIL, {**ROLES, **extra}, masked=True)
+        found[mode] = MetadataSpec((level,), mask_stride=geometry.mask_words)
+    return found
+
+
+class CsrBackend:
+    """The four methods. `attend` reads nothing of the batch's tensors; all it needs is in the arena."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        self.geometry = geometry
+        self.arena = arena
+        self._widths: tuple[int, ...] = ()
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Pages to gather per request, from the host's bound."""
+        live = zip(batch.host.upper_bound(), batch.tail_lens, strict=False)
+        widths = [self.geometry.pages_for(n, t) for n, t in live]
+        self._widths = (*widths, *(self.geometry.pages_for(0, t) for t in batch.tail_lens[batch.num_reqs :]))
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """All of the arena."""
+        r, size = batch.padded_reqs, self.geometry.attention.page_size
+        q_lens = batch.q_indptr.diff()
+        tails = q_lens if batch.uniform is None else torch.full_like(q_lens, batch.uniform.tail_len)
+        lens = batch.prefix_lens + tails
+        pages = (lens + size - 1) // size
+        indptr = self.arena["kv_indptr"][: r + 1]
+        indptr[0] = 0
+        torch.cumsum(pages, 0, dtype=torch.int32, out=indptr[1:])
+        self.arena["kv_last_page_len"][:r] = lens - (pages - 1) * size
+        self.arena["qo_indptr"][: r + 1] = batch.q_indptr
+        self._write_indices(batch, indptr)
+        self._write_slots(batch, lens)
+        if batch.mode in MASKED:
+            self._write_tail(batch)
+
+    def _write_indices(self, batch: ForwardBatch, indptr: torch.Tensor) -> None:
+        columns = batch.page_table.shape[1]
+        entry = torch.arange(batch.padded_reqs * columns, dtype=torch.int32, device=batch.device)
+        request = torch.searchsorted(indptr[1:], entry, right=True).clamp(max=batch.padded_reqs - 1)
+        column = (entry - indptr[request]).clamp(max=columns - 1)
+        page = torch.where(entry < indptr[-1], batch.page_table[request, column.long()], 0)
+        self.arena["kv_indices"][: entry.shape[0]] = page
+
+    def _write_slots(self, batch: ForwardBatch, lens: torch.Tensor) -> None:
+        size = self.geometry.attention.page_size
+        row = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
+        request = torch.searchsorted(batch.q_indptr, row, right=True) - 1
+        position = (lens[request] - (batch.q_indptr[request + 1] - row)).long()
+        page = batch.page_table[request, position // size].long()
+        self.arena["slot_mapping"][: batch.num_rows] = page * size + position % size
+
+    def _write_tail(self, batch: ForwardBatch) -> None:
+        r, tail, rows = batch.padded_reqs, batch.tail_lens[0], batch.num_rows
+        mask, depth = self.arena["tail_mask"][:rows], self.arena["tail_depth"][:r, :tail]
+        if isinstance(batch.tail, Tree):
+            mask.copy_(batch.tail.mask)
+            depth.copy_(batch.tail.depth)
+            return
+        own = torch.arange(tail - batch.q_lens[0], tail, device=batch.device).repeat(r)
+        first = torch.arange(mask.shape[1], device=batch.device) * 32
+        count = (own[:, None] + 1 - first).clamp(0, 32)
+        mask.copy_(torch.bitwise_left_shift(torch.ones_like(count), count) - 1)
+        depth.copy_(torch.arange(tail, device=batch.device).expand(r, tail))
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        """Scatter the rows to their slots."""
+        slots = self.arena["slot_mapping"][: batch.num_rows]
+        for rows, pages in ((k, cache.k), (v, cache.v)):
+            pages.flatten(0, 1).index_copy_(0, slots, rows.to(pages.dtype))
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """Uniform modes as one block, EXTEND request by request."""
+        r, first = batch.padded_reqs, 0
+        if batch.uniform is not None:
+            bits, depth = self._tail(batch)
+            block = q.view(r, batch.q_lens[0], *q.shape[1:])
+            out.copy_(self._attend(block, cache, slice(0, r), max(self._widths), bits, depth).reshape(out.shape))
+            return
+        for request, n in enumerate(batch.q_lens):
+            if n:
+                one, rows = slice(request, request + 1), slice(first, first + n)
+                bits, depth = kernel.causal_bits(n, n, q.device), torch.arange(n, device=q.device)[None]
+                out[rows].copy_(self._attend(q[rows][None], cache, one, self._widths[request], bits, depth)[0])
+            first += n
+
+    def _tail(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Visibility and depth of a uniform batch's tail."""
+        r, rows, tail = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
+        if batch.mode in MASKED:
+            words = self.arena["tail_mask"][: batch.num_rows].view(r, rows, -1)
+            return kernel.mask_bits(words, tail), self.arena["tail_depth"][:r, :tail]
+        depth = torch.arange(tail, device=batch.device).expand(r, tail)
+        return kernel.causal_bits(rows, tail, batch.device).expand(r, rows, tail), depth
+
+    def _attend(
+        self, q: torch.Tensor, cache: KVCache, one: slice, pages: int, bits: torch.Tensor, depth: torch.Tensor
+    ) -> torch.Tensor:
+        shape: AttentionShape = self.geometry.attention
+        indptr, last = self.arena["kv_indptr"], self.arena["kv_last_page_len"][one]
+        start, stop = indptr[:-1][one], indptr[1:][one]
+        lens = (stop - start - 1) * shape.page_size + last
+        index = (start[:, None] + torch.arange(pages, device=q.device)).clamp(max=self.arena["kv_indices"].shape[0] - 1)
+        # Entries behind the live part may be poison; any page will do there, since it is masked.
+        table = self.arena["kv_indices"][index.long()].clamp(0, cache.k.shape[0] - 1).long()
+        k, v = (pool[table].flatten(1, 2) for pool in (cache.k, cache.v))
+        stored = torch.arange(k.shape[1], device=q.device) < lens[:, None]
+        v = v.masked_fill(~stored[:, :, None, None], 0.0)
+        seen = kernel.visible(lens - bits.shape[2], k.shape[1], bits, depth, shape.window_left)
+        return kernel.attend(q, k, v, seen, shape)
+
+
+@hookimpl
+def draftmark_describe() -> BackendInfo:
+    """A test's backend."""
+    return BackendInfo("csr", "any", CONTRACT_MINOR, host_kernels=True, summary="the reference's CSR twin, for tests")
+
+
+@hookimpl
+def draftmark_supports(geometry: Geometry) -> list[str]:
+    """Neither quantised KV nor more pages than an int32 offset counts."""
+    reasons = []
+    if geometry.attention.kv_dtype == "float8_e4m3fn":
+        reasons.append("kv_dtype float8_e4m3fn is not served: KV is stored as float32, float16 or bfloat16")
+    if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
+        reasons.append("max_reqs · max_pages_per_req passes 2**31 - 1, the largest offset of kv_indptr: lower either")
+    return reasons
+
+
+@hookimpl
+def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:
+    """See `buffers`."""
+    return buffers(geometry)
+
+
+@hookimpl
+def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """See `metadata`."""
+    return metadata(geometry)
+
+
+@hookimpl
+def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Nothing opaque."""
+    return {}
+
+
+@hookimpl
+def draftmark_open_backend(geometry: Geometry, arena: Arena) -> CsrBackend:
+    """Bind to the arena."""
+    return CsrBackend(geometry, arena)
+
+
+@hookimpl
+def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:
+    """torch's own."""
+    return graph_state_for(device)

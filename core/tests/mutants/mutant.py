@@ -1,0 +1,119 @@
+"""What a mutant is: a correct plugin whose hooks or step methods are changed in one place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from draftmark import BufferSpec, Geometry, reference
+from draftmark.batch import ForwardBatch
+from draftmark.hookspecs import HOOKS, hookimpl
+from draftmark.loaded import Backend
+
+from . import csr_backend
+
+LAYOUTS = {"reference": reference, "csr": csr_backend}
+"""Correct backends: the batch's page table read in place, and indptr with indices."""
+METHODS = ("plan", "write_metadata", "write_kv", "attend")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect.
+
+    Attributes:
+        id: ``M01`` … ``M33`` as in the collection of known bugs, else ``V…``.
+        what: the defect, in a few words.
+        source: a public thread with such a bug.
+        hooks: hook name (without prefix) → function of (geometry, result) that returns the broken result.
+        patch: changes an opened backend in place.
+        layouts: where the defect can be made.
+        absent: layout → why it cannot, for the others.
+    """
+
+    id: str
+    what: str
+    source: str
+    hooks: dict[str, Callable[[Geometry, Any], Any]] | None = None
+    patch: Callable[[Any], None] | None = None
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    absent: str = ""
+
+    def build(self, layout: str) -> Backend:
+        """The broken plugin, loaded."""
+        return Backend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
+
+    def _functions(self, base: Any) -> dict[str, Any]:
+        found = {name: getattr(base, name) for name in HOOKS}
+        changes = dict(self.hooks or {})
+        if self.patch is not None:
+            patch = self.patch
+            changes["open_backend"] = lambda geometry, backend: (patch(backend), backend)[1]
+        for name, change in changes.items():
+            hook = f"draftmark_{name}"
+            found[hook] = hookimpl(_changed(found[hook], change))
+        return found
+
+
+def _changed(original: Callable[..., Any], change: Callable[[Geometry, Any], Any]) -> Callable[..., Any]:
+    names = tuple(inspect.signature(original).parameters)
+    # pluggy reads argument names, so a wrapper needs the hook's own ones.
+    scope: dict[str, Any] = {"call": lambda *args: change(args[0], original(*args))}
+    exec(f"def hook({', '.join(names)}):\n    return call({', '.join(names)})", scope)
+    return scope["hook"]
+
+
+def after(backend: Any, method: str, then: Callable[..., None]) -> None:
+    """Run `then` with the method's arguments after it."""
+    original = getattr(backend, method)
+
+    def changed(*args: Any) -> None:
+        original(*args)
+        then(*args)
+
+    setattr(backend, method, changed)
+
+
+def around(backend: Any, method: str, call: Callable[..., None]) -> None:
+    """Replace a method by ``call(original, *args)``."""
+    original = getattr(backend, method)
+    setattr(backend, method, lambda *args: call(original, *args))
+
+
+def on_batch(change: Callable[[Any, ForwardBatch], ForwardBatch], *methods: str) -> Callable[[Any], None]:
+    """A patch that shows another batch to some methods (all four unless named)."""
+
+    def patch(backend: Any) -> None:
+        for method in methods or METHODS:
+            at = {"plan": 0, "write_metadata": 0, "write_kv": 3, "attend": 2}[method]
+
+            def call(original: Callable[..., None], *args: Any, _at: int = at) -> None:
+                args = (*args[:_at], change(backend, args[_at]), *args[_at + 1 :])
+                original(*args)
+
+            around(backend, method, call)
+
+    return patch
+
+
+def resized(name: str, shape: Callable[[Geometry, tuple[int, ...]], tuple[int, ...]]) -> dict[str, Any]:
+    """A `buffers` hook that gives one buffer another shape, where it exists."""
+
+    def change(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
+        return [replace(one, shape=shape(geometry, one.shape)) if one.name == name else one for one in specs]
+
+    return {"buffers": change}
+
+
+def shaped(**fields: Any) -> Callable[[Any], None]:
+    """A patch that gives the opened backend another attention shape; values may be functions of the right one."""
+
+    def patch(backend: Any) -> None:
+        attention = backend.geometry.attention
+        new = {name: value(attention) if callable(value) else value for name, value in fields.items()}
+        backend.geometry = replace(backend.geometry, attention=replace(attention, **new))
+
+    return patch
