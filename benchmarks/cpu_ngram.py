@@ -118,9 +118,13 @@ def measure(
 
 def provenance() -> dict[str, Any]:
     """Commit, machine and versions."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    dirty = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True).stdout.strip()
+
+    def git(*arguments: str) -> str:
+        folder = str(Path(__file__).parent)
+        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+    commit = git("rev-parse", "HEAD").strip()
+    dirty = git("status", "--porcelain", "--untracked-files=no").strip()
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), platform.processor())
     names = ("draftmark", "torch", "transformers", "numpy")

@@ -80,18 +80,18 @@ def tree_visibility(
     return seen
 
 
-def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+def attend_block(
+    q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: AttentionShape, out: torch.Tensor
+) -> None:
     """Attention of q rows per request.
 
     Args:
         q: ``[R, q, num_qo_heads, head_dim]``; query head h reads KV head h // group_size.
         keys: gathered KV of the same requests.
         seen: bool ``[R, q, width]``. Every row sees itself, so no row is empty.
-
-    Returns:
-        ``[R, q, num_qo_heads, head_dim]`` in q's dtype.
+        out: like q; written.
     """
-    requests, q_len, heads, dim = q.shape
+    requests, q_len, _, dim = q.shape
     kv_heads, group = shape.num_kv_heads, shape.group_size
     assert shape.softmax_scale is not None, "Geometry.create resolves the default"
     # [kv_head, R, q·group, dim]: all rows of a group meet their keys in one product.
@@ -101,5 +101,5 @@ def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: Attenti
         scores = torch.tanh(scores / shape.logits_soft_cap) * shape.logits_soft_cap
     by_row = scores.view(kv_heads, requests, q_len, group, keys.width)
     by_row.masked_fill_(~seen[:, :, None], float("-inf"))
-    out = (scores.softmax(-1) @ keys.v).view(kv_heads, requests, q_len, group, dim)
-    return out.permute(1, 2, 0, 3, 4).reshape(requests, q_len, heads, dim).to(q.dtype)
+    heads_out = (scores.softmax(-1) @ keys.v).view(kv_heads, requests, q_len, group, dim)
+    out.view(requests, q_len, kv_heads, group, dim).copy_(heads_out.permute(1, 2, 0, 3, 4))

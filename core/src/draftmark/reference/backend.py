@@ -85,8 +85,8 @@ class ReferenceBackend:
             first_row = (kv_lens - q_len).long()[:, None]
             positions = first_row + torch.arange(q_len, device=q.device)
             seen = causal_visibility(positions, keys.width, shape.window_left)
-        block = q.view(len(table), q_len, *q.shape[1:])
-        out.copy_(attend_block(block, keys, seen, shape).view_as(out))
+        block = (len(table), q_len, *q.shape[1:])
+        attend_block(q.view(block), keys, seen, shape, out.view(block))
 
     def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
         """The pages of `table`, head-major, with V zero wherever nothing was ever written."""

@@ -131,16 +131,15 @@ def _read(
     """The layer's attention as called; refuses what it does not know by name."""
     scaling, window, cap = (arguments.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
     _refuse_unknown(layer, arguments)
-    dims = {tensor.shape[-1] for tensor in (query, key, value)}
-    if len(dims) > 1 or key.shape != value.shape:
+    head_dim = query.shape[-1]
+    if key.shape != value.shape or key.shape[-1] != head_dim:
         raise ModelError(
             f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)} for queries {list(query.shape)}, "
             "but the paged cache stores both alike (multi-head latent attention does not); use a grouped-query model"
         )
-    head_dim = int(query.shape[-1])
     return LayerAttention(
-        int(query.shape[1]),
-        int(key.shape[1]),
+        query.shape[1],
+        key.shape[1],
         head_dim,
         head_dim**-0.5 if scaling is None else float(scaling),
         -1 if window is None else int(window) - 1,
