@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from .known import known_failures, plugin_folder
 if TYPE_CHECKING:
     from ..loaded import Backend
 
+COMMIT_VARIABLE = "DRAFTMARK_COMMIT"
 SCHEMA = 1
 """Of the JSON record; grows when a field changes its meaning."""
 
@@ -190,9 +192,14 @@ def _hash(folder: Path | None) -> str:
 
 
 def _commit(folder: Path | None) -> tuple[str, bool]:
-    """Commit that holds the folder, and whether the folder equals it; ("", False) outside a repository."""
+    """Commit that holds the folder, and whether the folder equals it; ("", False) outside a repository.
+
+    A copy without its repository (a machine that only lends its device) is told by DRAFTMARK_COMMIT. It is taken at
+    its word for being clean: the hash of the files tells whether it was.
+    """
     if folder is None or not _git(folder, "ls-files", "."):
-        return "", False
+        told = os.environ.get(COMMIT_VARIABLE, "")
+        return told, bool(told)
     return _git(folder, "rev-parse", "HEAD"), not _git(folder, "status", "--porcelain", "--", ".")
 
 
