@@ -1,0 +1,208 @@
+"""The cases of the attention benchmark, their inputs and a float64 reference.
+
+One attention shape throughout (Llama-3-8B's: 32 query heads, 8 KV heads, head_dim 128, bf16, page 64). Inputs are
+random and drawn afresh; every case owns several KV sets, which the timed calls rotate through, so that no call
+finds in L2 what the call before it read.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
+L2_BYTES = 60 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        lens: committed tokens of each request.
+        q_len, tail_len: query rows and tail slots of each request; a prefill has prefix 0 and q_len new tokens.
+        tree: the tail carries an arbitrary mask; otherwise it is causal.
+        ragged: prefill, through the ragged kernel.
+    """
+
+    name: str
+    lens: tuple[int, ...]
+    q_len: int
+    tail_len: int
+    tree: bool = False
+    ragged: bool = False
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that a call must read once."""
+        return sum(n + self.tail_len for n in self.lens) * KV_HEADS * DIM * 2 * 2
+
+
+def _ragged_lens(count: int, longest: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(7)
+    return tuple(torch.randint(1, longest + 1, (count,), generator=generator).tolist())
+
+
+CASES = (
+    Case("decode-64x8192", (8192,) * 64, 1, 1),
+    Case("decode-8x32768", (32768,) * 8, 1, 1),
+    Case("decode-1x32768", (32768,), 1, 1),
+    Case("decode-64xragged", _ragged_lens(64, 8192), 1, 1),
+    Case("draft8-64x8192", (8192,) * 64, 8, 16, tree=True),
+    Case("draft8-8x32768", (32768,) * 8, 8, 16, tree=True),
+    Case("draft8-1x32768", (32768,), 8, 16, tree=True),
+    Case("verify16-64x8192", (8192,) * 64, 16, 16, tree=True),
+    Case("verify16-8x32768", (32768,) * 8, 16, 16, tree=True),
+    Case("verify64-1x32768", (32768,), 64, 64, tree=True),
+    Case("verify64-16x8192", (8192,) * 16, 64, 64, tree=True),
+    Case("extend-8x4096", (0,) * 8, 4096, 4096, ragged=True),
+)
+
+
+@dataclass
+class Inputs:
+    """Tensors of one case on the device. `caches` holds the rotated KV sets, which share one page table."""
+
+    case: Case
+    q: torch.Tensor
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    prefix_lens: torch.Tensor
+    page_table: torch.Tensor
+    q_indptr: torch.Tensor
+    mask: torch.Tensor | None
+    depth: torch.Tensor | None
+    seen: torch.Tensor | None
+    """bool ``[R, q_len, tail_len]``, the mask unpacked, for peers that want it so."""
+
+
+def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
+    """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool."""
+    requests, tail = len(case.lens), case.tail_len
+    pages_per_req = [-(-(n + tail) // PAGE) for n in case.lens]
+    pool = 1 + sum(pages_per_req)
+    page_table = torch.zeros(requests, max(pages_per_req), dtype=torch.int32)
+    ids = torch.randperm(pool - 1, dtype=torch.int32) + 1
+    first = 0
+    for r, n in enumerate(pages_per_req):
+        page_table[r, :n] = ids[first : first + n]
+        first += n
+    page_table = page_table.to(device)
+    prefix_lens = torch.tensor(case.lens, dtype=torch.int32, device=device)
+    sets = sets or max(1, min(4, -(-4 * L2_BYTES // case.kv_bytes)))
+    caches = [_cache(pool, page_table, pages_per_req, case, device) for _ in range(sets)]
+    q = torch.randn(requests * case.q_len, HEADS, DIM, device=device).to(torch.bfloat16)
+    q_indptr = torch.arange(requests + 1, dtype=torch.int32, device=device) * case.q_len
+    mask = depth = seen = None
+    if case.tree:
+        seen, depth = _trees(case, device)
+        mask = _pack(seen)
+    return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen)
+
+
+def _cache(
+    pool: int, page_table: torch.Tensor, pages_per_req: list[int], case: Case, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pair = []
+    for _ in range(2):
+        cache = torch.randn(pool, PAGE, KV_HEADS, DIM, device=device, dtype=torch.bfloat16)
+        cache[0] = 0
+        for r, n in enumerate(pages_per_req):
+            used = (case.lens[r] + case.tail_len) - (n - 1) * PAGE
+            cache[page_table[r, n - 1].long(), used:] = float("nan")
+        pair.append(cache)
+    return pair[0], pair[1]
+
+
+def _trees(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random trees: every slot but the first has a random earlier parent."""
+    requests, tail, q_len = len(case.lens), case.tail_len, case.q_len
+    seen = torch.eye(tail, dtype=torch.bool).repeat(requests, 1, 1)
+    depth = torch.zeros(requests, tail, dtype=torch.int32)
+    for s in range(1, tail):
+        parent = torch.randint(0, s, (requests,))
+        rows = torch.arange(requests)
+        seen[rows, s] |= seen[rows, parent]
+        depth[rows, s] = depth[rows, parent] + 1
+    return seen[:, tail - q_len :].contiguous().to(device), depth.to(device)
+
+
+def _pack(seen: torch.Tensor) -> torch.Tensor:
+    requests, q_len, tail = seen.shape
+    words = -(-tail // 32)
+    bits = torch.zeros(requests * q_len, words * 32, dtype=torch.int64, device=seen.device)
+    bits[:, :tail] = seen.view(-1, tail)
+    weights = 1 << torch.arange(32, device=seen.device)
+    packed = (bits.view(-1, words, 32) * weights).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: str = "exact") -> torch.Tensor:
+    """float64 attention, request by request.
+
+    `tail` names the question: "exact" (the case's own), "causal" (a chain in place of the tree) or "none" (prefix
+    only), so that a peer without a tree mask is checked too.
+    """
+    case, out = inputs.case, torch.empty(inputs.q.shape, dtype=torch.float64, device=inputs.q.device)
+    group = HEADS // KV_HEADS
+    for r, n in enumerate(case.lens):
+        keys = n + case.tail_len
+        pages = inputs.page_table[r, : -(-keys // PAGE)].long()
+        k, v = (tensor[pages].flatten(0, 1)[:keys].double().transpose(0, 1) for tensor in cache)
+        rows = slice(r * case.q_len, (r + 1) * case.q_len)
+        q = inputs.q[rows].double().transpose(0, 1)
+        hidden = torch.zeros(case.q_len, keys, dtype=torch.bool, device=q.device)
+        hidden[:, n:] = ~_tail(inputs, r, tail)
+        for h in range(KV_HEADS):
+            heads = slice(h * group, (h + 1) * group)
+            scores = q[heads] @ k[h].T * DIM**-0.5
+            out[rows, heads] = (scores.masked_fill_(hidden, float("-inf")).softmax(-1) @ v[h]).transpose(0, 1)
+    return out
+
+
+def _tail(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
+    case = inputs.case
+    if tail == "none":
+        return torch.zeros(case.q_len, case.tail_len, dtype=torch.bool, device=inputs.q.device)
+    if inputs.seen is not None and tail == "exact":
+        return inputs.seen[request]
+    own = torch.arange(case.tail_len - case.q_len, case.tail_len, device=inputs.q.device)
+    return torch.arange(case.tail_len, device=inputs.q.device) <= own[:, None]
+
+
+def clear_unused(inputs: Inputs) -> None:
+    """Zeros where no token is: peers differ in what they make of NaN there, and only ours promises to bear it."""
+    for pair in inputs.caches:
+        for cache in pair:
+            cache.nan_to_num_(0.0)
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """``‖out - expected‖ / ‖expected‖``; NaN and infinity do not pass."""
+    return ((out.double() - expected).norm() / expected.norm()).item()
+
+
+def microseconds(calls: list, repeats: int = 30) -> float:
+    """Median time of one call: a graph of all `calls`, replayed; the calls differ in their KV set."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    # Clocks and memory need a moment after other work: the first replays of a case were up to a fifth slower.
+    until = time.perf_counter() + 0.1
+    while time.perf_counter() < until:
+        graph.replay()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return sorted(times)[len(times) // 2]

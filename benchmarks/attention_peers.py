@@ -1,0 +1,223 @@
+"""The kernels that cuda_triton is measured against. Each is optional: absent, it says why.
+
+A peer is a function ``(inputs) -> Peer``; what it cannot answer exactly it answers as a named easier question,
+and is checked against the reference of that question (`Peer.tail`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
+
+SCALE = DIM**-0.5
+WORKSPACE_BYTES = 512 << 20
+FA3_LIBRARY = "DRAFTMARK_FA3_LIBRARY"
+"""Environment variable: path of vLLM's `_vllm_fa3_C.abi3.so`."""
+
+
+class Absent(Exception):
+    """A peer that cannot be run here, or has no answer to a case."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One peer's answer to one case.
+
+    Attributes:
+        calls: one per KV set, each writing its own output.
+        outs: those outputs.
+        tail: what the answer means: "exact", "causal" (the tree replaced by a chain) or "none" (prefix only).
+    """
+
+    calls: list[Callable[[], object]]
+    outs: list[torch.Tensor]
+    tail: str = "exact"
+
+
+def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """FlashInfer's indptr, indices, last_page_len of ``lens + tail`` keys per request."""
+    counts = [-(-(n + tail) // PAGE) for n in inputs.case.lens]
+    indptr = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    indices = torch.cat([inputs.page_table[r, :n] for r, n in enumerate(counts)])
+    last = torch.tensor([(n + tail - 1) % PAGE + 1 for n in inputs.case.lens], dtype=torch.int32)
+    return indptr.cuda(), indices.int(), last.cuda()
+
+
+def _flashinfer() -> object:
+    try:
+        return importlib.import_module("flashinfer")
+    except Exception as error:  # a missing optional dependency surfaces in many ways
+        raise Absent(f"flashinfer cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def flashinfer(inputs: Inputs) -> Peer:
+    """FlashInfer fa2 as engines call it: a custom mask over all keys (verify), one row per branch (draft)."""
+    fi, case = _flashinfer(), inputs.case
+    if case.name.startswith("draft"):
+        return _flashinfer_branches(fi, inputs)
+    wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
+    indptr, indices, last = _prefix_csr(inputs, case.tail_len)
+    mask = None
+    if case.tree:
+        mask = torch.cat(
+            [torch.cat([torch.ones(case.q_len, n, dtype=torch.bool, device="cuda"), inputs.seen[r]], 1).flatten()
+             for r, n in enumerate(case.lens)]
+        )  # fmt: skip
+    wrapper.plan(inputs.q_indptr, indptr, indices, last, HEADS, KV_HEADS, DIM, PAGE, custom_mask=mask,
+                 causal=mask is None, sm_scale=SCALE, q_data_type=torch.bfloat16)  # fmt: skip
+    return _runs(wrapper, inputs.q, inputs.caches)
+
+
+def flashinfer_decode(inputs: Inputs) -> Peer:
+    """FlashInfer's decode wrapper on its tensor-core kernels."""
+    fi = _flashinfer()
+    wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
+    indptr, indices, last = _prefix_csr(inputs, inputs.case.tail_len)
+    wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, DIM, PAGE, sm_scale=SCALE,
+                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
+    return _runs(wrapper, inputs.q, inputs.caches)
+
+
+def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
+    """One decode row per branch, its prefix and its own ancestors as token indices (page size 1)."""
+    case = inputs.case
+    positions = torch.arange(max(case.lens) + case.tail_len, device="cuda")
+    rows, counts = [], []
+    for r, n in enumerate(case.lens):
+        at = positions[: n + case.tail_len]
+        slots = inputs.page_table[r, at // PAGE] * PAGE + at % PAGE
+        for j in range(case.q_len):
+            rows.append(torch.cat([slots[:n], slots[n:][inputs.seen[r, j]]]))
+            counts.append(rows[-1].numel())
+    wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
+    indptr = torch.tensor([0, *counts]).cumsum(0).int().cuda()
+    ones = torch.ones(len(counts), dtype=torch.int32, device="cuda")
+    wrapper.plan(indptr, torch.cat(rows).int(), ones, HEADS, KV_HEADS, DIM, 1, sm_scale=SCALE,
+                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
+    return _runs(wrapper, inputs.q, [_tokens(pair) for pair in inputs.caches])
+
+
+def flashinfer_once(inputs: Inputs) -> Peer:
+    """Prefix once and unmasked, the tail under a mask of its own, merged: the best composition of FlashInfer."""
+    fi, case = _flashinfer(), inputs.case
+    if not case.tree:
+        raise Absent("no tree in this case")
+    prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
+    prefix.plan(inputs.q_indptr, *_prefix_csr(inputs, 0), HEADS, KV_HEADS, DIM, PAGE, causal=False, sm_scale=SCALE,
+                q_data_type=torch.bfloat16)  # fmt: skip
+    tail = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
+    requests = len(case.lens)
+    offset = torch.arange(case.tail_len, device="cuda")
+    slots = torch.cat([inputs.page_table[r, (n + offset) // PAGE] * PAGE + (n + offset) % PAGE
+                       for r, n in enumerate(case.lens)])  # fmt: skip
+    tail.plan(inputs.q_indptr, torch.arange(requests + 1, dtype=torch.int32, device="cuda") * case.tail_len,
+              slots.int(), torch.ones(requests, dtype=torch.int32, device="cuda"), HEADS, KV_HEADS, DIM, 1,
+              custom_mask=inputs.seen.flatten(), sm_scale=SCALE, q_data_type=torch.bfloat16)  # fmt: skip
+    shape = inputs.q.shape
+    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+    lses = [[torch.empty(shape[:2], dtype=torch.float32, device="cuda") for _ in range(2)] for _ in outs]
+    other = torch.empty_like(inputs.q)
+
+    def call(i: int) -> None:
+        prefix.run(inputs.q, inputs.caches[i], out=outs[i], lse=lses[i][0], return_lse=True)
+        tail.run(inputs.q, _tokens(inputs.caches[i]), out=other, lse=lses[i][1], return_lse=True)
+        fi.merge_state_in_place(outs[i], lses[i][0], other, lses[i][1])
+
+    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
+
+
+def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
+    outs = [torch.empty_like(q) for _ in caches]
+    return Peer([lambda c=c, o=o: wrapper.run(q, c, out=o) for c, o in zip(caches, outs, strict=True)], outs)
+
+
+def xqa(inputs: Inputs) -> Peer:
+    """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
+    fi, case = _flashinfer(), inputs.case
+    if case.ragged or case.q_len != case.tail_len:
+        raise Absent("XQA's mask is q x q: a tail longer than the query rows, or a prefill, cannot be asked")
+    mask = None
+    if case.q_len > 1:
+        words = 2 * math.ceil(case.q_len / 32)
+        bits = torch.zeros(len(case.lens), case.q_len, words * 16, dtype=torch.int32, device="cuda")
+        bits[:, :, : case.tail_len] = inputs.seen
+        packed = (bits.view(*bits.shape[:2], words, 16) << torch.arange(16, device="cuda")).sum(-1)
+        mask = packed.to(torch.int32).to(torch.uint16)
+    lens = inputs.prefix_lens + case.tail_len
+    workspace = torch.zeros(WORKSPACE_BYTES // 2, dtype=torch.uint8, device="cuda")
+    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+    longest = max(case.lens) + case.tail_len
+
+    def call(i: int) -> None:
+        out = outs[i] if case.q_len == 1 else outs[i].view(len(case.lens), case.q_len, HEADS, DIM)
+        fi.decode.xqa_batch_decode_with_kv_cache(
+            inputs.q, inputs.caches[i], workspace, inputs.page_table, lens, longest, bmm1_scale=SCALE, bmm2_scale=1.0,
+            out=out, kv_layout="NHD", q_len_per_req=case.q_len, mask=mask,
+        )  # fmt: skip
+
+    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
+
+
+def fa3(inputs: Inputs) -> Peer:
+    """FlashAttention 3, vLLM's build, with its scheduler metadata made beforehand. It has no tree mask."""
+    path = os.environ.get(FA3_LIBRARY, "")
+    if not os.path.exists(path):
+        raise Absent(f"{FA3_LIBRARY} names no file")
+    torch.ops.load_library(path)
+    case = inputs.case
+    draft = case.tree and case.q_len != case.tail_len
+    causal = not draft and case.q_len > 1
+    lens = inputs.prefix_lens if draft else inputs.prefix_lens + case.tail_len
+    longest = max(case.lens) + (0 if draft else case.tail_len)
+    splits = 0
+    metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
+        len(case.lens), case.q_len, longest, HEADS, KV_HEADS, DIM, DIM, torch.bfloat16, lens, inputs.q_indptr,
+        None, None, None, None, PAGE, 0, causal, -1, -1, False, splits, None, 0,
+    )  # fmt: skip
+    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+
+    def call(i: int) -> None:
+        k, v = inputs.caches[i]
+        torch.ops._vllm_fa3_C.fwd(
+            inputs.q, k, v, None, None, None, outs[i], inputs.q_indptr, None, None, None, lens, case.q_len, longest,
+            inputs.page_table, None, None, None, None, None, None, None, None, SCALE, causal, -1, -1, 0.0, True,
+            metadata, splits, None, 0, None, 1, 0, None,
+        )  # fmt: skip
+
+    tail = "none" if draft else "causal" if case.tree else "exact"
+    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, tail)
+
+
+def _tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cache seen with page size 1."""
+    return tuple(cache.view(-1, 1, KV_HEADS, DIM) for cache in pair)
+
+
+_workspaces: list[torch.Tensor] = []
+
+
+def _workspace() -> torch.Tensor:
+    # A plan lives in its wrapper's own integer workspace; the float workspace is scratch and may be shared,
+    # except between two wrappers of one call.
+    while len(_workspaces) < 2:
+        _workspaces.append(torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
+    _workspaces.reverse()
+    return _workspaces[0]
+
+
+def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
+    """Peers to ask in one case, by the name they have in the results."""
+    found: dict[str, Callable[[Inputs], Peer]] = {
+        "flashinfer": flashinfer_decode if case_name.startswith("decode") else flashinfer,
+        "xqa": xqa,
+        "fa3": fa3,
+    }
+    if case_name.startswith(("draft", "verify")):
+        found["flashinfer-once"] = flashinfer_once
+    return found

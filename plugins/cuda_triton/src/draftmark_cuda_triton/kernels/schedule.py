@@ -1,0 +1,119 @@
+"""write_metadata: the KV slot of every row, and who works on which tiles. One launch.
+
+Program i writes BLOCK_ROWS slots and BLOCK_PIECES work records; each repeats the prefix sum over requests (R words
+from L2), which costs less than a second launch. Worked size, 256 requests of 64 rows: 1 KiB of lengths read per
+program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 µs) is the floor.
+"""
+
+import triton
+import triton.language as tl
+
+from .reduce import running_total, total
+from .split import piece, tile_range
+
+
+@triton.jit
+def write_uniform(
+    prefix_lens,
+    page_table,
+    slot_mapping,
+    work,
+    num_reqs,
+    num_rows,
+    q_len,
+    tail_len,
+    pieces,
+    stride_table,
+    window_left,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    ITEM_COST: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
+):
+    """A batch whose requests all have q_len rows and tail_len tail slots.
+
+    Args:
+        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j.
+        work: int32 ``[pieces, 4]``, out: request, first tile, length of the piece (0: idle), unused. A request is
+            ITEM_COST longer than its tiles; a piece may begin in that surplus.
+    """
+    pid = tl.program_id(0)
+    row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    live = row < num_rows
+    request = row // q_len
+    position = tl.load(prefix_lens + request, mask=live, other=0) + tail_len - q_len + row % q_len
+    page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
+    # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
+    tl.store(slot_mapping + row, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
+
+    if pid * BLOCK_PIECES < pieces:
+        index = tl.arange(0, BLOCK_R)
+        exists = index < num_reqs
+        first, end = tile_range(
+            tl.load(prefix_lens + index, mask=exists, other=0), tail_len, window_left, BLOCK_N, WINDOW
+        )
+        length = tl.where(exists, end - first + ITEM_COST, 0)
+        upto = running_total(length)
+        number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
+        start, share = piece(total(length, 0), number, pieces, MIN_TILES)
+        passed = (upto[None, :] <= start[:, None]) & exists[None, :]
+        owner = tl.minimum(total(passed.to(tl.int32), 1), num_reqs - 1)
+        before = total(tl.where(passed, length[None, :], 0), 1)
+        origin = total(tl.where(index[None, :] == owner[:, None], (first + index * 0)[None, :], 0), 1)
+        written = number < pieces
+        tl.store(work + number * 4, owner, mask=written)
+        tl.store(work + number * 4 + 1, origin + start - before, mask=written)
+        tl.store(work + number * 4 + 2, share, mask=written)
+
+
+@triton.jit
+def write_ragged(
+    prefix_lens,
+    q_indptr,
+    page_table,
+    slot_mapping,
+    row_tiles,
+    num_reqs,
+    num_rows,
+    num_tiles,
+    group,
+    stride_table,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A ragged causal batch (EXTEND): request r brings q_indptr[r+1] - q_indptr[r] rows.
+
+    Args:
+        slot_mapping: int64 ``[num_rows]``, out.
+        row_tiles: int32 ``[num_tiles, 2]``, out: request and index of a row tile; request -1 where there is none.
+            A request's last tile, which has the most keys, comes first.
+    """
+    pid = tl.program_id(0)
+    entry = pid * BLOCK + tl.arange(0, BLOCK)
+    index = tl.arange(0, BLOCK_R)
+    exists = index < num_reqs
+    begin = tl.load(q_indptr + index, mask=exists, other=0)
+    end = tl.load(q_indptr + index + 1, mask=exists, other=0)
+
+    live = entry < num_rows
+    owner = total(((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32), 1)
+    owner = tl.minimum(owner, num_reqs - 1)
+    position = tl.load(prefix_lens + owner, mask=live, other=0) + entry - tl.load(q_indptr + owner, mask=live, other=0)
+    page = tl.load(page_table + owner.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
+    tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
+
+    height = ((end - begin) * group + BLOCK_M - 1) // BLOCK_M
+    upto = running_total(height)
+    passed = (upto[None, :] <= entry[:, None]) & exists[None, :]
+    request = total(passed.to(tl.int32), 1)
+    reached = index[None, :] <= request[:, None]
+    last = total(tl.where(reached, tl.broadcast_to(height[None, :], passed.shape), 0), 1) - 1
+    here = request < num_reqs
+    tl.store(row_tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
+    tl.store(row_tiles + entry * 2 + 1, tl.where(here, last - entry, 0), mask=entry < num_tiles)

@@ -1,0 +1,38 @@
+"""How a batch's tiles are shared out: one line of tiles, cut into equal pieces, on the device.
+
+    request 0          1              2                 The tiles of all requests in one line. Piece c of it is
+    ├──────────────┼───────┼──────────────────────┤     worked on by one program per (KV head, row tile), side by
+    │     0     │     1     │     2     │     3    │     side in time: together they read whole token rows, which
+                                                        is what DRAM likes. Wherever a cut falls inside a request,
+                                                        its parts are merged later.
+
+A ragged batch is as balanced as an even one: a piece leaves at most two unfinished requests, and what a request
+costs beside its tiles (filling the pipeline, the masked tile, storing) counts as ITEM_COST tiles more.
+Everything derives from prefix_lens on the device: no host length, no sync (sglang#26738 cannot happen).
+"""
+
+import triton.language as tl
+
+from .inline import inline
+
+
+@inline
+def tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+    """First tile that any row of a request can see, and the one past the last."""
+    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
+    if WINDOW:
+        # The shallowest row stands at L, and no row sees further left than it.
+        return tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end
+    else:
+        return end * 0, end
+
+
+@inline
+def piece(total, index, pieces, MIN_TILES: tl.constexpr):
+    """Start and length of piece `index` of a line of `total`: equal pieces, none shorter than MIN_TILES but one."""
+    active = tl.minimum(tl.maximum(total // MIN_TILES, 1), pieces)
+    base = total // active
+    extra = total - base * active
+    start = index * base + tl.minimum(index, extra)
+    length = tl.where(index < active, base + tl.where(index < extra, 1, 0), 0)
+    return start, length

@@ -1,0 +1,233 @@
+"""Launches: tensors in, grids and constants worked out, one kernel each (attend of a uniform batch: two).
+
+Host work is integer arithmetic on shapes that a capture freezes; nothing here reads the device or allocates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .flavours import kernels_for
+from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
+
+LOG2E = 1.4426950408889634
+SCHEDULE_CELLS = 8192
+"""Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
+MERGE_CELLS = 8192
+"""fp32 values that one step of a merge program holds in registers."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one geometry fixes for every launch.
+
+    Attributes:
+        num_kv_heads, group, head_dim, page_size: the attention shape.
+        scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none.
+        pdl: the merge is launched as a programmatic dependent (sm_90 and newer).
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    page_size: int
+    scale: float
+    cap: float = 0.0
+    window_left: int = -1
+    pdl: bool = False
+
+    @property
+    def block_d(self) -> int:
+        """head_dim padded to a power of two; the padding is masked, never stored."""
+        return max(16, next_power_of_two(self.head_dim))
+
+    @property
+    def window(self) -> bool:
+        """Whether a window applies."""
+        return self.window_left >= 0
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The extent of a uniform batch: R requests of q_len rows over tail_len tail slots."""
+
+    num_reqs: int
+    q_len: int
+    tail_len: int
+
+
+def write_metadata(
+    shape: Attention,
+    tile: Tile,
+    extent: Uniform,
+    pieces: int,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    work: torch.Tensor,
+) -> None:
+    """Slots and work records of a uniform batch; see `schedule.write_uniform`."""
+    block_r = max(16, next_power_of_two(extent.num_reqs))
+    block_pieces = max(1, min(32, SCHEDULE_CELLS // block_r))
+    rows = extent.num_reqs * extent.q_len
+    block_rows = 256
+    grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(pieces, block_pieces)),)
+    kernels_for(work).write_uniform[grid](
+        prefix_lens, page_table, slot_mapping, work, extent.num_reqs, rows, extent.q_len, extent.tail_len, pieces,
+        page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
+        MIN_TILES=MIN_TILES, ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
+    )  # fmt: skip
+
+
+def write_metadata_ragged(
+    shape: Attention,
+    tile: Tile,
+    num_rows: int,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    tiles: torch.Tensor,
+) -> None:
+    """Slots and row tiles of a ragged batch; see `schedule.write_ragged`."""
+    num_reqs = prefix_lens.shape[0]
+    num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
+    block_r = max(16, next_power_of_two(num_reqs))
+    block = max(1, min(256, SCHEDULE_CELLS // block_r))
+    kernels_for(tiles).write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
+        prefix_lens, q_indptr, page_table, slot_mapping, tiles, num_reqs, num_rows, num_tiles, shape.group,
+        page_table.stride(0), PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
+    )  # fmt: skip
+
+
+def attend(
+    shape: Attention,
+    tile: Tile,
+    extent: Uniform,
+    pieces: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None = None,
+) -> None:
+    """Uniform attention and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`."""
+    tiles = row_tiles(tile, extent.q_len, shape.group)
+    tree = mask is not None
+    kernels_for(q).attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
+        partial_out, partial_lse, work, prefix_lens, page_table,
+        mask if tree else prefix_lens, depth if tree else prefix_lens,
+        extent.q_len, extent.tail_len, shape.group, mask.stride(0) if tree else 0, shape.window_left,
+        shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
+        PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
+        BLOCK_D=shape.block_d, TREE=tree, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
+        USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if pieces > 1:
+        _merge(shape, tile, extent, pieces, tiles * tile.block_m, prefix_lens, work, partial_out, partial_lse, out, lse)
+
+
+def _merge(
+    shape: Attention,
+    tile: Tile,
+    extent: Uniform,
+    pieces: int,
+    height: int,
+    prefix_lens: torch.Tensor,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    rows = extent.q_len * shape.group
+    block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
+    block_rows = max(1, min(next_power_of_two(rows), MERGE_CELLS // (block_pieces * shape.block_d)))
+    by_request = extent.num_reqs < pieces - 1
+    options = {"launch_pdl": True} if shape.pdl else {}
+    grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
+    kernels_for(out).merge_pieces[grid](
+        partial_out, partial_lse, work, prefix_lens, out, lse,
+        extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
+        TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
+        BLOCK_PIECES=block_pieces, BY_REQUEST=by_request, BLOCK_CUTS=next_power_of_two(pieces),
+        WINDOW=shape.window, WITH_LSE=lse is not None, PDL=shape.pdl, **options,
+    )  # fmt: skip
+
+
+def attend_extend(
+    shape: Attention,
+    tile: Tile,
+    num_rows: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None = None,
+) -> None:
+    """Ragged causal attention; see `extend.attend_ragged`."""
+    count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
+    kernels_for(q).attend_ragged[(shape.num_kv_heads * count,)](
+        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
+        q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
+        q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
+        *k.stride()[:3], *v.stride()[:3],
+        PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
+        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
+        USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+def write_kv(
+    shape: Attention,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Scatter rows to slots; see `kv_write.write_rows`."""
+    # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
+    block_rows = 1 if k.is_cuda else 32
+    rows = k.shape[0]
+    kernels_for(k).write_rows[(triton.cdiv(rows, block_rows),)](
+        k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
+        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim,
+        PAGE=shape.page_size, SCALED=k_scale is not None,
+        BLOCK=next_power_of_two(shape.num_kv_heads * shape.head_dim), BLOCK_ROWS=block_rows,
+    )  # fmt: skip
+
+
+def _source(cache: torch.Tensor, shape: Attention, tile: Tile) -> torch.Tensor | TensorDescriptor:
+    """The cache as a kernel reads it: itself, or a descriptor of ``[slots, heads · dim]`` with one tile as box."""
+    if not tile.tma:
+        return cache
+    pages, page_size, heads, dim = cache.shape
+    return TensorDescriptor(
+        cache, [pages * page_size, heads * dim], [cache.stride(1), 1], [tile.block_n, dim]
+    )

@@ -1,0 +1,32 @@
+"""What is refused, in sentences. Integers and names only."""
+
+from __future__ import annotations
+
+from draftmark import Geometry
+
+MAX_HEAD_DIM = 256
+MAX_TAIL = 1024
+MAX_GRID_Y = 65535
+"""CUDA's bound on the second and third extent of a grid."""
+FP8 = "float8_e4m3fn"
+
+
+def reasons_against(geometry: Geometry) -> list[str]:
+    """Every reason why the kernels do not serve `geometry`; none means they do."""
+    a, device = geometry.attention, geometry.device
+    reasons = []
+    if device.kind not in ("cuda", "cpu"):
+        reasons.append(f"device kind {device.kind} is not served: the kernels are for cuda, and for cpu interpreted")
+    if device.kind == "cuda" and device.arch < 80:
+        reasons.append(f"sm_{device.arch} is not served: the kernels need sm_80 or newer")
+    if a.head_dim > MAX_HEAD_DIM:
+        reasons.append(f"head_dim {a.head_dim} is not served: a row tile of more than {MAX_HEAD_DIM} does not fit")
+    if a.kv_dtype not in (a.q_dtype, FP8):
+        reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {FP8}")
+    if a.kv_dtype == FP8 and device.kind == "cuda" and device.arch < 89:
+        reasons.append(f"kv_dtype {FP8} on sm_{device.arch} is not served: e4m3 conversions need sm_89 or newer")
+    if geometry.max_tail > MAX_TAIL:
+        reasons.append(f"a tail of {geometry.max_tail} slots is not served: masks are tested up to {MAX_TAIL}")
+    if a.num_kv_heads > MAX_GRID_Y:
+        reasons.append(f"num_kv_heads {a.num_kv_heads} is not served: a grid holds {MAX_GRID_Y}")
+    return reasons

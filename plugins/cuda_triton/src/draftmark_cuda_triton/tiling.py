@@ -1,0 +1,102 @@
+"""Which tile a batch is cut into, and into how many pieces. Integers only, no torch.
+
+Both are chosen from what cannot change between capture and replay: rows per request, group, head_dim, page size,
+dtypes, device. Never from lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
+from draftmark.geometry import DTYPE_BYTES
+
+MIN_TILES = 2
+"""Tiles that a piece of work has at least: below this a merge costs more than it spreads."""
+ITEM_COST = 2
+"""What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
+SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
+"""Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel cuts its work.
+
+    Attributes:
+        block_m: packed rows (query rows x group heads) of a row tile.
+        block_n: keys of a tile.
+        num_warps, num_stages: Triton's launch options; stages are tiles in flight.
+        programs_per_sm: row tiles that one multiprocessor holds at a time.
+        tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    tma: bool = False
+
+
+def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
+    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements.
+
+    A tile of keys is 16 KiB, for K and for V, and three are in flight for each of two programs: that fills the
+    memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
+    through L2, which beats one larger row tile whose warps wait for each other.
+    """
+    row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
+    block_n = max(16, min(64, 16384 // row_bytes))
+    few = q_len * shape.group_size <= 16 or shape.q_dtype == "float32"
+    wide = row_bytes > 256 and not few
+    stages = 2 if device.arch in SMALL_SHARED_MEMORY else 3
+    return Tile(
+        block_m=16 if few else 64,
+        block_n=block_n,
+        num_warps=8 if wide else 4,
+        num_stages=stages,
+        programs_per_sm=1 if wide else 2,
+    )
+
+
+def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
+    """Whether a tile of keys can come as one box: Hopper and newer, inside one page, nothing to convert or pad."""
+    return (
+        device.kind == "cuda"
+        and device.arch >= 90
+        and shape.page_size % tile.block_n == 0
+        and shape.head_dim in (64, 128, 256)
+        and shape.kv_dtype == shape.q_dtype
+        and DTYPE_BYTES[shape.q_dtype] == 2
+    )
+
+
+def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:
+    """Row tiles that hold q_len rows x group heads."""
+    return ceil_div(q_len * group, tile.block_m)
+
+
+def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any, num_reqs: Any, max_kv_len: Any) -> Any:
+    """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
+    side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
+    tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
+    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // MIN_TILES))
+
+
+def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
+    """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
+    if pieces == 1:
+        return 0
+    return 2 * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
+
+
+def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:
+    """Row tiles that any split of num_rows over num_reqs requests needs at most."""
+    return num_rows * group // tile.block_m + num_reqs
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two >= n."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,209 @@
+"""A float64 oracle, random problems, and the device: a GPU if there is one, else Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass
+class Problem:
+    """One uniform batch with everything a launch needs, on the device, and the float64 answer, on the CPU."""
+
+    q_len: int
+    tail_len: int
+    group: int
+    window_left: int
+    cap: float
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    prefix_lens: torch.Tensor
+    page_table: torch.Tensor
+    mask: torch.Tensor | None
+    depth: torch.Tensor | None
+    out: torch.Tensor
+    lse: torch.Tensor
+    slots: list[int]
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[-1] ** -0.5
+
+
+def make_problem(
+    seed: int,
+    lens: tuple[int, ...],
+    q_len: int,
+    tail_len: int,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dim: int = 64,
+    page: int = 16,
+    tree: bool = True,
+    window_left: int = -1,
+    cap: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> Problem:
+    """Draw a batch. Slots that no token occupies hold NaN, and page ids past a request's last page are 0."""
+    generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
+    requests, (hq, hkv) = len(lens), heads
+    width = (max(lens) + tail_len - 1) // page + 2
+    table = (torch.randperm(requests * width, generator=generator).view(requests, width) + 1).int()
+    k = torch.full((1 + requests * width, page, hkv, dim), float("nan"))
+    v = k.clone()
+    k[0] = v[0] = 0
+    for r, n in enumerate(lens):
+        position = torch.arange(n + tail_len)
+        pages = table[r, position // page].long()
+        k[pages, position % page] = torch.randn(n + tail_len, hkv, dim, generator=generator)
+        v[pages, position % page] = torch.randn(n + tail_len, hkv, dim, generator=generator)
+        table[r, (n + tail_len - 1) // page + 1 :] = 0
+    k, v = k.to(kv_dtype or dtype), v.to(kv_dtype or dtype)
+    scales = (torch.tensor([0.5]), torch.tensor([2.0])) if kv_dtype else (None, None)
+    q = torch.randn(requests * q_len, hq, dim, generator=generator).to(dtype)
+    seen, depth = _tails(requests, q_len, tail_len, tree, chance)
+    real_k, real_v = (x.double() * (1.0 if s is None else s.double()) for x, s in zip((k, v), scales, strict=True))
+    out, lse = oracle(q, real_k, real_v, lens, table, seen, depth, window_left, cap)
+    slots = [
+        int(table[r, p // page]) * page + p % page
+        for r, n in enumerate(lens)
+        for p in range(n + tail_len - q_len, n + tail_len)
+    ]
+
+    def there(x: torch.Tensor | None) -> torch.Tensor | None:
+        return None if x is None else x.to(DEVICE)
+
+    return Problem(
+        q_len, tail_len, hq // hkv, window_left, cap, there(q), there(k), there(v), there(scales[0]),
+        there(scales[1]), torch.tensor(lens, dtype=torch.int32, device=DEVICE), there(table),
+        there(pack(seen)) if tree else None, there(depth) if tree else None, out, lse, slots,
+    )  # fmt: skip
+
+
+def _tails(
+    requests: int, q_len: int, tail_len: int, tree: bool, chance: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random forests over the tail slots (bool ``[R, q, T]``) and depths ``[R, T]``; a chain unless `tree`."""
+    seen = torch.eye(tail_len, dtype=torch.bool).repeat(requests, 1, 1)
+    depth = torch.zeros(requests, tail_len, dtype=torch.int32)
+    for r in range(requests):
+        for s in range(1, tail_len):
+            parent = chance.randrange(-1, s) if tree else s - 1
+            if parent >= 0:
+                seen[r, s] |= seen[r, parent]
+                depth[r, s] = depth[r, parent] + 1
+    return seen[:, tail_len - q_len :], depth
+
+
+def pack(seen: torch.Tensor) -> torch.Tensor:
+    """bool ``[R, q, T]`` → int32 ``[R · q, words]``, one word more than needed, zero."""
+    requests, q_len, tail_len = seen.shape
+    words = -(-tail_len // 32) + 1
+    bits = torch.zeros(requests * q_len, words * 32, dtype=torch.int64)
+    bits[:, :tail_len] = seen.reshape(-1, tail_len)
+    packed = (bits.view(-1, words, 32) << torch.arange(32)).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
+def oracle(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lens: tuple[int, ...],
+    table: torch.Tensor,
+    seen: torch.Tensor,
+    depth: torch.Tensor,
+    window_left: int,
+    cap: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse in float64, row by row in request order, from the definition."""
+    page, group = k.shape[1], q.shape[1] // k.shape[2]
+    q_len, tail_len = seen.shape[1:]
+    outs, lses = [], []
+    for r, n in enumerate(lens):
+        position = torch.arange(n + tail_len)
+        pages = table[r, position // page].long()
+        keys = k[pages, position % page].repeat_interleave(group, 1).transpose(0, 1)
+        values = v[pages, position % page].repeat_interleave(group, 1).transpose(0, 1)
+        visible = torch.cat([torch.ones(q_len, n, dtype=torch.bool), seen[r]], 1)
+        if window_left >= 0:
+            at = torch.cat([torch.arange(n), n + depth[r]])
+            visible &= (n + depth[r, tail_len - q_len :])[:, None] - at <= window_left
+        scores = q[r * q_len : (r + 1) * q_len].double().transpose(0, 1) @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
+        scores = scores.masked_fill(~visible, float("-inf"))
+        outs.append((scores.softmax(-1) @ values).transpose(0, 1))
+        lses.append(scores.logsumexp(-1).T)
+    return torch.cat(outs), torch.cat(lses)
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """``‖got - expected‖ / ‖expected‖``; NaN does not pass a comparison."""
+    return ((got.cpu().double() - expected).norm() / expected.norm()).item()
+
+
+def poison(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Memory that nobody has written: NaN, or -7 in integers."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else -7, dtype=dtype, device=DEVICE)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The helpers above, for tests, which cannot import a conftest."""
+
+    device: str = DEVICE
+    problem: Callable[..., Problem] = make_problem
+    oracle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = oracle
+    error: Callable[..., float] = error
+    poison: Callable[..., torch.Tensor] = poison
+
+
+@pytest.fixture(scope="session")
+def bench() -> Bench:
+    return Bench()
+
+
+@dataclass
+class Result:
+    """What a uniform forward wrote."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    slots: torch.Tensor
+    work: torch.Tensor
+
+
+@pytest.fixture(scope="session")
+def run_uniform() -> Callable[..., Result]:
+    """write_metadata and attend of a problem, cut by a tile into so many pieces, over poisoned buffers."""
+    from draftmark_cuda_triton import launch, tiling
+
+    def run(problem: Problem, tile: tiling.Tile, pieces: int) -> Result:
+        p = problem
+        rows, hq, dim = p.q.shape
+        hkv, page = p.k.shape[2], p.k.shape[1]
+        pdl = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 9
+        shape = launch.Attention(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
+        extent = launch.Uniform(p.prefix_lens.numel(), p.q_len, p.tail_len)
+        work, slots = poison(pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
+        launch.write_metadata(shape, tile, extent, pieces, p.prefix_lens, p.page_table, slots, work)
+        parts = 2 * pieces * hkv * tiling.row_tiles(tile, p.q_len, p.group) * tile.block_m
+        out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)
+        launch.attend(
+            shape, tile, extent, pieces, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,
+            p.depth, work, poison(parts, dim), poison(parts), out, lse,
+        )  # fmt: skip
+        return Result(out, lse, slots, work)
+
+    return run

@@ -1,0 +1,103 @@
+"""On a GPU: random batches through the hooks' own tiles, in graphs too, against float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.device
+
+SHAPES = [
+    # heads, dim, page, q_len, tail_len, tree, window, cap, dtype, kv_dtype
+    ((8, 2), 128, 64, 1, 1, False, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 8, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 16, 16, True, -1, 0.0, torch.float16, None),
+    ((8, 2), 128, 128, 40, 40, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 16, 8, 8, True, 100, 0.0, torch.bfloat16, None),
+    ((4, 4), 64, 64, 1, 1, False, 40, 0.0, torch.bfloat16, None),
+    ((4, 4), 64, 64, 70, 70, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 1), 256, 64, 4, 8, True, -1, 30.0, torch.bfloat16, None),
+    ((6, 2), 80, 32, 5, 5, False, -1, 0.0, torch.float16, None),
+    ((4, 2), 96, 1, 3, 9, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 8, 8, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((4, 2), 64, 16, 6, 6, True, -1, 0.0, torch.float32, None),
+]
+BATCHES_PER_SHAPE = 84  # 12 · 84 > 1,000
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
+def test_random_batches(bench, run_uniform, shape):
+    """A thousand batches of fresh lengths, pages, trees and values, empty prefixes among them."""
+    from dataclasses import replace
+
+    from draftmark import AttentionShape
+    from draftmark.devices import profile
+    from draftmark_cuda_triton import tiling
+
+    heads, dim, page, q_len, tail_len, tree, window, cap, dtype, kv_dtype = shape
+    device = profile("cuda")
+    names = [str(t).removeprefix("torch.") for t in (dtype, kv_dtype or dtype)]
+    attention = AttentionShape(*heads, dim, page, *names)
+    tile = tiling.choose(attention, device, q_len)
+    tile = replace(tile, tma=tiling.uses_tma(attention, device, tile))
+    chance = random.Random(dim + q_len)
+    tolerance = 1e-5 if dtype is torch.float32 else 5e-3
+    for seed in range(BATCHES_PER_SHAPE):
+        lens = tuple(chance.choice((0, 1, 63, 64, 65, chance.randrange(700))) for _ in range(chance.randint(1, 4)))
+        problem = bench.problem(
+            seed, lens, q_len, tail_len, heads=heads, dim=dim, page=page, tree=tree, window_left=window, cap=cap,
+            dtype=dtype, kv_dtype=kv_dtype,
+        )  # fmt: skip
+        pieces = tiling.pieces(attention, device, tile, q_len, len(lens), max(lens) + tail_len)
+        result = run_uniform(problem, tile, pieces)
+        assert bench.error(result.out, problem.out) < tolerance, (seed, lens)
+        assert (result.lse.cpu() - problem.lse).abs().max() < 1e-2, (seed, lens)
+        assert result.slots.tolist() == problem.slots, (seed, lens)
+
+
+def test_replay_follows_the_lengths(bench):
+    """A captured step reads what is in the batch when it is replayed: longer, shorter, then longer again."""
+    from draftmark_cuda_triton import launch, tiling
+
+    tile, pieces = tiling.Tile(16, 64, 4, 3, 2, True), 17
+    problems = [
+        bench.problem(s, lens, 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
+        for s, lens in enumerate([(700, 3), (0, 64), (650, 699)])
+    ]
+    shape = launch.Attention(2, 4, 128, 64, 128**-0.5, pdl=True)
+    extent = launch.Uniform(2, 1, 1)
+    pool = max(p.k.shape[0] for p in problems)
+    width = max(p.page_table.shape[1] for p in problems)
+    k, v = (bench.poison(pool, 64, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    q = torch.zeros_like(problems[0].q)
+    prefix = torch.zeros(2, dtype=torch.int32, device="cuda")
+    table = torch.zeros(2, width, dtype=torch.int32, device="cuda")
+    work, slots = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
+    parts, weights = bench.poison(2 * pieces * 2 * 16, 128), bench.poison(2 * pieces * 2 * 16)
+    out = torch.zeros_like(q)
+
+    def fill(p):
+        k[: p.k.shape[0]], v[: p.v.shape[0]] = p.k, p.v
+        q.copy_(p.q)
+        prefix.copy_(p.prefix_lens)
+        table[:, : p.page_table.shape[1]] = p.page_table
+
+    def step():
+        launch.write_metadata(shape, tile, extent, pieces, prefix, table, slots, work)
+        launch.attend(
+            shape, tile, extent, pieces, q, k, v, None, None, prefix, table, None, None, work, parts, weights, out
+        )
+
+    fill(problems[0])
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for p in problems:
+        fill(p)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert bench.error(out, p.out) < 5e-3

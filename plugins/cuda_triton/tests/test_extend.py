@@ -1,0 +1,68 @@
+"""Ragged causal batches against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float32, block_m=16):
+    """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend."""
+    from draftmark_cuda_triton import launch, tiling
+
+    tile = tiling.Tile(block_m, 32, 4, 2, 2)
+    longest = max(n + t for n, t in zip(lens, rows, strict=True))
+    width = -(-longest // page)
+    generator = torch.Generator().manual_seed(sum(lens) + sum(rows))
+    table = (torch.randperm(len(lens) * width, generator=generator).view(len(lens), width) + 1).int()
+    pool = (1 + len(lens) * width, page, 2, dim)
+    k, v = (torch.full(pool, float("nan"), dtype=dtype) for _ in range(2))
+    q = torch.randn(sum(rows), 4, dim, generator=generator).to(dtype)
+    outs, slots, first = [], [], 0
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        at = torch.arange(n + t)
+        pages = table[r, at // page].long()
+        for cache in (k, v):
+            cache[pages, at % page] = torch.randn(n + t, 2, dim, generator=generator).to(dtype)
+        slots += (pages * page + at % page)[n:].tolist()
+        if t:
+            chain = torch.ones(t, t, dtype=torch.bool).tril()[None]
+            depth = torch.arange(t, dtype=torch.int32)[None]
+            rows_of = q[first : first + t]
+            outs.append(
+                bench.oracle(rows_of, k.double(), v.double(), (n,), table[r : r + 1], chain, depth, window_left, 0.0)[0]
+            )
+        first += t
+    prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
+    indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(bench.device)
+    q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
+    shape = launch.Attention(2, 2, dim, page, dim**-0.5, 0.0, window_left)
+    tiles = bench.poison(tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
+    mapping, out = bench.poison(len(q), dtype=torch.int64), bench.poison(*q.shape, dtype=dtype)
+    launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles)
+    launch.attend_extend(shape, tile, len(q), q, k, v, None, None, prefix, indptr, table, tiles, out)
+    assert mapping.tolist() == slots
+    return bench.error(out, torch.cat(outs))
+
+
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_prefill_and_chunks(bench, block_m):
+    """Fresh prompts, chunks behind a prefix, single tokens and padded requests without rows, in one batch."""
+    assert run(bench, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
+
+
+@pytest.mark.parametrize("window_left", [0, 5, 50])
+def test_window(bench, window_left):
+    """Rows see window_left positions to their left."""
+    assert run(bench, (0, 70), (40, 11), window_left=window_left) < 1e-5
+
+
+@pytest.mark.parametrize("page", [1, 5, 128])
+def test_pages(bench, page):
+    """Any page size."""
+    assert run(bench, (3, 30), (20, 5), page=page, dim=80) < 1e-5
+
+
+def test_half_precision(bench):
+    """bf16 stays within its rounding."""
+    assert run(bench, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3

@@ -1,0 +1,33 @@
+"""The schedule covers every tile once, in equal pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 33, 264])
+@pytest.mark.parametrize("lens", [(0,), (5, 0, 0), (700,), (64, 63, 65, 900), tuple(range(0, 640, 37))])
+def test_pieces_tile_the_line(bench, lens, pieces):
+    """Walking every piece as the kernel does meets each tile of each request exactly once."""
+    from draftmark_cuda_triton import launch
+    from draftmark_cuda_triton.tiling import ITEM_COST, Tile
+
+    tile, tail = Tile(16, 32, 4, 2, 2), 7
+    table = torch.zeros(len(lens), 64, dtype=torch.int32, device=bench.device)
+    work = bench.poison(pieces, 4, dtype=torch.int32)
+    launch.write_metadata(
+        launch.Attention(2, 2, 64, 16, 1.0), tile, launch.Uniform(len(lens), 3, tail), pieces,
+        torch.tensor(lens, dtype=torch.int32, device=bench.device), table,
+        bench.poison(3 * len(lens), dtype=torch.int64), work,
+    )  # fmt: skip
+    ends = [-(-(n + tail) // 32) for n in lens]
+    met = []
+    for request, start, length, _ in work.tolist():
+        while length > 0:
+            met += [(request, t) for t in range(start, min(start + length, ends[request]))]
+            length -= ends[request] + ITEM_COST - start
+            request, start = request + 1, 0
+    assert met == [(r, t) for r, end in enumerate(ends) for t in range(end)]
+    lengths = [length for _, _, length, _ in work.tolist() if length]
+    assert max(lengths) - min(lengths) <= 1

@@ -1,0 +1,57 @@
+"""Sizes, refusals, and what a step may use."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_cuda_triton import sizing, tiling
+from draftmark_cuda_triton.support import reasons_against
+
+H200 = DeviceProfile("cuda", 90, 132)
+
+
+def geometry(modes=TARGET_MODES, device=H200, **attention):
+    shape = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 64, **attention}
+    limits = Limits(256, 131072, 8192, (256,))
+    return Geometry.create(AttentionShape(**shape), limits, DraftShape(8, 5, 64), device, modes)
+
+
+@pytest.mark.parametrize("modes", [TARGET_MODES, DRAFT_MODES])
+def test_graph_state_has_no_term_in_requests_times_length(modes):
+    """At 256 requests, context 131072, topk 8 and 64 draft tokens a geometry takes less than 32 MiB."""
+    assert sum(spec.nbytes for spec in sizing.buffers(geometry(modes))) < 32 << 20
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("q_len", [1, 4, 8, 64])
+def test_tiles_fit_shared_memory(head_dim, dtype, q_len):
+    """The rows and the keys in flight fit what a multiprocessor has for the programs it is to hold."""
+    shape = AttentionShape(32, 8, head_dim, 64, dtype, dtype)
+    tile = tiling.choose(shape, H200, q_len)
+    row = tiling.next_power_of_two(head_dim) * {"float32": 4}.get(dtype, 2)
+    used = (tile.block_m + 2 * tile.num_stages * tile.block_n) * row + 1024
+    assert used * tile.programs_per_sm <= 228 << 10
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"head_dim": 512}, "head_dim 512"),
+        ({"kv_dtype": "float16"}, "kv_dtype float16"),
+        ({"device": DeviceProfile("cuda", 75, 40)}, "sm_75"),
+        ({"device": DeviceProfile("npu", 0, 20)}, "npu"),
+        ({"kv_dtype": "float8_e4m3fn", "device": DeviceProfile("cuda", 80, 108)}, "float8_e4m3fn"),
+    ],
+)
+def test_refusals_name_the_value(change, word):
+    """What is not served is refused with a reason that names it."""
+    assert any(word in reason for reason in reasons_against(geometry(**change)))
+
+
+def test_modes_decide_what_is_declared():
+    """A geometry without uniform modes has no schedule, one without EXTEND no row tiles."""
+    names = {spec.name for spec in sizing.buffers(geometry((Mode.EXTEND,)))}
+    assert names == {"slot_mapping", "row_tiles"}
+    assert "row_tiles" not in {spec.name for spec in sizing.buffers(geometry((Mode.DECODE,)))}

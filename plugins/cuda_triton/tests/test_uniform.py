@@ -1,0 +1,100 @@
+"""Uniform batches: prefix, masked tail and merge against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+LENS = (0, 1, 33, 100)
+
+
+def tile(block_m=16, block_n=32, tma=False):
+    from draftmark_cuda_triton.tiling import Tile
+
+    return Tile(block_m, block_n, 4, 2, 2, tma)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5, 40])
+@pytest.mark.parametrize(("q_len", "tail_len", "tree"), [(1, 1, False), (3, 9, True), (5, 5, False), (7, 7, True)])
+def test_every_mode_and_cut(bench, run_uniform, q_len, tail_len, tree, pieces):
+    """out, lse and slots of decode, draft, chain and tree are right however the schedule cuts the batch."""
+    problem = bench.problem(pieces, LENS, q_len, tail_len, tree=tree)
+    result = run_uniform(problem, tile(), pieces)
+    assert bench.error(result.out, problem.out) < 1e-5
+    assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5
+    assert result.slots.tolist() == problem.slots
+
+
+@pytest.mark.parametrize("page", [1, 3, 16, 64, 128])
+@pytest.mark.parametrize("dim", [64, 80, 96])
+def test_pages_and_head_dims(bench, run_uniform, page, dim):
+    """Any page size, and head_dim that is no power of two, beside NaN in unused slots."""
+    problem = bench.problem(page + dim, (0, 70), 3, 4, dim=dim, page=page)
+    assert bench.error(run_uniform(problem, tile(), 4).out, problem.out) < 1e-5
+
+
+@pytest.mark.parametrize("dim", [128, 256])
+def test_wide_heads(bench, run_uniform, dim):
+    """head_dim 128 and 256."""
+    problem = bench.problem(dim, (9, 40), 2, 2, dim=dim)
+    assert bench.error(run_uniform(problem, tile(16, 16), 3).out, problem.out) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 1), (6, 2)])
+def test_groups(bench, run_uniform, heads):
+    """Multi-head, multi-query, and a group that is no power of two; rows spill over several row tiles."""
+    problem = bench.problem(heads[0], (50, 3), 9, 9, heads=heads)
+    assert bench.error(run_uniform(problem, tile(), 5).out, problem.out) < 1e-5
+
+
+@pytest.mark.parametrize("tail_len", [31, 32, 33, 64, 97, 200])
+def test_long_tails(bench, run_uniform, tail_len):
+    """Mask words are aligned to tiles wherever L ends: tails of one word, of many, and beyond a tile."""
+    problem = bench.problem(tail_len, (0, 5, 45), 2, tail_len)
+    assert bench.error(run_uniform(problem, tile(), 4).out, problem.out) < 1e-5
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("window_left", [0, 1, 40])
+def test_window_is_measured_in_positions(bench, run_uniform, window_left, tree):
+    """A window cuts the prefix by depth, not by slot, and skips tiles that no row sees."""
+    problem = bench.problem(3, LENS, 6, 6, tree=tree, window_left=window_left)
+    result = run_uniform(problem, tile(), 5)
+    assert bench.error(result.out, problem.out) < 1e-5
+    assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5
+
+
+def test_soft_cap(bench, run_uniform):
+    """cap · tanh(logit / cap), in the lse too."""
+    problem = bench.problem(4, LENS, 3, 3, cap=2.0)
+    result = run_uniform(problem, tile(), 5)
+    assert bench.error(result.out, problem.out) < 1e-5
+    assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(bench, run_uniform, dtype):
+    """bf16 and fp16 stay within their rounding."""
+    problem = bench.problem(5, LENS, 4, 4, dtype=dtype)
+    assert bench.error(run_uniform(problem, tile(), 5).out, problem.out) < 4e-3
+
+
+def test_fp8_cache(bench, run_uniform):
+    """e4m3 KV with scales."""
+    problem = bench.problem(6, LENS, 4, 4, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
+    assert bench.error(run_uniform(problem, tile(), 5).out, problem.out) < 4e-3
+
+
+@pytest.mark.parametrize(("q_len", "tail_len"), [(1, 1), (8, 16), (16, 16)])
+def test_boxes(bench, run_uniform, q_len, tail_len):
+    """Tiles through the copy engine bear NaN behind the last token."""
+    problem = bench.problem(7, (0, 63, 64, 130), q_len, tail_len, page=64, tree=q_len > 1, dtype=torch.float16)
+    result = run_uniform(problem, tile(64 if q_len > 1 else 16, 64, tma=True), 6)
+    assert bench.error(result.out, problem.out) < 4e-3
+
+
+def test_same_twice(bench, run_uniform):
+    """Bitwise the same in two runs: no race, no leftover."""
+    problem = bench.problem(8, LENS, 3, 9)
+    first, second = (run_uniform(problem, tile(), 7).out for _ in range(2))
+    assert torch.equal(first, second)
