@@ -36,14 +36,14 @@ def causal_visibility(row_positions: torch.Tensor, width: int, window_left: int)
     """Visible key positions under a causal tail, where every slot stands at its own position.
 
     Args:
-        row_positions: int64 ``[R, q]``.
+        row_positions: int32 ``[R, q]``.
         width: key positions to decide.
         window_left: positions visible to the left of the row's own, -1 for all.
 
     Returns:
         bool ``[R, q, width]``.
     """
-    key = torch.arange(width, device=row_positions.device)
+    key = torch.arange(width, dtype=torch.int32, device=row_positions.device)
     seen = key <= row_positions[:, :, None]
     if window_left >= 0:
         seen &= key >= row_positions[:, :, None] - window_left

@@ -82,8 +82,7 @@ class ReferenceBackend:
             bits = unpack_bits(batch.tail.mask, depth.shape[1]).view(len(table), q_len, depth.shape[1])
             seen = tree_visibility(kv_lens - depth.shape[1], keys.width, bits, depth, shape.window_left)
         else:
-            first_row = (kv_lens - q_len).long()[:, None]
-            positions = first_row + torch.arange(q_len, device=q.device)
+            positions = (kv_lens - q_len)[:, None] + torch.arange(q_len, dtype=torch.int32, device=q.device)
             seen = causal_visibility(positions, keys.width, shape.window_left)
         block = (len(table), q_len, *q.shape[1:])
         attend_block(q.view(block), keys, seen, shape, out.view(block))
@@ -91,9 +90,12 @@ class ReferenceBackend:
     def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
         """The pages of `table`, head-major, with V zero wherever nothing was ever written."""
         k, v = _pages(cache.k, table), _pages(cache.v, table)
-        unwritten = torch.arange(k.shape[2], device=table.device) >= kv_lens[:, None]
         # A masked score is overwritten, so a NaN in an unused K is harmless; in V it is 0 · NaN (vllm#43961).
-        return Keys(k, v.masked_fill_(unwritten[:, :, None], 0.0))
+        # AND clears any bit pattern: the sign of (position - length) is all ones where something was written.
+        position = torch.arange(k.shape[2], dtype=torch.int32, device=table.device)
+        written = (position - kv_lens[:, None]) >> 31
+        v.view(torch.int32).bitwise_and_(written[:, :, None])
+        return Keys(k, v)
 
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
