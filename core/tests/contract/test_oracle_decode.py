@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,8 +48,8 @@ def agrees(found: Decoded) -> bool:
     return all(found.visible[row] == truth.visible[row] for row in truth.visible if row[0] < 2)
 
 
-def read(spec: MetadataSpec, arena: dict[str, torch.Tensor], tree: bool = True) -> Decoded:
-    return decode(spec, arena, batch(tree), REQUESTS, SHAPE)
+def read(spec: MetadataSpec, arena: dict[str, torch.Tensor], tree: bool = True, staged: bool = False) -> Decoded:
+    return decode(spec, arena, batch(tree), REQUESTS, replace(SHAPE, staged=staged))
 
 
 def pages(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -105,7 +107,10 @@ def test_strided_mask_with_dummy_rows() -> None:
     flat = [word for _ in range(3) for row in rows for word in row]
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask", "qo_indptr": "qo"}, masked=True)
     spec = MetadataSpec((level,), mask_stride=2, mask_dtype="int16")
-    assert agrees(read(spec, {"mask": ints(*flat, dtype=torch.int16), "qo": ints(0, 6, 12, 18)}))
+    arena = {"mask": ints(*flat, dtype=torch.int16), "qo": ints(0, 6, 12, 18)}
+    assert agrees(read(spec, arena, staged=True))
+    with pytest.raises(DecodeProblem, match="does not count the rows"):  # without staged queries, rows are rows
+        read(spec, arena)
 
 
 def test_a_causal_tail_needs_no_words() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from . import arenas, batches, kernels, plans, sizes
+from . import answers, arenas, batches, corners, edges, kernels, moments, plans, sizes
 from .mutant import Mutant
 
+MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges)
 MUTANTS: tuple[Mutant, ...] = tuple(
-    sorted(
-        (*sizes.MUTANTS, *batches.MUTANTS, *arenas.MUTANTS, *plans.MUTANTS, *kernels.MUTANTS),
-        key=lambda one: (one.id[0], one.id[1:3], one.id),
-    )
+    sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
 INAPPLICABLE = {
     "M32": "cross-attention planned with the decoder's lengths: the contract has no cross-attention, so a backend is "
     "given one length per request and cannot take the other",
 }
+
+GUARDS = {
+    "load.imports_lightly": "asks an installed plugin in a process of its own, which no mutant of an object has; "
+    "core/tests/contract/test_frame_pytest.py installs bad plugins",
+    "load.known_failures_are_current": "reads the contract.toml of an installed plugin; tested in "
+    "core/tests/contract/test_frame_pytest.py",
+}
+"""Checks that no mutant can need, and why they are there."""
 
 
 def pairs() -> list[tuple[Mutant, str]]:

@@ -28,7 +28,8 @@ class Mutant:
         id: ``M01`` … ``M33`` as in the collection of known bugs, else ``V…``.
         what: the defect, in a few words.
         source: a public thread with such a bug.
-        hooks: hook name (without prefix) → function of (geometry, result) that returns the broken result.
+        hooks: hook name (without prefix) → function of (geometry, result) that returns the broken result; one that
+            takes three arguments is given the hook's second one too.
         patch: changes an opened backend in place.
         layouts: where the defect can be made.
         absent: layout → why it cannot, for the others.
@@ -37,7 +38,7 @@ class Mutant:
     id: str
     what: str
     source: str
-    hooks: dict[str, Callable[[Geometry, Any], Any]] | None = None
+    hooks: dict[str, Callable[..., Any]] | None = None
     patch: Callable[[Any], None] | None = None
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     absent: str = ""
@@ -58,10 +59,15 @@ class Mutant:
         return found
 
 
-def _changed(original: Callable[..., Any], change: Callable[[Geometry, Any], Any]) -> Callable[..., Any]:
+def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callable[..., Any]:
     names = tuple(inspect.signature(original).parameters)
+    given = len(inspect.signature(change).parameters) - 1
+
+    def call(*args: Any) -> Any:
+        return change(*(args or (None,))[:1], original(*args), *args[1:given])
+
     # pluggy reads argument names, so a wrapper needs the hook's own ones.
-    scope: dict[str, Any] = {"call": lambda *args: change(args[0], original(*args))}
+    scope: dict[str, Any] = {"call": call}
     exec(f"def hook({', '.join(names)}):\n    return call({', '.join(names)})", scope)
     return scope["hook"]
 

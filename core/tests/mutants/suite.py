@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,13 +17,13 @@ from draftmark.loaded import Backend
 from .mutant import Mutant
 
 ORDER = (
-    *("tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards", "sizing"),
-    *("graphs", "history", "supports", "load", "proof"),
+    *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
+    *("sizing", "graphs", "history", "proof"),
 )
 """Modules of checks, quick and telling ones first."""
-SAMPLE = {"graphs": 4, "history": 6, "proof": 0}
-"""Cases of each check that the matrix tries, by module; 12 otherwise. A mutant that survives these meets all cases."""
-HOOK_TIER = ("buffers", "metadata", "supports")
+SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "sizing.covers_processors": 999}
+"""Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
+HOOK_TIER = ("buffers", "metadata", "supports", "usage", "describe")
 """Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
 
 Failure = tuple[str, str, BaseException]
@@ -65,9 +67,12 @@ def killed_by(mutant: Mutant, layout: str, most: int) -> list[Failure]:
 def outcome(backend: Backend, check: Check, case: Case) -> BaseException | None:
     """What one item raised, if it fails."""
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        said = io.StringIO()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stdout(said):
             warnings.simplefilter("ignore")
             check.run(Subject(backend, "cpu", check.tier), case)
+        if said.getvalue():
+            return ContractViolation("the backend printed", got=said.getvalue()[:200])
     except Refused:
         return None
     except ContractViolation as violation:
@@ -81,7 +86,7 @@ def _cases(check: Check, sampled: bool) -> list[Case]:
     cases = list(check.cases())
     if not sampled:
         return cases
-    most = SAMPLE.get(_module(check), 12)
+    most = SAMPLE.get(check.name, SAMPLE.get(_module(check), 12))
     return cases[:: -(-len(cases) // most)] if most else []
 
 

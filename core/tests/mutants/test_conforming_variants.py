@@ -12,7 +12,7 @@ from draftmark import Geometry, HostLengthsNeed
 from draftmark.contract.check import Tier
 from draftmark.contract.subject import Subject
 
-from . import catalog, suite
+from . import catalog, corners, suite
 from .mutant import LAYOUTS, Mutant
 
 torch.set_num_threads(1)
@@ -39,6 +39,22 @@ def wrong(backend: Any, *modules: str) -> str:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_workspace_that_is_right_passes(layout: str) -> None:
+    """The plugin's own buffers, sized as its usage() says for every device."""
+    backend = Mutant("none", "", "", corners.RIGHT).build(layout)
+    names = ("tightness.own_buffers", "sizing.covers_processors", "load.declares_types")
+    checks = [one for one in suite.checks_for() if one.name in names]
+    assert not list(suite.failures(backend, checks))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_interpreted_metadata_passes(layout: str) -> None:
+    """A backend whose kernels cannot run here is judged by its metadata; the quick part of the slow test below."""
+    assert not wrong(without_kernels(layout), "metadata", "padding")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -58,6 +74,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
     assert not wrong(Mutant("none", "", "", declaring(**fields)).build(layout), *modules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
     """Metadata, graphs and histories are checked all the same, and the item says that it was interpreted."""
@@ -69,6 +86,7 @@ def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
     assert "interpreted" in subject.marks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["M09", "M10", "M17", "M19", "M20", "M29b", "V01", "V13", "V20", "V22", "V31", "V32"])
 def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
@@ -79,6 +97,7 @@ def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
     assert wrong(without_kernels(layout, mutant), *MODULES, "history", "purity")
 
 
+@pytest.mark.slow
 def test_opaque_levels_are_left_to_numerics() -> None:
     """A layout that cannot be decoded passes by its outputs."""
 

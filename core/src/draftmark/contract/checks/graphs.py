@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...geometry import Geometry
@@ -108,17 +109,23 @@ def keys_are_closed_under_padding(subject: Subject, geometry: Geometry) -> None:
             expected=sorted(map(str, wanted)),
             bug="sglang#40396",
         )
-    fresh = subject.graph_state(geometry)
-    try:
-        fresh.replay(min(wanted))
-    except GraphError:
-        return
-    raise ContractViolation(
-        "a fresh graph state replays a key that it never captured",
-        got="no error",
-        expected="GraphError",
-        formula="draftmark.graphs.GraphState.replay",
-    )
+    if not isinstance(programs.state.pool_bytes, int) or programs.state.pool_bytes < 0:
+        raise ContractViolation(
+            "pool_bytes must be a count of bytes", got=programs.state.pool_bytes, bug="sglang#24453"
+        )
+    fresh, key = subject.graph_state(geometry), min(wanted)
+    misuses: dict[str, Callable[[], object]] = {
+        "replays a key that it never captured": lambda: fresh.replay(key),
+        "captures a key that it has captured before": lambda: programs.state.capture(key, lambda: None),
+    }
+    for what, misuse in misuses.items():
+        try:
+            misuse()
+        except GraphError:
+            continue
+        raise ContractViolation(
+            f"a graph state {what}", got="no error", expected="GraphError", formula="draftmark.graphs.GraphState"
+        )
 
 
 @behaviour(cases=_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...buffers import BufferSpec, Role
 from ...geometry import Geometry, Mode
 from ..check import Case
+from ..needs import PER_REQUEST
 from ..scenarios.scenes import scenes
-from ..scenarios.shapes import behaviours
+from ..scenarios.shapes import behaviours, describe
 from ..scenarios.tiers import behaviour
 
 if TYPE_CHECKING:
@@ -58,6 +60,42 @@ def find_no_poison_read(subject: Subject, geometry: Geometry) -> None:
         verify.turn_holds(rig, turn, rig.load(turn), "the output after poison")
 
 
+INDEX_ROLES = frozenset(PER_REQUEST) | {
+    *(Role.KV_INDICES, Role.PAGE_TABLE, Role.TAIL_MASK, Role.SLOT_MAPPING, Role.TAIL_DEPTH)
+}
+
+
+@behaviour(cases=_geometries, bugs=("sglang#31527", "sglang#32050"))
+def find_no_buffer_unused(subject: Subject, geometry: Geometry) -> None:
+    """Every index buffer is written by some forward; one that never is takes memory that KV pages do not get."""
+    from ...buffers import Init
+    from ..check import ContractViolation
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, geometry, 1)
+    rig.arena.poison()
+    for turn in scenes(geometry):
+        turn = place(rig, turn)
+        rig.prepare(rig.stage.set(turn, rig.host))
+    specs = [spec for spec in rig.arena.specs if spec.role in INDEX_ROLES and spec.init is Init.EMPTY]
+    unused = [spec.name for spec in specs if spec.numel and bool((rig.arena[spec.name] == _poison(spec)).all())]
+    if unused:
+        raise ContractViolation(
+            "no forward writes these buffers",
+            batch=describe(geometry),
+            got=unused,
+            expected="buffers that some mode of the geometry uses",
+            formula="the poison of a fresh arena is still there after every mode and step",
+            bug="sglang#31527, sglang#32050",
+            remedy="declare a buffer only for the modes that write it",
+        )
+
+
+def _poison(spec: BufferSpec) -> int:
+    """What an entry of all ones reads as."""
+    return {"uint8": 255, "uint16": 65535, "bool": 1}.get(spec.dtype, -1)
+
+
 @behaviour(cases=_pairs, bugs=("vllm#48261", "vllm-ascend#3892"))
 def keep_target_and_draft_apart(subject: Subject, pair: tuple[Geometry, Geometry]) -> None:
     """Another geometry's forward between a target's metadata and its attention changes nothing of the target's."""
@@ -77,11 +115,11 @@ def keep_target_and_draft_apart(subject: Subject, pair: tuple[Geometry, Geometry
     first = next(t for t in scenes(pair[0]) if t.mode is Mode.VERIFY and t.name.endswith("edges"))
     for second in scenes(pair[1]):
         turn = place(target, first)
-        batch = target.load(turn)
+        batch = target.load(turn, "exact")  # so that a plan depends on its own batch
         expected = target.expected(turn)
         target.prepare(batch)
         other = place(draft, second)
-        verify.turn_holds(draft, other, draft.load(other), "the draft model's output")
+        verify.turn_holds(draft, other, draft.load(other, "exact"), "the draft model's output")
         verify.metadata(target, turn, batch)
         target.layer(turn, batch)
         verify.output(turn, expected, target.stage.rows(turn)[3], "the target's output after a draft forward")

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 GEOMETRIES = ("small", "target", "draft", "target-overlap", "target-page32-long")
+KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
 SUFFICIENT = {
-    HostLengthsNeed.NONE: ("unknown", "upper_bound", "exact"),
-    HostLengthsNeed.UPPER_BOUND: ("unknown", "upper_bound", "exact"),
+    HostLengthsNeed.NONE: KINDS,
+    HostLengthsNeed.UPPER_BOUND: KINDS,
     HostLengthsNeed.EXACT: ("exact",),
 }
 """Unknown always gives a bound too: the limit."""

@@ -103,8 +103,19 @@ def declares_types(subject: Subject, geometry: Geometry) -> None:
     for spec in specs:
         _check_buffer(spec)
     roles = {spec.name: spec.role for spec in specs}
+    dtypes, named = {spec.name: spec.dtype for spec in specs}, set[str]()
     for mode, meta in subject.backend.metadata(geometry).items():
         _check_metadata(mode, meta, roles)
+        _check_mask(mode, meta, dtypes, geometry)
+        named |= {name for level in meta.levels for name in level.buffers.values()}
+    for name, role in roles.items():
+        if role in _DECODED and name not in named:
+            _wrong(
+                f"buffer {name!r} (role {role.value}) is named by no level, so nobody can check what it says",
+                sorted(named),
+                f"Level.buffers[{role.value!r}] = {name!r} in the modes that write it",
+                bug="vllm#17394",
+            )
 
 
 @check(tier=Tier.SIZING, cases=_once)
@@ -134,6 +145,13 @@ def _quietly(name: str, hook: Callable[[Geometry], Any], geometry: Geometry) -> 
     return result
 
 
+_DECODED = frozenset(
+    {
+        *(Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Role.KV_LENS, Role.QO_INDPTR, Role.PAGE_TABLE),
+        *(Role.TAIL_MASK, Role.MASK_INDPTR, Role.SLOT_MAPPING, Role.TAIL_DEPTH),
+    }
+)
+"""Roles whose content the metadata oracle reads."""
 _SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init, "lifetime": Lifetime}
 
 
@@ -169,6 +187,17 @@ def _check_metadata(mode: Mode, meta: MetadataSpec, roles: dict[str, Role]) -> N
         _wrong(f"{where}: mask_stride must be a count", meta.mask_stride, "Geometry.mask_words", bug="sglang#31367")
     for level in meta.levels:
         _check_level(where, level, roles)
+
+
+def _check_mask(mode: Mode, meta: MetadataSpec, dtypes: dict[str, str], geometry: Geometry) -> None:
+    """The words that a mask row takes are those of its buffer, or of the batch's own mask."""
+    masks = [level.buffers["tail_mask"] for level in meta.levels if "tail_mask" in level.buffers]
+    dtype = dtypes.get(masks[0], "") if masks else "int32"
+    if meta.mask_dtype != dtype:
+        _wrong(f"metadata of {mode.value}: mask_dtype is not the mask's", meta.mask_dtype, dtype, bug="TRT-LLM#13006")
+    if not masks and meta.mask_stride not in (0, geometry.mask_words):
+        got, want = meta.mask_stride, f"0, or Geometry.mask_words = {geometry.mask_words}"
+        _wrong(f"metadata of {mode.value}: no level names a mask, so its stride is the batch's", got, want)
 
 
 def _check_level(where: str, level: Level, roles: dict[str, Role]) -> None:

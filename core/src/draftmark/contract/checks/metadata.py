@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...geometry import Mode
 from ..check import Case
-from ..scenarios.scenes import scenes
-from ..scenarios.shapes import behaviours
+from ..scenarios.scenes import programs, scenes
+from ..scenarios.shapes import behaviours, wide
 from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn
+from ..scenarios.turns import Turn, ragged, uniform
 
 if TYPE_CHECKING:
     from ..subject import Subject
@@ -19,6 +20,27 @@ HIGH_SLOT = 2**31
 
 def _turns() -> list[Case]:
     return [Case(f"{name}-{turn.name}", turn) for name, geometry in behaviours().items() for turn in scenes(geometry)]
+
+
+def _wide() -> list[Case]:
+    geometries = wide()
+    crowd = geometries["crowd"]
+    turns = [
+        uniform("crowd-decode", crowd, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
+        ragged("crowd-extend", crowd, [n * 5 % 37 for n in range(290)], [1 + n % 3 for n in range(290)], padded=10),
+    ]
+    for name in ("long", "long-target"):
+        geometry = geometries[name]
+        lens = (69_999, 4_097, 33_333)
+        turns += [uniform(f"{name}-{mode.value}", geometry, mode, lens, 4) for mode, _ in programs(geometry)]
+        turns.append(ragged(f"{name}-extend", geometry, (69_990, 2_049), (9, 3), padded=1))
+    return [Case(turn.name, turn) for turn in turns]
+
+
+@behaviour(cases=_wide, bugs=("vllm#47671", "sglang#27840"))
+def survives_large_counts(subject: Subject, turn: Turn) -> None:
+    """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
+    decodes_to_the_token_history(subject, turn)
 
 
 def _high() -> list[Case]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...geometry import Mode
+from ...geometry import Geometry, Mode
 from ..check import Case
-from ..scenarios.scenes import extends
+from ..corners import odd_geometries
+from ..scenarios.scenes import extends, programs
 from ..scenarios.shapes import mandatory, numerics
 from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn, uniform
+from ..scenarios.turns import Turn, ragged, uniform
 
 if TYPE_CHECKING:
     from ..subject import Subject
@@ -43,6 +44,37 @@ def match_float64(subject: Subject, turn: Turn) -> None:
         batch = rig.load(turn)
         rig.stage.fill_rows(turn, contrast=contrast)
         verify.turn_holds(rig, turn, batch)
+
+
+def _odd() -> list[Case]:
+    """One forward of each kind on every geometry that a backend may refuse: what it does not refuse, it computes."""
+    found = []
+    for case in odd_geometries():
+        geometry: Geometry = case.value
+        if geometry.limits.overlap or (Mode.DECODE in geometry.modes and Mode.VERIFY not in geometry.modes):
+            continue
+        size = geometry.attention.page_size
+        lens = (min(size + 1, 290), 0)
+        last = max(0, geometry.draft.num_steps - 2)
+        kinds = [(mode, last if mode is Mode.DRAFT else 0) for mode, _ in programs(geometry)]
+        turns = [
+            uniform(f"{mode.value}{step or ''}", geometry, mode, lens, 3, step=step)
+            for mode, step in sorted(set(kinds), key=str)
+        ]
+        found.append(Case(case.id, [*turns, ragged("extend", geometry, (3, 0), (2, 5), padded=1)]))
+    return found
+
+
+@behaviour(cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
+def serve_what_is_not_refused(subject: Subject, turns: list[Turn]) -> None:
+    """Every head count, head size, dtype, page size, window and draft shape that is accepted gives right rows."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
+    for turn in turns:
+        turn = place(rig, turn)
+        verify.turn_holds(rig, turn, rig.load(turn))
 
 
 def _high() -> list[Case]:

@@ -75,31 +75,80 @@ def plan_reads_no_device_memory(subject: Subject, turn: Turn) -> None:
         )
 
 
+@behaviour(cases=_turns, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
+def steps_read_no_device_memory(subject: Subject, turn: Turn) -> None:
+    """write_metadata, write_kv and attend never wait for the device, in the modes that are not captured too."""
+    from ..check import ContractViolation
+    from ..scenarios.hostreads import host_reads
+    from ..scenarios.rig import Rig, place
+    from ..scenarios.watch import batch_tensors
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    q, k, v, out = rig.stage.rows(turn)
+    rig.backend.plan(batch)
+    device = [rig.arena[spec.name] for spec in rig.arena.specs if spec.memory.value == "device"]
+    with host_reads([*batch_tensors(batch).values(), *device, q, k, v]) as reads:
+        rig.backend.write_metadata(batch)
+        if rig.kernels:
+            rig.backend.write_kv(k, v, rig.stage.cache, batch)
+            rig.backend.attend(q, rig.stage.cache, batch, out)
+    if reads:
+        raise ContractViolation(
+            "a step reads device memory on the host",
+            batch=turn,
+            got=", ".join(reads),
+            expected="device work alone; numbers come from batch.host, q_lens and tail_lens",
+            formula="draftmark.backend.AttentionBackend.write_metadata",
+            bug="sglang#29413, vllm#51171",
+        )
+
+
+@behaviour(cases=_turns, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
+def plan_does_not_depend_on_device_memory(subject: Subject, turn: Turn) -> None:
+    """The device may still be busy with the round before: what plan() would find in the batch's tensors is stale."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    rig.stage.empty()
+    rig.backend.plan(batch)
+    batch = rig.load(turn)
+    expected = rig.expected(turn)
+    rig.backend.write_metadata(batch)
+    rig.layer(turn, batch)
+    verify.padding(turn, verify.metadata(rig, turn, batch))
+    verify.stored(rig, turn, expected)
+    verify.output(turn, expected, rig.stage.rows(turn)[3], "the output of a batch that reached the device after plan()")
+
+
 @behaviour(cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
 def nothing_is_kept_or_moved(subject: Subject, geometry: Geometry) -> None:
-    """Once every forward has run, running them again gives the backend no new memory, and no buffer moves."""
+    """The backend holds what open_backend gave it, and no more after forwards of every kind; no buffer moves."""
     from ..check import ContractViolation
     from ..scenarios.held import held_storages
     from ..scenarios.rig import Rig, place, pool_pages
 
     rig = Rig(subject, geometry, pool_pages(geometry))
     turns = [place(rig, turn) for turn in scenes(geometry)]
-    before: dict[int, str] = {}
+    before = held_storages(rig.backend)
     addresses = rig.arena.addresses()
-    for lap in range(2):
-        for turn in turns:
-            rig.run(turn, rig.load(turn))
-            held = held_storages(rig.backend)
-            fresh = sorted(name for address, name in held.items() if lap and address not in before)
-            if fresh or rig.arena.addresses() != addresses:
-                raise ContractViolation(
-                    "the backend holds memory that it did not hold after its first forward of this kind",
-                    batch=turn,
-                    got=fresh or "moved arena buffers",
-                    expected="arena buffers, and what open_backend made",
-                    formula="a captured graph would keep the old address",
-                )
-        before = held_storages(rig.backend)
+    for turn in (*turns, *turns[::-1]):
+        rig.run(turn, rig.load(turn))
+        fresh = sorted(name for address, name in held_storages(rig.backend).items() if address not in before)
+        if fresh or rig.arena.addresses() != addresses:
+            raise ContractViolation(
+                "the backend holds memory that it did not hold when it was opened",
+                batch=turn,
+                got=fresh or "moved arena buffers",
+                expected="arena buffers, and what open_backend made",
+                formula="a captured graph would keep the old address; draftmark.backend.AttentionBackend",
+                bug="sglang#27664, rtp-llm#1259",
+                remedy="declare the memory in buffers(), or make it in open_backend()",
+            )
 
 
 @behaviour(cases=_turns, bugs=("sglang#32062", "flashinfer#3582"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import BackendRefusal
 from ...geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
@@ -50,6 +50,12 @@ def _processors() -> Sequence[Case]:
     ]
 
 
+ARCHS = (80, 89, 90, 100, 120)
+"""Compute capabilities, times ten, that sizing is asked about where the device has one."""
+HEADS = ((8, 2, 128), (4, 4, 64), (8, 1, 128), (6, 2, 96), (9, 3, 64), (14, 2, 64), (5, 1, 80), (40, 8, 128))
+"""Query heads, KV heads and head sizes of models: MHA, MQA, and groups and counts that are no power of two."""
+
+
 @check(tier=Tier.SIZING, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
 def covers_processors(subject: Subject, value: tuple[tuple[Mode, ...], int]) -> None:
     """The same for devices with few and many multiprocessors, and for every number of requests up to the largest."""
@@ -57,8 +63,13 @@ def covers_processors(subject: Subject, value: tuple[tuple[Mode, ...], int]) -> 
     draft = DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8)
     geometry = Geometry.create(AttentionShape(8, 2, 128, 128), Limits(5, 4000, 512, (2, 32)), draft, modes=modes)
     subject.require(geometry)
-    geometry = replace(geometry, device=replace(subject.profile, num_sms=count))
-    assert_covered(subject, geometry, counts=tuple(range(1, 33)))
+    known = subject.profile
+    for arch in sorted({known.arch, *(ARCHS if known.kind == "cuda" else ())}):
+        told = replace(geometry, device=replace(known, num_sms=count, arch=arch))
+        if arch == known.arch:
+            assert_covered(subject, told, counts=tuple(range(1, 33)))
+        elif not subject.backend.supports(told):
+            assert_covered(subject, told, quick=True)
 
 
 def _random_cases() -> Sequence[Case]:
@@ -82,11 +93,14 @@ def covers_random(subject: Subject, value: tuple[tuple[Mode, ...], bool]) -> Non
     @given(
         *(st.integers(1, 12), st.integers(1, 12), st.integers(1, 70), st.sampled_from(PAGES)),
         *(st.integers(1, 9000), st.integers(1, 40), st.integers(1, 3000)),
-        st.lists(st.integers(1, 48), max_size=3),
+        st.tuples(
+            *(st.lists(st.integers(1, 48), max_size=3), st.sampled_from(HEADS), st.sampled_from((-1, -1, 0, 200)))
+        ),
     )
-    def holds(k: int, s: int, d: int, page: int, context: int, reqs: int, extend: int, capture: list[int]) -> None:
+    def holds(k: int, s: int, d: int, page: int, context: int, reqs: int, extend: int, rest: Any) -> None:
+        capture, heads, window = rest
         geometry = Geometry.create(
-            AttentionShape(8, 2, 128, page),
+            AttentionShape(heads[0], heads[1], heads[2], page, window_left=window),
             Limits(reqs, context, extend, tuple(capture), overlap),
             DraftShape(k, s, d),
             modes=modes,

@@ -38,10 +38,13 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that decoding needs: tokens of a page, and positions a row sees to its left."""
+    """What decoding needs beside the batch: tokens of a page, positions a row sees to its left, and whether queries are
+    staged, so that a request may have more rows in ``qo_indptr`` than it has queries.
+    """
 
     page_size: int
     window_left: int
+    staged: bool = False
 
 
 def decode(
@@ -63,6 +66,7 @@ def decode(
     seen: dict[Row, list[int]] = {(n, row): [] for n in wanted for row in range(requests[n].rows)}
     lens = batch.prefix_lens.tolist()
     depth = _depths(spec, arena, batch, requests)
+    _check_rows(spec, arena, requests, wanted, shape.staged)
     bases = {n: lens[n] if requests[n].live else spec.pad_fill for n in wanted}
     for level in spec.levels:
         if level.layout is Layout.NONE:
@@ -87,6 +91,21 @@ def _sees(entry: Entry, bits: set[int] | None, here: int, prefix: int, depth: li
             return False
         position = prefix + depth[tail_slot]
     return window_left < 0 or here - position <= window_left
+
+
+def _check_rows(
+    spec: MetadataSpec, arena: Mapping[str, Any], requests: list[Request], wanted: list[int], staged: bool
+) -> None:
+    """``qo_indptr`` counts the rows of each request, in every mode."""
+    for name in {level.buffers["qo_indptr"] for level in spec.levels if "qo_indptr" in level.buffers}:
+        found = arena[name].flatten()[: len(requests) + 1].tolist()
+        if not wanted:
+            return
+        counts = [found[n + 1] - found[n] for n in wanted]
+        rows = [requests[n].rows for n in wanted]
+        fits = all(a >= b for a, b in zip(counts, rows, strict=True)) if staged else counts == rows
+        if found[wanted[0]] != 0 or not fits:
+            raise DecodeProblem(f"{name} does not count the rows of each request", found, f"from 0 on, rows {rows}")
 
 
 def _depths(

@@ -59,12 +59,23 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tainted = self._taint.touches((args, kwargs))
-        if tainted and torch.Tag.data_dependent_output in func.tags:
+        if tainted and _waits(func, args, kwargs or {}):
             self._taint.reads.append(str(func))
         result = func(*args, **(kwargs or {}))
         if tainted:
             self._taint.spread(result)
         return result
+
+
+def _waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator's value, or the size of its output, depends on data."""
+    if torch.Tag.data_dependent_output in func.tags:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags or kwargs.get("output_size") is not None:
+        return False
+    if func.overloadpacket is not torch.ops.aten.index:
+        return True
+    return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
 
 
 @contextmanager

@@ -34,11 +34,13 @@ class Programs:
     Attributes:
         state: the backend's graph state.
         copies: per key, copies of the metadata buffers after each step; each replay overwrites them.
+        runs: how often a captured step ran as Python.
     """
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.copies: dict[GraphKey, list[dict[str, torch.Tensor]]] = {}
+        self.runs = 0
         self.state: GraphState = rig.subject.graph_state(rig.geometry)
         steps = max(1, rig.geometry.draft.num_steps - 1) if Mode.DRAFT in rig.geometry.modes else 1
         pool = torch.stack((rig.stage.cache.k, rig.stage.cache.v))
@@ -53,7 +55,7 @@ class Programs:
 
     def replay_host(self, number: int) -> str:
         """Host lengths at a replay: each kind that the backend must cope with, in turn."""
-        kinds = ("exact", "upper_bound", "unknown")
+        kinds = ("exact", "upper_bound", "unknown", "tight_bound")
         return "exact" if self.rig.host == "exact" else kinds[number % len(kinds)]
 
     def clear_outputs(self) -> None:
@@ -91,14 +93,29 @@ class Programs:
 
     def capture(self, key: GraphKey, loaded: Loaded) -> list[dict[str, torch.Tensor]]:
         """Capture a round's step; the copies are filled by the first replay."""
+
+        def step() -> list[dict[str, torch.Tensor]]:
+            self.runs += 1
+            return self.step(loaded)
+
         with _refusals(f"capturing {key}", loaded.turns[-1]), _no_sync(self.rig.subject.device):
-            self.copies[key] = self.state.capture(key, lambda: self.step(loaded))
+            self.copies[key] = self.state.capture(key, step)
         return self.copies[key]
 
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
         """Replay a round."""
+        runs = self.runs
         with _refusals(f"replaying {key}", loaded.turns[-1]), _no_sync(self.rig.subject.device):
-            self.state.replay(key)
+            outputs = self.state.replay(key)
+        if self.runs != runs or outputs is not self.copies[key]:
+            raise ContractViolation(
+                f"replaying {key} is no replay",
+                batch=loaded.turns[-1],
+                got="the step ran again, eagerly" if self.runs != runs else "other outputs than the capture's",
+                expected="the captured work alone, and the very object that capture() returned",
+                formula="draftmark.graphs.GraphState.replay",
+                bug="sglang#36658",
+            )
 
     def holds(self, loaded: Loaded, copies: list[dict[str, torch.Tensor]], what: str) -> None:
         """What must hold after a run or a replay of a round."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...batch import ForwardBatch
+from ...buffers import Role
 from ...geometry import Geometry
 from ...metadata import HostLengthsNeed, MetadataSpec
 from ..oracle import attention
@@ -93,7 +94,8 @@ class Rig:
     def decoded(self, turn: Turn, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None) -> Decoded:
         """What the backend's buffers say, now or as they were copied earlier."""
         a = self.geometry.attention
-        shape = Shape(a.page_size, a.window_left)
+        staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
+        shape = Shape(a.page_size, a.window_left, staged)
         return decode(self.spec(turn), arena or self.buffers(), batch, list(turn.requests), shape)
 
     def buffers(self) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ...geometry import Geometry, Mode
-from .turns import Turn, ragged, uniform
+from .turns import Turn, extent, ragged, uniform
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
@@ -40,9 +40,21 @@ def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
         label, lens = f"{mode.value}{step or ''}", (size + 1, size)
         both = uniform(label, geometry, mode, lens, 4, step=step, seed=9, first_page=first_page)
         found.append(both.sharing_prefix())
+        found += _full(geometry, mode, step, first_page)
     if Mode.EXTEND in geometry.modes:
         found += extends(geometry, first_page)
     return tuple(found)
+
+
+def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Turn]:
+    """Tails that end on the last token of a page, that begin a page, and that begin on the last token of one."""
+    size, (_, tail) = geometry.attention.page_size, extent(geometry, mode, step)
+    label, short = f"{mode.value}{step or ''}-full", -tail % size
+    lens = (short, short + size, size, size - 1)[: geometry.limits.max_num_reqs]
+    return [
+        uniform(name, geometry, mode, some, padded, step=step, tree="star", seed=4, first_page=first_page)
+        for name, some, padded in ((label, lens, 4), (f"{label}-alone", lens[:1], 1))
+    ]
 
 
 def programs(geometry: Geometry) -> list[tuple[Mode, int]]:

@@ -47,6 +47,18 @@ def behaviours() -> dict[str, Geometry]:
     }
 
 
+def wide() -> dict[str, Geometry]:
+    """Geometries whose counts pass 8 and 16 bits: metadata alone is checked on them, since their pools are large."""
+    crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=700, capture_batch_sizes=(4, 320))
+    long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
+    plain = (Mode.EXTEND, Mode.DECODE)
+    return {
+        "crowd": _make(limits=crowd, draft=DraftShape(), modes=plain),
+        "long": _make(limits=long, draft=DraftShape(), modes=plain),
+        "long-target": _make(limits=long),
+    }
+
+
 def mandatory() -> Geometry:
     """The profile that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128, no speculation."""
     attention = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
@@ -69,6 +81,7 @@ def numerics() -> dict[str, Geometry]:
         "fp32-gqa8-128-window": (8, 1, 128, "float32", 11, 0.0),
         "fp32-mqa-80-cap": (4, 1, 80, "float32", -1, 20.0),
         "fp32-gqa3-96-scale": (6, 2, 96, "float32", -1, 0.0),
+        "bf16-gqa3-64-heads9": (9, 3, 64, "bfloat16", -1, 0.0),
         "bf16-gqa4-128-kv8": (8, 2, 128, "bfloat16", -1, 0.0),
     }
     made = {}

@@ -51,6 +51,12 @@ class Stage:
         b.mask.fill_(-1)
         b.depth.fill_(3)
 
+    def empty(self) -> None:
+        """Fill the static buffers with a batch of empty requests on null pages."""
+        b = self.buffers
+        for tensor in (b.prefix_lens, b.page_table, b.positions, b.mask, b.depth):
+            tensor.zero_()
+
     def set(self, turn: Turn, host: str = "exact") -> ForwardBatch:
         """Fill the static buffers with a turn's batch, and only the part that the turn owns."""
         b, r = self.buffers, len(turn.requests)
@@ -108,13 +114,19 @@ def _scales(kv_dtype: str, device: str) -> tuple[torch.Tensor | None, torch.Tens
 
 
 def host_lengths(turn: Turn, kind: str) -> HostLengths:
-    """What the host may know of a turn's lengths: ``"exact"``, ``"upper_bound"`` (loose), or ``"unknown"``."""
+    """What the host may know of a turn's lengths: ``"exact"``, ``"upper_bound"`` (loose), ``"tight_bound"`` (nothing is
+    in flight, so it is met), ``"mixed_bound"`` (met by every other request), or ``"unknown"``.
+    """
     lens = tuple(one.prefix for one in turn.requests if one.live)
     limits, wall = turn.geometry.limits, max_prefix(turn.geometry)
     if kind == "exact":
         return Exact(lens)
-    if kind == "upper_bound":
-        return UpperBound(tuple(min(n + 2 * turn.geometry.attention.page_size + 1, wall) for n in lens))
+    if kind == "tight_bound":
+        return UpperBound(lens)
+    if kind in ("upper_bound", "mixed_bound"):
+        loose = 2 * turn.geometry.attention.page_size + 1
+        every = 1 if kind == "upper_bound" else 2
+        return UpperBound(tuple(min(n + loose * ((i + 1) % every == 0), wall) for i, n in enumerate(lens)))
     return Unknown(len(lens), wall if turn.mode is not Mode.EXTEND else limits.max_context_len)
 
 

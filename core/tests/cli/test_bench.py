@@ -1,0 +1,164 @@
+"""`draftmark bench`, at tiny sizes on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark import AttentionShape
+from draftmark.batch import Tree
+from draftmark.cli import measuring
+from draftmark.cli.commands import bench
+
+Run = Callable[..., Any]
+
+SMALL = ("--device", "cpu", "--requests", 2, "--context", 5, "--chunk", 3, "--heads", "2,1", "--head-dim", 16)
+SHAPE = AttentionShape(2, 1, 16, 16, "float32", "float32")
+CPU = torch.device("cpu")
+
+SPOILT = """
+from draftmark.reference import *
+from draftmark.reference.backend import ReferenceBackend as _Reference
+from draftmark import hookimpl
+from draftmark.hookspecs import BackendInfo
+
+class Wrong(_Reference):
+    def attend(self, q, cache, batch, out):
+        super().attend(q, cache, batch, out)
+        {spoil}
+
+@hookimpl
+def draftmark_describe():
+    return BackendInfo(name={name!r}, device="any", contract_minor=0, host_kernels=True, runtime=())
+
+@hookimpl
+def draftmark_open_backend(geometry, arena):
+    return Wrong(geometry, arena)
+"""
+
+
+def test_every_case_is_compared_and_timed(draftmark: Run) -> None:
+    """Without arguments beyond sizes all five cases run; the output says that the times mean nothing here."""
+    done = draftmark("bench", "reference", *SMALL)
+    assert done.code == 0, done.err
+    for name in bench.CASE_NAMES:
+        assert any(line.startswith(f"{name} ") for line in done.out.splitlines()), done.out
+    assert "say nothing about speed" in done.out
+
+
+def test_names_and_sizes_agree_with_the_measuring_side() -> None:
+    """The command lists its cases without importing torch; the two lists are one."""
+    assert tuple(measuring.CASES) == bench.CASE_NAMES
+    assert set(measuring.TOLERANCE) == set(bench.DTYPES)
+
+
+def test_json_rows(draftmark: Run) -> None:
+    """A row per case and backend in the order asked, with the bytes of K and V, and no rate on a CPU."""
+    found = draftmark("bench", "reference", *SMALL, "--cases", "verify16,decode", "--json").json
+    assert (found["schema"], found["device"]) == (1, "cpu")
+    assert [row["case"] for row in found["rows"]] == ["verify16", "decode"]
+    verify = found["rows"][0]
+    assert verify["bytes"] == 2 * (2 * (5 + 16)) * 16 * 4
+    assert (verify["rows"], verify["checked"], verify["max_err"], verify["tb_per_s"]) == (32, True, 0.0, None)
+    assert verify["us"] > 0
+
+
+def test_two_names_share_the_inputs(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A second backend is held against the same reference answer; a name given twice counts once."""
+    install("twin")
+    argv = ("bench", "reference", "twin", "twin", *SMALL, "--cases", "draft8", "--json")
+    rows = draftmark(*argv).json["rows"]
+    assert [(row["backend"], row["max_err"]) for row in rows] == [("reference", 0.0), ("twin", 0.0)]
+
+
+def test_a_refusal_is_a_row(draftmark: Run, install: Callable[..., Path]) -> None:
+    """A backend whose device is not here is named with its reason; that is no failure."""
+    install("metal", device="npu")
+    done = draftmark("bench", "metal", "reference", *SMALL, "--cases", "decode", "--json")
+    assert done.code == 0
+    metal, reference = done.json["rows"]
+    assert metal["us"] is None and not metal["checked"] and "npu" in metal["note"]
+    assert reference["checked"]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "note"),
+    [
+        ("off", "out[0] += 1", "wrong answer, not timed"),
+        ("nans", "out[0, 0, 0] = float('nan')", "wrong answer, not timed"),
+        ("raises", "raise ValueError('no such tile')", "ValueError: no such tile"),
+    ],
+)
+def test_a_wrong_answer_is_not_timed(
+    draftmark: Run, install: Callable[..., Path], name: str, spoil: str, note: str
+) -> None:
+    """What differs from the reference, or raises, gets no time, and the command fails; the other rows still come."""
+    install(name, SPOILT.format(name=name, spoil=spoil))
+    done = draftmark("bench", name, "reference", *SMALL, "--cases", "decode", "--json")
+    assert done.code == 1
+    assert f"1 of 2 rows failed ({name} in decode)" in done.err
+    wrong, reference = done.json["rows"]
+    assert (wrong["us"], wrong["checked"], wrong["note"]) == (None, False, note)
+    assert reference["checked"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "word"),
+    [
+        (("nobody",), 1, "nobody"),
+        (("reference", "--cases", "gallop"), 2, "gallop is no case"),
+        (("reference", "--cases", ","), 2, "choose from"),
+        (("reference", "--heads", "8"), 2, "such as 32,8"),
+        (("reference", "--requests", "0"), 2, "positive"),
+        (("reference", "--heads", "3,2"), 2, "3"),
+        (("reference", "--device", "abacus"), 2, "abacus"),
+    ],
+)
+def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word: str) -> None:
+    """One sentence that names the argument."""
+    done = draftmark("bench", *argv)
+    assert done.code == code
+    assert word in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device(draftmark: Run) -> None:
+    """Asking for CUDA where there is none is a wrong argument; not asking runs on the CPU."""
+    done = draftmark("bench", "reference", "--device", "cuda")
+    assert (done.code, "no CUDA device" in done.err) == (2, True)
+
+
+def test_draft_trees_descend_from_the_step_before() -> None:
+    """In draft8 a row sees itself and one ancestor in each step before its own; in verify16 always the root."""
+    draft = measuring.Inputs(measuring.case_of("draft8", 3, 4, 0), SHAPE, CPU).batch
+    assert isinstance(draft.tail, Tree)
+    words = draft.tail.mask[:, 0].view(3, 8)
+    own = 1 << (8 + torch.arange(8))
+    assert bool(((words & 0xFF00) == own).all())
+    first = words & 0xFF
+    assert bool(((first > 0) & (first & (first - 1) == 0)).all())
+    assert draft.tail.depth.tolist() == [[0] * 8 + [1] * 8] * 3
+    verify = measuring.Inputs(measuring.case_of("verify16", 3, 4, 0), SHAPE, CPU).batch
+    assert isinstance(verify.tail, Tree)
+    assert bool((verify.tail.mask[:, 0] & 1 == 1).all())
+    assert verify.tail.depth[:, 0].tolist() == [0, 0, 0]
+
+
+def test_large_sizes_shrink_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the requests are halved until KV is a sixteenth of the free memory, then the context."""
+    from draftmark.cli.parser import parse
+
+    def sizes(free: int, *argv: str) -> tuple[int, int]:
+        monkeypatch.setattr(measuring, "free_bytes", lambda device: free)
+        _, args = parse(["bench", "reference", "--cases", "decode", *argv])
+        _, cases = bench._sizes(args, torch.device("cuda"))
+        return cases[0].requests, cases[0].context
+
+    assert sizes(140 << 30) == (64, 8192)
+    assert sizes(8 << 30) == (16, 8192)
+    assert sizes(1 << 28) == (1, 4096)
+    assert sizes(8 << 30, "--requests", "64") == (64, 2048)

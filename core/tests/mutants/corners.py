@@ -1,0 +1,140 @@
+"""Mutants of sizing that show in one corner only, and of buffers that only the plugin understands. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from draftmark import BufferSpec, Geometry, Mode, Role, Unit
+from draftmark.geometry import ceil_div, maximum, minimum
+
+from .mutant import Mutant, resized
+
+Shape = tuple[int, ...]
+CSR = ("csr",)
+IN_PLACE = "it reads the batch's own page table and mask, which the core sizes"
+NO_INDPTR = "no indptr"
+
+
+def _short_if(condition: Callable[[Geometry], Any], by: int = 1) -> Callable[[Geometry, Shape], Shape]:
+    """One row too few where `condition` holds."""
+    return lambda g, s: (s[0] - by, *s[1:]) if condition(g) else s
+
+
+def _uncaptured(geometry: Geometry, shape: Shape) -> Shape:
+    live = replace(geometry, limits=replace(geometry.limits, capture_batch_sizes=()))
+    return (live.max_rows_any,) if live.max_reqs < geometry.max_reqs else shape
+
+
+def _few_draft_tokens(geometry: Geometry, shape: Shape) -> Shape:
+    d = geometry.draft
+    tail = maximum(1, minimum(d.num_draft_tokens, d.num_steps + 1), d.topk * (d.num_steps - 1))
+    return (geometry.max_reqs * ceil_div(geometry.max_prefix_len + tail, geometry.attention.page_size),)
+
+
+def _captured(extra: int) -> Callable[[Geometry, Shape], Shape]:
+    """By the largest captured size, though more may live."""
+    return lambda g, s: (maximum(*(g.limits.capture_batch_sizes or (g.limits.max_num_reqs,))) + extra,)
+
+
+def _narrow_if(name: str, dtype: str, condition: Callable[[Geometry], Any]) -> dict[str, Any]:
+    def change(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
+        return [replace(one, dtype=dtype) if one.name == name and condition(geometry) else one for one in specs]
+
+    return {"buffers": change}
+
+
+def _spare(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
+    return [*specs, *(replace(one, name="spare") for one in specs if one.name == "slot_mapping")]
+
+
+def own(
+    entries: Callable[[Geometry], Any], used: Callable[[Geometry, Any], Any], name: str = "scratch"
+) -> dict[str, Callable[..., Any]]:
+    """Hooks of a backend with a workspace of `entries` bytes, of which a batch takes `used`."""
+
+    def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
+        return [*specs, BufferSpec("scratch", Role.WORKSPACE, (entries(geometry),), "uint8", Unit.BYTES, "a query")]
+
+    def usage(geometry: Geometry, found: dict[str, int], batch: Any) -> dict[str, int]:
+        return {**found, name: used(geometry, batch)}
+
+    return {"buffers": buffers, "usage": usage}
+
+
+def _full(geometry: Geometry) -> Any:
+    return 16 * geometry.max_rows_any * geometry.device.num_sms
+
+
+def _needs(geometry: Geometry, batch: Any) -> int:
+    return 16 * batch.num_rows * geometry.device.num_sms
+
+
+RIGHT = own(_full, _needs)
+"""The workspace that the mutants below get wrong."""
+
+MUTANTS = (
+    Mutant("W01", "a row too few with overlap only", "sglang#22778",
+           resized("slot_mapping", _short_if(lambda g: g.limits.overlap))),
+    Mutant("W02", "rows by the live limit where a captured size exceeds it", "sglang#25124",
+           resized("slot_mapping", _uncaptured)),
+    Mutant("W03", "pages short with topk > 1 and page_size > 1 only", "sglang#24587",
+           resized("kv_indices", lambda g, s: (s[0] - g.max_reqs,)
+                   if g.draft.topk > 1 and g.attention.page_size > 1 else s), layouts=CSR, absent=IN_PLACE),
+    Mutant("W04", "at most S + 1 draft tokens counted", "sglang#27545",
+           resized("kv_indices", _few_draft_tokens), layouts=CSR, absent=IN_PLACE),
+    Mutant("W05", "a row too few for an odd number of KV heads", "sglang#24587",
+           resized("slot_mapping", _short_if(lambda g: g.attention.num_kv_heads % 2 and g.attention.num_kv_heads > 1))),
+    Mutant("W06", "rows by max_extend_tokens wherever EXTEND is served", "sglang#27338",
+           resized("slot_mapping", lambda g, s: (g.limits.max_extend_tokens,) if Mode.EXTEND in g.modes else s)),
+    Mutant("W07", "depths by num_draft_tokens", "sglang#27338",
+           resized("tail_depth", lambda g, s: (s[0], g.draft.num_draft_tokens)), layouts=CSR, absent=IN_PLACE),
+    Mutant("W08", "two mask words at most", "TRT-LLM#13006",
+           resized("tail_mask", lambda g, s: (s[0], minimum(s[1], 2))), layouts=CSR, absent=IN_PLACE),
+    Mutant("W09", "last-page lengths by the live limit", "sglang#25124",
+           resized("kv_last_page_len", lambda g, s: (g.limits.max_num_reqs,)), layouts=CSR, absent=NO_INDPTR),
+    Mutant("W10", "pages rounded up once for all requests", "sglang#22778",
+           resized("kv_indices", lambda g, s: (ceil_div(g.max_reqs * g.max_kv_len, g.attention.page_size),)),
+           layouts=CSR, absent=IN_PLACE),
+    Mutant("W11", "lengths by the largest captured size alone", "vllm#50065",
+           resized("kv_lens", _captured(0)), layouts=("reference",), absent="no kv_lens; W11b does it to kv_indptr"),
+    Mutant("W11b", "indptr by the largest captured size alone", "vllm#50065",
+           resized("kv_indptr", _captured(1)), layouts=CSR, absent=NO_INDPTR),
+    Mutant("W12", "pages doubled with overlap", "aiter#3855",
+           resized("kv_indices", lambda g, s: (s[0] * 2,) if g.limits.overlap else s), layouts=CSR, absent=IN_PLACE),
+    Mutant("W12b", "rows doubled, pages of 1", "tokenspeed#125",
+           resized("slot_mapping", lambda g, s: (s[0] * 2,) if g.attention.page_size == 1 else s)),
+    Mutant("W13", "VERIFY rows times topk", "aiter#3855",
+           resized("slot_mapping", lambda g, s: (maximum(*s, g.max_reqs * g.draft.topk * g.draft.num_draft_tokens),))),
+    Mutant("W14", "slots in 32 bits with large pages only", "vllm#47671",
+           _narrow_if("slot_mapping", "int32", lambda g: g.attention.page_size > 64)),
+    Mutant("W15", "lengths in 16 bits", "vllm#47671", _narrow_if("kv_lens", "int16", lambda g: True),
+           layouts=("reference",), absent="no kv_lens; W15b does it to kv_indptr"),
+    Mutant("W15b", "indptr in 16 bits", "vllm#47671", _narrow_if("kv_indptr", "int16", lambda g: True),
+           layouts=CSR, absent=NO_INDPTR),
+    Mutant("W16", "a row too few on devices with more than 132 processors", "TRT-LLM#16319",
+           resized("slot_mapping", _short_if(lambda g: g.device.num_sms > 132))),
+    Mutant("W16b", "a row too few on later devices", "pie#414",
+           {**resized("slot_mapping", _short_if(lambda g: g.device.arch > 100)),
+            "describe": lambda _, info: replace(info, device="cuda")}),
+    Mutant("W17", "a row too few for num_qo_heads 14", "sglang#24587",
+           resized("slot_mapping", _short_if(lambda g: g.attention.group_size in (5, 7)))),
+    Mutant("W18", "a row too few with a window and more than 2 topk", "sglang#29450",
+           resized("slot_mapping", _short_if(lambda g: g.attention.window_left >= 0 and g.draft.topk > 2))),
+    Mutant("W19", "a second slot mapping that no step writes", "sglang#31527", {"buffers": _spare}),
+    Mutant("W20", "workspace for 132 processors", "pie#414", own(lambda g: 16 * 132 * g.max_rows_any, _needs)),
+    Mutant("W21", "workspace three times too large", "flashinfer#2046", own(lambda g: 3 * _full(g), _needs)),
+    Mutant("W22", "usage leaves the workspace out", "TRT-LLM#17026",
+           {**RIGHT, "usage": lambda g, found, batch: found}),
+    Mutant("W23", "usage in elements, not bytes", "TRT-LLM#17026", own(_full, lambda g, x: _needs(g, x) // 4)),
+    Mutant("W24", "usage names an index buffer", "TRT-LLM#17026", own(_full, _needs, "slot_mapping")),
+    Mutant("W25", "usage reads device lengths", "sglang#29413",
+           own(_full, lambda g, x: _needs(g, x) + 0 * int(x.prefix_lens.max()))),
+    Mutant("W26", "usage is always 0", "TRT-LLM#17026", own(_full, lambda g, x: 0)),
+    Mutant("W27", "workspace by the live limit", "sglang#25124",
+           own(lambda g: 16 * g.device.num_sms * maximum(g.limits.max_num_reqs, g.limits.max_extend_tokens), _needs)),
+    Mutant("W28", "three requests need more than many", "TRT-LLM#16319",
+           own(_full, lambda g, x: _needs(g, x) if x.padded_reqs != 3 else 2 * _full(g))),
+    Mutant("W29", "workspace of a constant size", "pie#414", own(lambda g: 1 << 16, _needs)),
+)  # fmt: skip

@@ -1,0 +1,307 @@
+"""Mutants at one edge: full pages, a third mask word, many requests, long contexts, odd heads, a window of 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftmark import Mode
+from draftmark.batch import Causal, ForwardBatch, Tree
+
+from .arenas import edit
+from .batches import bits, prefix, tail, words
+from .mutant import Mutant, after, around, on_batch, shaped
+
+CSR = ("csr",)
+IN_PLACE = "it reads the batch's own table and mask"
+
+
+def _power(size: int) -> int:
+    return 1 << (size.bit_length() - 1)
+
+
+def _slots(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    """Positions in KV of a batch's rows → slots, by another formula."""
+
+    def write(backend: Any, batch: ForwardBatch) -> None:
+        row = torch.arange(batch.num_rows, dtype=torch.int32)
+        request = torch.searchsorted(batch.q_indptr, row, right=True) - 1
+        tails = (
+            batch.q_indptr.diff() if batch.uniform is None else torch.full_like(batch.prefix_lens, batch.tail_lens[0])
+        )
+        position = (batch.prefix_lens + tails)[request] - (batch.q_indptr[request + 1] - row)
+        backend.arena["slot_mapping"][: batch.num_rows] = change(backend, batch, request, position.long())
+
+    return edit(write)
+
+
+def _slot(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    size = backend.geometry.attention.page_size
+    return batch.page_table[request, (position // size).long()].long() * size + position % size
+
+
+def _by_shift(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    size = backend.geometry.attention.page_size
+    page = (position >> (size.bit_length() - 1)).clamp(max=batch.page_table.shape[1] - 1)
+    return batch.page_table[request, page].long() * size + position % size
+
+
+def _by_positions(*modes: Mode) -> Any:
+    def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return _slot(backend, batch, request, batch.positions if batch.mode in modes else position)
+
+    return change
+
+
+def _page_before(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """The first token of a new page looks for its page by its left neighbour."""
+    size = backend.geometry.attention.page_size
+    page = (position - 1).clamp(min=0) // size if size > 1 else position // size
+    return batch.page_table[request, page].long() * size + position % size
+
+
+def _two_pages(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """A tail touches two pages at most."""
+    size = backend.geometry.attention.page_size
+    if batch.uniform is None:
+        return _slot(backend, batch, request, position)
+    page = torch.minimum(position // size, batch.prefix_lens[request] // size + 1)
+    return batch.page_table[request, page].long() * size + position % size
+
+
+def _empty_is_padding(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    return torch.where(batch.prefix_lens[request] == 0, position % backend.geometry.attention.page_size,
+                       _slot(backend, batch, request, position))  # fmt: skip
+
+
+def _small_ids(limit: int) -> Any:
+    """Request numbers wrap."""
+
+    def change(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return _slot(backend, batch, request % limit, position)
+
+    return change
+
+
+def _small_pages(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    size = backend.geometry.attention.page_size
+    return batch.page_table[request, position // size % 256].long() * size + position % size
+
+
+def _small_rows(backend: Any, batch: ForwardBatch) -> None:
+    slots = backend.arena["slot_mapping"][: batch.num_rows]
+    slots[128:] = slots[: batch.num_rows - 128].clone() if batch.num_rows > 128 else slots[128:]
+
+
+def _mask(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return tail(lambda batch: Tree(change(batch.tail.mask.clone()), batch.tail.depth))
+
+
+def _third(mask: torch.Tensor) -> torch.Tensor:
+    mask[:, 2:] = 0
+    return mask
+
+
+def _bit_32(mask: torch.Tensor) -> torch.Tensor:
+    mask[:, 1:] &= ~1
+    return mask
+
+
+def _bound_depth(batch: ForwardBatch) -> Tree:
+    return Tree(batch.tail.mask, batch.tail.depth + (batch.tail.depth > 0).int())
+
+
+def _chain_in_draft(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    if batch.mode is not Mode.DRAFT or not isinstance(batch.tail, Tree):
+        return batch
+    depth = torch.arange(batch.tail.depth.shape[1], dtype=torch.int32).expand_as(batch.tail.depth)
+    return replace(batch, tail=Tree(batch.tail.mask, depth))
+
+
+def _all_branches(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    if batch.mode is not Mode.DRAFT or batch.step == 0 or not isinstance(batch.tail, Tree):
+        return batch
+    count, slots = batch.tail_lens[0], torch.arange(batch.tail.mask.shape[1] * 32).view(-1, 32)
+    own = bits(batch.tail.mask) | (slots < count - batch.q_lens[0])
+    return replace(batch, tail=Tree(words(own), batch.tail.depth))
+
+
+def _unused_alone(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    """Rows that hang on the root behind the third see themselves only."""
+    if batch.mode is not Mode.VERIFY or not isinstance(batch.tail, Tree):
+        return batch
+    seen, each = bits(batch.tail.mask), batch.q_lens[0]
+    slot = torch.arange(batch.num_rows) % each
+    own = torch.arange(batch.tail.mask.shape[1] * 32).view(-1, 32) == slot[:, None, None]
+    alone = (batch.tail.depth.reshape(-1) == 1) & (slot > 2)
+    return replace(batch, tail=Tree(words(torch.where(alone[:, None, None], own, seen)), batch.tail.depth))
+
+
+def _siblings(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    """Step 0 of a draft is causal over its branches."""
+    if batch.mode is not Mode.DRAFT or batch.step or not isinstance(batch.tail, Tree):
+        return batch
+    each = batch.q_lens[0]
+    own = torch.arange(batch.num_rows) % each
+    seen = torch.arange(batch.tail.mask.shape[1] * 32).view(-1, 32) <= own[:, None, None]
+    return replace(batch, tail=Tree(words(seen), batch.tail.depth))
+
+
+def _late_chain(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    """A tree over the request with the longest prefix is read as a chain."""
+    return replace(batch, tail=Causal()) if batch.mode is Mode.VERIFY and batch.num_reqs == 1 else batch
+
+
+def _heads(condition: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """KV heads in reverse order, for some shapes."""
+
+    def patch(backend: Any) -> None:
+        if not condition(backend.geometry.attention):
+            return
+
+        def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
+            flipped = replace(cache, k=cache.k.flip(2), v=cache.v.flip(2))
+            original(q, flipped, batch, out)
+
+        around(backend, "attend", call)
+
+    return patch
+
+
+def _dims(condition: Callable[[int], Any]) -> Callable[[Any], None]:
+    """The last element of each head is left zero, for some head sizes."""
+
+    def patch(backend: Any) -> None:
+        if condition(backend.geometry.attention.head_dim):
+            after(backend, "attend", lambda q, cache, batch, out: out[..., -1].zero_())
+
+    return patch
+
+
+def _cap_in(mode: Mode) -> Callable[[Any], None]:
+    """The soft cap is forgotten in one mode."""
+
+    def patch(backend: Any) -> None:
+        def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
+            right = backend.geometry
+            if batch.mode is mode:
+                backend.geometry = replace(right, attention=replace(right.attention, logits_soft_cap=0.0))
+            original(q, cache, batch, out)
+            backend.geometry = right
+
+        around(backend, "attend", call)
+
+    return patch
+
+
+def _empty_out(backend: Any) -> None:
+    """Rows of an empty prefix come out as zeros, as kernels leave rows without keys."""
+
+    def call(q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
+        if batch.mode is Mode.DECODE:
+            out.masked_fill_((batch.prefix_lens == 0)[:, None, None], 0.0)
+
+    after(backend, "attend", call)
+
+
+def _wrap(dtype: torch.dtype) -> Any:
+    return prefix(lambda b, x: x.prefix_lens.to(dtype).to(torch.int32))
+
+
+def _full_page(backend: Any, batch: ForwardBatch) -> None:
+    size = backend.geometry.attention.page_size
+    if size > 1:
+        backend.arena["kv_last_page_len"][: batch.padded_reqs].remainder_(size)
+
+
+def _page_too_many(backend: Any) -> None:
+    """Lengths that fill their last page are given one page more."""
+
+    def see(batch: ForwardBatch) -> None:
+        size, last = backend.geometry.attention.page_size, backend.arena["kv_last_page_len"][: batch.padded_reqs]
+        if size > 1 and batch.padded_reqs == 1:
+            backend.arena["kv_indptr"][1] += (last[0] == size).int()
+
+    after(backend, "write_metadata", see)
+
+
+def _stale(name: str, columns: slice, later: bool = False) -> Callable[[Any], None]:
+    """Part of a buffer is written by the first batch only."""
+
+    def patch(backend: Any) -> None:
+        seen: set[Any] = set()
+
+        def call(original: Any, batch: ForwardBatch) -> None:
+            if name not in set(backend.arena):
+                original(batch)
+                return
+            part = backend.arena[name][:, columns] if columns != slice(None) else backend.arena[name]
+            kept = part.clone()
+            original(batch)
+            if batch.mode in seen:
+                part.copy_(kept)
+            seen.add(batch.mode)
+
+        around(backend, "write_metadata", call)
+
+    return patch
+
+
+def _stride(backend: Any, batch: ForwardBatch) -> None:
+    if batch.mode is Mode.DRAFT_EXTEND:
+        rows = torch.arange(batch.padded_reqs + 1, dtype=torch.int32) * (backend.geometry.draft.num_steps + 1)
+        backend.arena["qo_indptr"][: batch.padded_reqs + 1] = rows
+
+
+MUTANTS = (
+    Mutant("X01", "pages found by a shift, right for powers of two", "sglang#15664", patch=_slots(_by_shift)),
+    Mutant("X02", "mask words behind the second one not read", "TRT-LLM#13081", patch=_mask(_third)),
+    Mutant("X03", "bit 31 lost as a sign", "TRT-LLM#13006", patch=_mask(lambda m: m & 0x7FFFFFFF)),
+    Mutant("X04", "bit 32 lost", "TRT-LLM#13006", patch=_mask(_bit_32)),
+    Mutant("X05", "a window of 0 taken for none", "vllm-ascend#8508",
+           patch=shaped(window_left=lambda a: a.window_left or -1)),
+    Mutant("X06", "window one short behind the root", "tokenspeed#613", patch=tail(_bound_depth)),
+    Mutant("X07", "window in slots in DRAFT only", "tokenspeed#613", patch=on_batch(_chain_in_draft)),
+    Mutant("X08", "later draft steps see all branches", "sglang#32920", patch=on_batch(_all_branches)),
+    Mutant("X09", "branches of the first draft step see each other", "sglang#32920", patch=on_batch(_siblings)),
+    Mutant("X10", "unused rows see themselves only", "sglang#32920", patch=on_batch(_unused_alone)),
+    Mutant("X11", "a single live request's tree taken for a chain", "sglang#32920",
+           patch=on_batch(_late_chain, "write_metadata", "attend")),
+    Mutant("X12", "KV heads reversed for a group of 3", "sglang#32062", patch=_heads(lambda a: a.group_size == 3)),
+    Mutant("X13", "KV heads reversed for 3 of them", "sglang#32062", patch=_heads(lambda a: a.num_kv_heads == 3)),
+    Mutant("X14", "KV heads reversed for MHA", "sglang#32062", patch=_heads(lambda a: a.group_size == 1)),
+    Mutant("X15", "last element lost above head_dim 128", "vllm#34043", patch=_dims(lambda d: d > 128)),
+    Mutant("X16", "last element lost unless head_dim is a multiple of 8", "vllm#34043", patch=_dims(lambda d: d % 8)),
+    Mutant("X17", "soft cap forgotten in EXTEND", "ROCm/ATOM#1591", patch=_cap_in(Mode.EXTEND)),
+    Mutant("X18", "soft cap forgotten in VERIFY", "ROCm/ATOM#1591", patch=_cap_in(Mode.VERIFY)),
+    Mutant("X19", "slot from the clamped position in DECODE", "TRT-LLM#16280",
+           patch=_slots(_by_positions(Mode.DECODE))),
+    Mutant("X20", "slot from the depth in VERIFY", "sglang#38187", patch=_slots(_by_positions(Mode.VERIFY))),
+    Mutant("X21", "slot from the depth in DRAFT", "sglang#38187", patch=_slots(_by_positions(Mode.DRAFT))),
+    Mutant("X22", "the first token of a page looked up in the page before", "sglang#15469", patch=_slots(_page_before)),
+    Mutant("X23", "a tail touches two pages at most", "sglang#15469", patch=_slots(_two_pages)),
+    Mutant("X24", "an empty live prefix taken for padding", "sglang#1779", patch=_slots(_empty_is_padding)),
+    Mutant("X25", "request numbers in 7 bits", "vllm#47671", patch=_slots(_small_ids(128))),
+    Mutant("X26", "request numbers in 8 bits", "vllm#47671", patch=_slots(_small_ids(256))),
+    Mutant("X27", "page numbers in 8 bits", "vllm#47671", patch=_slots(_small_pages)),
+    Mutant("X28", "row numbers in 7 bits", "vllm#47671", patch=edit(_small_rows)),
+    Mutant("X29", "lengths in 16 bits", "vllm#47671", patch=_wrap(torch.int16)),
+    Mutant("X30", "lengths through bfloat16", "vllm#34043", patch=_wrap(torch.bfloat16)),
+    Mutant("X31", "lengths through float16", "vllm#34043", patch=_wrap(torch.float16)),
+    Mutant("X32", "full last page counted as 0, with pages of several tokens", "sglang#15469",
+           patch=edit(_full_page), layouts=CSR, absent="no last-page lengths"),
+    Mutant("X33", "a page more where the last one is full", "sglang#15469", patch=_page_too_many, layouts=CSR,
+           absent="no indptr"),
+    Mutant("X34", "query indptr of the first batch kept", "sglang#26655", patch=_stale("qo_indptr", slice(None)),
+           layouts=CSR, absent="no query indptr"),
+    Mutant("X35", "query indptr with stride num_steps + 1", "sglang#27545", patch=edit(_stride), layouts=CSR,
+           absent="no query indptr"),
+    Mutant("X36", "second mask word of the first batch kept", "TRT-LLM#13081",
+           patch=_stale("tail_mask", slice(1, None)), layouts=CSR, absent=IN_PLACE),
+    Mutant("X37", "depths of the first batch kept", "tokenspeed#613", patch=_stale("tail_depth", slice(None)),
+           layouts=CSR, absent=IN_PLACE),
+    Mutant("X38", "an empty prefix gives zeros", "sglang#1779", patch=_empty_out),
+)  # fmt: skip
