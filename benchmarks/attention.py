@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import attention_stubs as stubs
 import torch
 from attention_cases import (
     CASES,
@@ -33,7 +34,8 @@ from attention_cases import (
     microseconds,
     reference,
 )
-from attention_peers import Absent, Peer, backends
+from attention_peers import Peer, backends
+from attention_stubs import Absent
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
@@ -42,12 +44,6 @@ from draftmark.devices import profile
 from draftmark.lengths import Exact
 
 TOLERANCE = 1e-2
-NOT_RUN = {
-    "sglang": "its Triton kernels need a stub of sglang.srt; not part of this script yet",
-    "vllm": "its unified Triton kernel needs a stub of vllm's platform; not part of this script yet",
-    "xformers": "ops.tree_attention is not part of this script yet",
-    "flex": "torch flex_attention is not part of this script yet",
-}
 
 
 def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
@@ -112,9 +108,15 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
             if not worst < TOLERANCE:
                 rows.append(_row(case, name, None, worst, peer.tail, "wrong answer, not timed"))
             else:
-                rows.append(_row(case, name, microseconds(peer.calls), worst, peer.tail, ""))
+                rows.append(_row(case, name, microseconds(peer.calls), worst, peer.tail, peer.note))
         except Absent as absent:
             rows.append(_row(case, name, None, None, "", str(absent)))
+        except Exception as failure:  # a peer's own; ours must not fail
+            if name == "cuda_triton":
+                raise
+            told = " ".join(str(failure).split())[:300]
+            rows.append(_row(case, name, None, None, "", f"failed: {type(failure).__name__}: {told}"))
+        peer = None
         print(_line(rows[-1]), flush=True)
     return rows
 
@@ -196,7 +198,7 @@ def versions() -> dict[str, str]:
             found[name] = md.version(name)
         except md.PackageNotFoundError:
             found[name] = "absent"
-    return found
+    return found | stubs.versions()
 
 
 def main() -> None:
@@ -211,14 +213,15 @@ def main() -> None:
     if not commit:
         told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         commit = told.stdout.strip()
-    rows = [] if args.case else metadata_rows() + memory_rows()
+    metadata, memory = ([], []) if args.case else (metadata_rows(), memory_rows())
+    rows = []
     for case in CASES:
         if not args.case or case.name in args.case:
             rows += measure(case, set(args.backend) if args.backend else None)
             torch.cuda.empty_cache()
     result = {
         "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions(), "rows": rows,
-        "not_run": NOT_RUN,
+        "metadata": metadata, "graph_state": memory,
     }  # fmt: skip
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 import torch
 from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
+from attention_stubs import Absent
 
 SCALE = DIM**-0.5
 WORKSPACE_BYTES = 512 << 20
 FA3_LIBRARY = "DRAFTMARK_FA3_LIBRARY"
 """Environment variable: path of vLLM's `_vllm_fa3_C.abi3.so`."""
-
-
-class Absent(Exception):
-    """A peer that cannot be run here, or has no answer to a case."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,13 @@ class Peer:
         calls: one per KV set, each writing its own output.
         outs: those outputs.
         tail: what the answer means: "exact", "causal" (the tree replaced by a chain) or "none" (prefix only).
+        note: what a reader of the row should know.
     """
 
     calls: list[Callable[[], object]]
     outs: list[torch.Tensor]
     tail: str = "exact"
+    note: str = ""
 
 
 def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -213,11 +212,16 @@ def _workspace() -> torch.Tensor:
 
 def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
     """Peers to ask in one case, by the name they have in the results."""
+    import attention_engines as engines
+
     found: dict[str, Callable[[Inputs], Peer]] = {
         "flashinfer": flashinfer_decode if case_name.startswith("decode") else flashinfer,
+        "flashinfer-once": flashinfer_once,
         "xqa": xqa,
         "fa3": fa3,
+        "sglang": engines.sglang,
+        "vllm": engines.vllm,
+        "xformers": engines.xformers,
+        "flex": engines.flex,
     }
-    if case_name.startswith(("draft", "verify")):
-        found["flashinfer-once"] = flashinfer_once
     return found

@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "decode prompts speculatively on a backend, and check the text",
     "contract": "judge a backend: every check, one verdict",
     "prove": "prove a backend's buffer sizes for every batch within the limits",
+    "bench": "time the attention kernels of backends side by side on the device at hand",
     "new-backend": "write a vendor package's skeleton",
 }
 """Every command and its summary, in the order of `draftmark --help`."""

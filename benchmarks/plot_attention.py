@@ -1,0 +1,188 @@
+"""Draw a result of `benchmarks/attention.py` as one SVG, and print its table for a README.
+
+    python benchmarks/plot_attention.py                       # docs/attention-h200.svg, and the table on stdout
+
+Bars are times relative to cuda_triton's in the same case: below 1 is faster than ours. A bar past the edge is cut and
+carries its number. Hatched bars answer an easier question: no tree mask (causal), or no tail at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OURS = "cuda_triton"
+COLOURS = {
+    "fa3": "#4c8eda", "flashinfer-once": "#1b9e8a", "flashinfer": "#7fc97f", "xqa": "#b5a033", "xformers": "#8d7ad6",
+    "flex": "#c77cb5", "vllm": "#8a8f98", "sglang": "#d9646b",
+}  # fmt: skip
+LABELS = {
+    OURS: "cuda_triton (1.0)", "fa3": "FlashAttention 3", "flashinfer-once": "FlashInfer, prefix once",
+    "flashinfer": "FlashInfer", "xqa": "XQA", "xformers": "xformers", "flex": "flex_attention", "vllm": "vLLM Triton",
+    "sglang": "SGLang Triton",
+}  # fmt: skip
+EASIER = {"causal": "causal", "none": "prefix only"}
+LIMIT = 5.0
+LEFT, RIGHT, UNIT, BAR, GAP, TOP = 168, 96, 118, 11, 16, 86
+STYLE = """
+svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px }
+.ink { fill: #1f2328 } .dim { fill: #59636e } .rule { stroke: #d1d9e0 } .one { stroke: #1f2328 } .ours { fill: #1f2328 }
+.small { font-size: 10.5px } .title { font-size: 15px; font-weight: 600 } .page { fill: #ffffff }
+@media (prefers-color-scheme: dark) {
+  .ink { fill: #f0f6fc } .dim { fill: #9198a1 } .rule { stroke: #3d444d } .one { stroke: #f0f6fc }
+  .ours { fill: #f0f6fc } .page { fill: #0d1117 }
+}
+"""
+
+
+def timed(result: dict) -> dict[str, dict[str, dict]]:
+    """Rows with a time, by case and backend, in the file's order."""
+    cases: dict[str, dict[str, dict]] = {}
+    for row in result["rows"]:
+        if row["us"] is not None:
+            cases.setdefault(row["case"], {})[row["backend"]] = row
+    return cases
+
+
+def draw(result: dict) -> str:
+    """The picture."""
+    cases = timed(result)
+    width = LEFT + int(LIMIT * UNIT) + RIGHT
+    parts, y = [], TOP
+    for name, rows in cases.items():
+        shown = [backend for backend in COLOURS if backend in rows]
+        middle = y + len(shown) * BAR / 2
+        ours = rows[OURS]["us"]
+        parts.append(_text(LEFT - 12, middle, name, "ink", "end"))
+        parts.append(_text(LEFT - 12, middle + 14, f"{_us(ours)} µs", "dim small", "end"))
+        for backend in shown:
+            parts.append(_bar(y, backend, rows[backend], rows[backend]["us"] / ours))
+            y += BAR
+        y += GAP
+    bottom = y - GAP + 6
+    height = bottom + 40
+    marks = [_mark(value, bottom) for value in range(int(LIMIT) + 1)]
+    head = [
+        _text(16, 26, "Attention: time relative to cuda_triton, lower is faster", "ink title"),
+        _text(16, height - 10, _caption(result), "dim small"),
+        *_legend(),
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
+            f'height="{height:.0f}" role="img" aria-label="Attention times of peers relative to cuda_triton">',
+            f"<style>{STYLE}</style>",
+            '<defs><pattern id="easier" width="5" height="5" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><rect class="page" width="2.2" height="5" opacity="0.75"/></pattern></defs>',
+            f'<rect class="page" width="{width}" height="{height:.0f}" rx="6"/>',
+            *marks[:1], *marks[2:], *parts, marks[1], *head, "</svg>", "",
+        ]
+    )  # fmt: skip
+
+
+def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
+    length = min(ratio, LIMIT) * UNIT
+    box = f'x="{LEFT}" y="{y + 1:.1f}" width="{length:.1f}" height="{BAR - 2}"'
+    easier = EASIER.get(row["tail"])
+    told = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}"
+    told += f" {easier}" if easier else ""
+    drawn = f'<rect {box} fill="{COLOURS[backend]}"/>'
+    if easier:
+        drawn += f'<rect {box} fill="url(#easier)"/>'
+    name = f"<title>{row['case']}, {LABELS[backend]}: {_us(row['us'])} µs</title>"
+    beside = max(length, UNIT) if 0.7 < ratio <= 1 else length  # not across the line of ours
+    return f"<g>{name}{drawn}{_text(LEFT + beside + 5, y + BAR / 2, told, 'dim small')}</g>"
+
+
+def _mark(value: int, bottom: float) -> str:
+    x = LEFT + value * UNIT
+    kind = 'class="one" stroke-width="1.5"' if value == 1 else 'class="rule"'
+    line = f'<line x1="{x}" x2="{x}" y1="{TOP - 8}" y2="{bottom:.1f}" {kind}/>'
+    return line + _text(x, bottom + 10, str(value), "dim small", "middle")
+
+
+def _legend() -> list[str]:
+    parts, x, y = [], 16, 50
+    for backend in (OURS, *COLOURS):
+        fill = 'class="ours"' if backend == OURS else f'fill="{COLOURS[backend]}"'
+        size = 'width="2" height="12"' if backend == OURS else 'width="12" height="10"'
+        parts.append(f'<rect x="{x}" y="{y - 6}" {size} {fill}/>')
+        parts.append(_text(x + 17, y, LABELS[backend], "ink small"))
+        x += 34 + 6 * len(LABELS[backend])
+        if x > LEFT + LIMIT * UNIT - 60:
+            x, y = 16, y + 17
+    return parts
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    safe = text.replace("&", "&amp;").replace("<", "&lt;")
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}" dominant-baseline="middle">{safe}</text>'
+    )
+
+
+def _caption(result: dict) -> str:
+    told = result["versions"]
+    return (
+        f"{result['device']}, 32/8 heads of 128, bf16, page 64, median of CUDA-graph replays, one run; torch "
+        f"{told['torch']}, Triton {told['triton']}. Hatched: without the tree's mask."
+    )
+
+
+def table(result: dict) -> str:
+    """Microseconds of every backend, as Markdown; ours bold, and what an easier question was."""
+    cases = timed(result)
+    backends = [OURS, "fa3", "flashinfer", "flashinfer-once", "xqa", "xformers", "flex", "vllm", "sglang"]
+    titles = [OURS, "FA3", "FlashInfer", "prefix once", "XQA", "xformers", "flex", "vLLM", "SGLang"]
+    lines = ["| case | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    for name, rows in cases.items():
+        cells = [_cell(rows.get(backend)) for backend in backends]
+        lines.append(f"| {name} | **{cells[0]}** | " + " | ".join(cells[1:]) + " |")
+    return "\n".join(lines)
+
+
+def speedups(result: dict) -> str:
+    """Peer over ours, the columns that the targets are about."""
+    cases = timed(result)
+    columns = ["best other exact answer", "FA3", "FlashInfer", "XQA", "SGLang"]
+    lines = ["| case | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, rows in cases.items():
+        ours = rows[OURS]["us"]
+        exact = {b: r["us"] for b, r in rows.items() if b != OURS and r["tail"] == "exact"}
+        best = min(exact, key=exact.__getitem__)
+        told = [f"{exact[best] / ours:.2f} ({LABELS[best]})"]
+        for backend in ("fa3", "flashinfer", "xqa", "sglang"):
+            easier = EASIER.get(rows[backend]["tail"]) if backend in rows else None
+            told.append(
+                f"{rows[backend]['us'] / ours:.2f}" + (f" ({easier})" if easier else "") if backend in rows else "–"
+            )
+        lines.append(f"| {name} | " + " | ".join(told) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict | None) -> str:
+    if row is None:
+        return "–"
+    easier = {"causal": "ᶜ", "none": "ᵖ"}.get(row["tail"], "")
+    return _us(row["us"]) + easier
+
+
+def _us(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def main() -> None:
+    """Read, draw, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/attention-h200.json")
+    parser.add_argument("--svg", type=Path, default=ROOT / "docs/attention-h200.svg")
+    args = parser.parse_args()
+    result = json.loads(args.json.read_text(encoding="utf-8"))
+    args.svg.write_text(draw(result), encoding="utf-8")
+    print(table(result), speedups(result), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
