@@ -202,7 +202,9 @@ def _register(name: str, plugin: object) -> Any:
     """A manager that holds `plugin` alone; checks hook names and signatures."""
     manager = pluggy.PluginManager("draftmark")
     manager.add_hookspecs(hookspecs)
-    present = [hook for hook in HOOKS if manager.parse_hookimpl_opts(plugin, hook) is not None]
+    # Before 1.7 pluggy raises AttributeError for an absent name.
+    named = [hook for hook in HOOKS if hasattr(plugin, hook)]
+    present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
     missing = [hook for hook in HOOKS if hook not in present]
     if missing:
         raise BackendLoadError(
