@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         (metadata / "entry_points.txt").write_text(f"[draftmark.backends.{group}]\n{name} = {module}\n")
         fields = {"device": "any", "runtime": ()} | info
         (folder / f"{module}.py").write_text(source or COMPLETE.format(name=name, **fields))
+        # Another test of this process may have imported a backend of the same name.
+        monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.syspath_prepend(folder)
         return folder
 
