@@ -67,7 +67,8 @@ def load(name: str | None = None) -> Backend:
 
 
 def _find(name: str) -> md.EntryPoint:
-    rows = [row for row in available() if row.name == name]
+    installed = available()
+    rows = [row for row in installed if row.name == name]
     usable = [row for row in rows if row.contract_major == CONTRACT_MAJOR]
     if len(usable) == 1:
         row = usable[0]
@@ -85,7 +86,7 @@ def _find(name: str) -> md.EntryPoint:
             f"this core speaks v{CONTRACT_MAJOR}",
             f"install a release of {rows[0].distribution} for contract v{CONTRACT_MAJOR}",
         )
-    known = ", ".join(row.name for row in available()) or "none"
+    known = ", ".join(row.name for row in installed) or "none"
     raise BackendLoadError(
         name,
         LoadFailure.ENTRY_POINT_MISSING,

@@ -39,6 +39,7 @@ def written_operands(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of a nest of arguments, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
