@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PLUGINS = $(wildcard plugins/*/pyproject.toml)
+BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -18,10 +19,11 @@ test: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow and not device"
 	OMP_NUM_THREADS=1 $(BIN)/draftmark contract reference --workers 2
+	for name in $(BACKENDS); do OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --sample 3 --workers 2 || exit 1; done
 
 # Every item of the sizing and host tiers, for every backend here.
 contract-full: $(VENV)/dev.stamp
-	for name in reference $(notdir $(patsubst %/,%,$(dir $(PLUGINS)))); do \
+	for name in reference $(BACKENDS); do \
 	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --workers 2 || exit 1; done
 
 test-slow: $(VENV)/dev.stamp

@@ -87,20 +87,31 @@ def test_poison_overwrites_what_a_step_left_but_not_zeros(guard):
 def test_one_element_past_the_end_is_found_and_named(arena, name):
     """A kernel that writes entry numel of a buffer is caught by check(), which names that buffer and no other."""
     buffer = arena[name]
-    beyond = torch.as_strided(buffer, (buffer.numel() + 1,), (1,))
+    beyond = torch.as_strided(buffer, (buffer.numel() + 1,), (1,), buffer.storage_offset())
     arena.check()
     beyond[buffer.numel()] = 0
     with pytest.raises(GuardError) as caught:
         arena.check()
     assert caught.value.names == (name,)
-    assert f"behind {name} " in str(caught.value)
+    assert f"around {name} " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_byte_before_the_start_is_found_and_named(arena, name):
+    """A kernel that writes entry -1 of a buffer is caught by check(), which names that buffer and no other."""
+    buffer = arena[name].view(-1).view(torch.uint8)
+    start = buffer.storage_offset()
+    torch.as_strided(buffer, (start,), (1,), 0)[start - 1] ^= 1
+    with pytest.raises(GuardError) as caught:
+        arena.check()
+    assert caught.value.names == (name,)
 
 
 def test_the_last_guard_byte_counts_and_all_victims_are_named(arena):
     """An overrun anywhere in the guard is found, and two victims are both named."""
     for name in ("indices", "half"):
         buffer = arena[name].view(-1).view(torch.uint8)
-        torch.as_strided(buffer, (buffer.numel() + GUARD_BYTES,), (1,))[-1] ^= 1
+        torch.as_strided(buffer, (buffer.numel() + GUARD_BYTES,), (1,), buffer.storage_offset())[-1] ^= 1
     with pytest.raises(GuardError) as caught:
         arena.check()
     assert caught.value.names == ("indices", "half")
@@ -125,7 +136,7 @@ def test_addresses_never_move(arena):
     assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
 
 
-@pytest.mark.parametrize(("guard", "extra"), [(False, 0), (True, GUARD_BYTES)])
+@pytest.mark.parametrize(("guard", "extra"), [(False, 0), (True, 2 * GUARD_BYTES)])
 def test_the_table_of_bytes_is_what_is_allocated(guard, extra):
     """Each line's bytes are those of the tensor, the total is their sum, and storage is that plus guards only."""
     arena = Arena.allocate(SPECS, "cpu", guard=guard)
@@ -171,6 +182,6 @@ def test_guards_find_a_backend_with_too_few_entries(make_geometry, open_referenc
     """The reference's own buffers, one entry short, are caught when the write goes one past the end."""
     _, arena = open_reference(make_geometry())
     slots = arena["slot_mapping"]
-    torch.as_strided(slots, (slots.numel() + 1,), (1,)).fill_(0)
+    torch.as_strided(slots, (slots.numel() + 1,), (1,), slots.storage_offset()).fill_(0)
     with pytest.raises(GuardError, match="slot_mapping"):
         arena.check()

@@ -1,7 +1,7 @@
 """The arena: the one place where a backend's buffers are allocated.
 
-In guard mode (``DRAFTMARK_GUARD=1``) every buffer is followed by guard words and fresh memory is poisoned, so a
-write past the end is found (`check`) and a read of what nobody wrote shows (NaN, or a large negative number).
+In guard mode (``DRAFTMARK_GUARD=1``) every buffer lies between guard words and fresh memory is poisoned, so a write
+outside is found (`check`) and a read of what nobody wrote shows (NaN, or a large negative number).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .graphs import mark_host
 
 GUARD_VARIABLE = "DRAFTMARK_GUARD"
 GUARD_BYTES = 512
-"""As wide as the CUDA allocator's rounding, where an overrun is otherwise invisible."""
+"""On either side: as wide as the CUDA allocator's rounding, where an overrun is otherwise invisible."""
 GUARD_BYTE = 0xA5
 POISON_BYTE = 0xFF
 """All ones: NaN in every float dtype, -1 in every signed integer: never a valid slot, page or length."""
@@ -26,11 +26,17 @@ POISON_BYTE = 0xFF
 
 @dataclass(frozen=True)
 class Block:
-    """One allocated buffer: its specification, the typed view, and the bytes behind it."""
+    """One allocated buffer: its specification, the typed view, and the bytes before and behind it."""
 
     spec: BufferSpec
     tensor: torch.Tensor
-    guard: torch.Tensor
+    before: torch.Tensor
+    behind: torch.Tensor
+
+    @property
+    def hit(self) -> bool:
+        """Whether a byte around the payload changed. Reads the device."""
+        return not all(bool((guard == GUARD_BYTE).all()) for guard in (self.before, self.behind))
 
 
 class Arena:
@@ -89,11 +95,11 @@ class Arena:
                 _bytes(block.tensor).fill_(POISON_BYTE)
 
     def check(self) -> None:
-        """Raise `GuardError` when bytes behind a buffer changed. Reads the device; not for captured regions.
+        """Raise `GuardError` when bytes around a buffer changed. Reads the device; not for captured regions.
 
         Without guard mode there are no guard words, and nothing is checked.
         """
-        hit = [name for name, block in self._blocks.items() if not bool((block.guard == GUARD_BYTE).all())]
+        hit = [name for name, block in self._blocks.items() if block.hit]
         if hit:
             raise GuardError(hit)
 
@@ -108,20 +114,22 @@ class Arena:
 
 
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
-    payload = int(spec.nbytes)
-    guard_bytes = GUARD_BYTES if guarded else 0
+    guard = GUARD_BYTES if guarded else 0
+    end = guard + int(spec.nbytes)
     where = device if spec.memory is Memory.DEVICE else torch.device("cpu")
     pinned = spec.memory is Memory.PINNED and device.type != "cpu"
-    raw = torch.empty(payload + guard_bytes, dtype=torch.uint8, device=where, pin_memory=pinned)
-    raw[payload:] = GUARD_BYTE
+    raw = torch.empty(end + guard, dtype=torch.uint8, device=where, pin_memory=pinned)
+    before, payload, behind = raw[:guard], raw[guard:end], raw[end:]
+    before.fill_(GUARD_BYTE)
+    behind.fill_(GUARD_BYTE)
     if spec.init is Init.ZEROS:
-        raw[:payload] = 0
+        payload.zero_()
     elif guarded:
-        raw[:payload] = POISON_BYTE
-    tensor = raw[:payload].view(getattr(torch, spec.dtype)).view(spec.shape)
+        payload.fill_(POISON_BYTE)
+    tensor = payload.view(getattr(torch, spec.dtype)).view(spec.shape)
     if spec.memory is Memory.HOST:
         mark_host(tensor)
-    return Block(spec, tensor, raw[payload:])
+    return Block(spec, tensor, before, behind)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

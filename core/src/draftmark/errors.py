@@ -82,12 +82,12 @@ class BufferError(DraftmarkError):
 
 
 class GuardError(BufferError):
-    """Bytes behind a buffer changed. `names` lists the buffers whose guard words were hit."""
+    """Bytes around a buffer changed. `names` lists the buffers whose guard words were hit."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         super().__init__(
-            f"guard words behind {', '.join(self.names)} were overwritten: a kernel wrote past the end; "
+            f"guard words around {', '.join(self.names)} were overwritten: a kernel wrote outside the buffer; "
             "compare the buffer's declared shape with what the batch needs (`draftmark size`)"
         )
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_workers_give_the_same_verdict(tmp_path: Path) -> None:
             del row["seconds"]
         records.append(record)
     assert records[0] == records[1]
+
+
+def test_a_sample_is_the_same_few_items_of_every_check_and_no_verdict(tmp_path: Path) -> None:
+    """--attn-sample=2 runs at most two cases of each check, the same ones each time, and says that they are some."""
+    ran = []
+    for _ in range(2):
+        done = _pytest(
+            tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", "not proof", "--attn-sample=2",
+            "--attn-json=v.json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads((tmp_path / "v.json").read_text())
+        assert record["verdict"] == "none"
+        ran.append([row["item"] for row in record["results"]])
+    assert ran[0] == ran[1]
+    cases = Counter(item.partition("[")[0] for item in ran[0])
+    assert set(cases.values()) == {1, 2}
+    assert len(cases) >= 10
 
 
 def test_backend_must_be_named(tmp_path: Path) -> None:

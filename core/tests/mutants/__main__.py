@@ -1,10 +1,12 @@
 """Writes docs/contract-kills.md: which check kills which mutant. Run as ``python -m core.tests.mutants``.
 
 ``python -m core.tests.mutants W X01`` runs only the mutants whose id begins so, and keeps the page's other rows.
+`--workers` says on how many processes (2), `--page` which page is read and written.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -31,11 +33,15 @@ nothing else kills.
 
 
 def main() -> int:
-    """Run the matrix, or the part of it that was asked for, on two processes and write the page."""
-    begins = tuple(sys.argv[1:]) or ("",)
-    pairs = [(one, layout) for one, layout in catalog.pairs() if one.id.startswith(begins)]
-    kept = _kept() if sys.argv[1:] else {}
-    with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    """Run the matrix, or the part of it that was asked for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    pairs = [(one, layout) for one, layout in catalog.pairs() if one.id.startswith(tuple(asked.begins) or ("",))]
+    kept = _kept(asked.page) if asked.begins else {}
+    with ProcessPoolExecutor(asked.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         found = {}
         for (one, layout), checks in zip(
             pairs, pool.map(_killers, [(one.id, layout) for one, layout in pairs]), strict=True
@@ -44,8 +50,7 @@ def main() -> int:
             print(f"{one.id} {layout}: {', '.join(checks) or 'SURVIVES'}", flush=True)
     every = [(one.id, layout) for one, layout in catalog.pairs()]
     killers = {pair: found.get(pair, kept.get(pair, NOT_RUN)) for pair in every}
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(HEAD + _summary(killers) + _table(killers) + _checks(killers) + _absent())
+    asked.page.write_text(HEAD + _summary(killers) + _table(killers) + _checks(killers) + _absent())
     survivors = [f"{name} in {layout}" for (name, layout), checks in killers.items() if not checks]
     late = list(killers.values()).count(NOT_RUN)
     killed, names = len(killers) - len(survivors) - late, ", ".join(survivors) or "none"
@@ -58,9 +63,9 @@ def _killers(pair: tuple[str, str]) -> list[str]:
     return [name for name, _, _ in suite.killed_by(mutant, pair[1], MOST)]
 
 
-def _kept() -> dict[tuple[str, str], list[str]]:
+def _kept(page: Path) -> dict[tuple[str, str], list[str]]:
     """The page's rows, by mutant and layout."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines()]
     return {
         (row[0], row[3]): [] if row[4] == "**nothing**" else row[4].split(", ")
         for row in rows

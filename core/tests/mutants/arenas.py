@@ -40,13 +40,16 @@ def _pageable(backend: Any) -> None:
     after(backend, "write_metadata", lambda batch: backend.arena["slot_mapping"][:1].add_(torch.tensor([0, 0])[:1]))
 
 
-def _overruns(backend: Any) -> None:
-    def past(batch: ForwardBatch) -> None:
-        buffer = backend.arena["slot_mapping"]
-        if batch.mode is not Mode.EXTEND and batch.padded_reqs > 4:
-            torch.as_strided(buffer, (1,), (1,), buffer.numel()).zero_()
+def _strays(entry: Callable[[torch.Tensor], int]) -> Callable[[Any], None]:
+    """Writes an entry outside a buffer, named relative to its start; only where the arena left room for it."""
 
-    after(backend, "write_metadata", past)
+    def write(backend: Any, batch: ForwardBatch) -> None:
+        buffer = backend.arena["slot_mapping"]
+        at, room = buffer.storage_offset() + entry(buffer), buffer.untyped_storage().nbytes() // buffer.itemsize
+        if batch.mode is not Mode.EXTEND and batch.padded_reqs > 4 and 0 <= at < room:
+            torch.as_strided(buffer, (1,), (1,), at).zero_()
+
+    return edit(write)
 
 
 def _int32_slots(backend: Any, batch: ForwardBatch) -> None:
@@ -145,7 +148,8 @@ MUTANTS = (
         patch=edit(lambda b, x: b.arena["slot_mapping"][sum(x.q_lens[: x.num_reqs]) : x.num_rows].fill_(-1)),
     ),
     Mutant("V30", "pageable copy in the captured region", "sglang#29415", patch=_pageable),
-    Mutant("V37", "writes past the end of a buffer", "sglang#27338", patch=_overruns),
+    Mutant("V37", "writes past the end of a buffer", "sglang#27338", patch=_strays(torch.numel)),
+    Mutant("V73", "writes before the start of a buffer", "sglang#35969", patch=_strays(lambda buffer: -1)),
     Mutant("V43", "page and token units mixed", "sglang#24587", patch=edit(_units)),
     Mutant(
         "V52",

@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from draftmark.contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks
+from draftmark.contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 from draftmark.contract.subject import Subject
 from draftmark.loaded import Backend
 
@@ -87,7 +87,7 @@ def _cases(check: Check, sampled: bool) -> list[Case]:
     if not sampled:
         return cases
     most = SAMPLE.get(check.name, SAMPLE.get(_module(check), 12))
-    return cases[:: -(-len(cases) // most)] if most else []
+    return list(spread(cases, most)) if most else []
 
 
 def _module(check: Check) -> str:

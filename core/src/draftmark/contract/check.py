@@ -153,6 +153,11 @@ def all_checks() -> list[Check]:
     return sorted(_REGISTRY.values(), key=lambda one: (order.index(one.tier), one.name))
 
 
+def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
+    """At most `most` of the cases, evenly over their order and always the same ones; 0 for none left out."""
+    return cases[:: -(-len(cases) // most)] if most and cases else cases
+
+
 def unavailable() -> dict[str, str]:
     """Modules of checks that could not be imported, and what they lack; the verdict prints them as not run."""
     return dict(_UNAVAILABLE)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import DraftmarkError
 from ..version import CONTRACT_MAJOR
-from .check import Case, Check, ContractViolation, Refused, Tier, all_checks
+from .check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 from .known import KnownFailure
 from .limits import TimeLimit, time_limit
 from .subject import Subject
@@ -75,9 +75,9 @@ class Item:
         return f"{self.check.name}: {self.check.doc}"
 
 
-def all_items(tiers: tuple[Tier, ...] = tuple(Tier)) -> list[Item]:
-    """Every item of these tiers, the same for every backend, in one order."""
-    return [Item(one, case) for one in all_checks() if one.tier in tiers for case in one.cases()]
+def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[Item]:
+    """Every item of these tiers, the same for every backend, in one order; or at most `sample` of each check."""
+    return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
 
 
 def run_item(item: Item, subject: Subject, known: list[KnownFailure]) -> Result:

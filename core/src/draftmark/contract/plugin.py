@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the items up to this tier: sizing, host (default) or device",
     )
     group.addoption("--attn-device", metavar="DEVICE", help="torch device of the device tier, e.g. cuda:1")
+    group.addoption(
+        "--attn-sample", metavar="N", type=int, default=0, help="at most N cases of each check, evenly spread"
+    )
     group.addoption("--attn-json", metavar="FILE", help="write the verdict as JSON")
     group.addoption("--attn-html", metavar="FILE", help="write the report as one HTML page")
     group.addoption(
@@ -59,6 +62,7 @@ def contract_session(config: pytest.Config) -> ContractSession:
             config.getoption("attn_tier"),
             config.getoption("attn_device"),
             _path(config, "attn_journal"),
+            config.getoption("attn_sample"),
         )
     return config.stash[_SESSION]
 

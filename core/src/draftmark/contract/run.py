@@ -31,6 +31,7 @@ def run_contract(
     k: str | None = None,
     device: str | None = None,
     workers: int = 0,
+    sample: int = 0,
 ) -> int:
     """Judge one backend in a process of its own, and print the verdict.
 
@@ -42,6 +43,7 @@ def run_contract(
         k: pytest's -k expression; a run of some items gives no verdict.
         device: torch device of the device tier.
         workers: pytest-xdist processes; 0 for none.
+        sample: at most so many cases of each check, evenly spread; 0 for all. Fewer than all give no verdict.
 
     Returns:
         0 when every item of the tiers that ran is met, 2 for wrong arguments, 1 otherwise.
@@ -54,7 +56,7 @@ def run_contract(
         return 2
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder, "journal.jsonl")
-        command = _command(name, tier, Path(folder), journal, device, k, workers)
+        command = _command(name, tier, Path(folder), journal, device, k, workers, sample)
         for option, path in (("--attn-json", json_path), ("--attn-html", html_path)):
             command += [f"{option}={Path(path).absolute()}"] if path else []
         while True:
@@ -103,7 +105,7 @@ def new_backend(name: str, folder: str = ".", say: Say = print) -> int:
 
 
 def _command(
-    name: str, tier: str, folder: Path, journal: Path, device: str | None, k: str | None, workers: int
+    name: str, tier: str, folder: Path, journal: Path, device: str | None, k: str | None, workers: int, sample: int
 ) -> list[str]:
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n", encoding="utf-8")
@@ -113,6 +115,7 @@ def _command(
     command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts="]
     command += [f"--attn-device={device}"] if device else []
     command += ["-k", k] if k else []
+    command += [f"--attn-sample={sample}"] if sample else []
     return command + (["-n", str(workers)] if workers else [])
 
 

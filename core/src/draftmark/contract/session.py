@@ -26,10 +26,10 @@ class ContractSession:
     A backend that does not load still has all its items: each fails with the cause, so that no denominator shrinks.
     """
 
-    def __init__(self, name: str, tier: str, device: str | None, journal: Path | None = None) -> None:
+    def __init__(self, name: str, tier: str, device: str | None, journal: Path | None = None, sample: int = 0) -> None:
         self.name = name
         self.tier = Tier(tier)
-        self.items: dict[str, Item] = {item.id: item for item in all_items(self.tier.includes)}
+        self.items: dict[str, Item] = {item.id: item for item in all_items(self.tier.includes, sample)}
         self.journal = journal
         self.ended = _read_journal(journal)
         self._asked_device = device

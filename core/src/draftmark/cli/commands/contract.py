@@ -10,6 +10,7 @@ examples:
   draftmark contract my_npu --tier sizing
   draftmark contract cuda_triton --tier device --json verdict.json --html report.html
   draftmark contract my_npu -k padding
+  draftmark contract my_npu --sample 3 --workers 2
 
 Tiers build on each other: sizing (integers and proofs), host (CPU tensors, recorded graphs), device (the hardware).
 A tier that was not run limits the verdict and is printed."""
@@ -23,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the verdict")
     parser.add_argument("--html", metavar="FILE", help="write a report, one self-contained page")
     parser.add_argument("-k", metavar="EXPRESSION", help="run some items only (pytest's -k); gives no verdict")
+    few = "at most N cases of each check, evenly spread; gives no verdict"
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (needs pytest-xdist)")
 
 
@@ -30,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
     """Run the suite; its exit code is the command's."""
     from ...contract.run import run_contract
 
-    return run_contract(args.name, args.tier, args.json, args.html, args.k, args.device, args.workers)
+    return run_contract(args.name, args.tier, args.json, args.html, args.k, args.device, args.workers, args.sample)

@@ -36,7 +36,7 @@ def _pairs() -> list[Case]:
 
 @behaviour(cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344"))
 def survive_every_step(subject: Subject, geometry: Geometry) -> None:
-    """On one arena, through every mode and at the wall, no byte behind a buffer changes."""
+    """On one arena, through every mode and at the wall, no byte around a buffer changes."""
     from ..scenarios import verify
     from ..scenarios.rig import Rig, place, pool_pages
 

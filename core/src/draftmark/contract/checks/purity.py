@@ -13,6 +13,8 @@ from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn
 
 if TYPE_CHECKING:
+    from ...batch import ForwardBatch
+    from ..scenarios.rig import Rig
     from ..subject import Subject
 
 GEOMETRIES = ("small", "target", "draft", "target-window", "draft-chain")
@@ -54,55 +56,30 @@ def each_call_writes_its_own(subject: Subject, turn: Turn) -> None:
 @behaviour(cases=_turns, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
 def plan_reads_no_device_memory(subject: Subject, turn: Turn) -> None:
     """plan() takes numbers from the host's view of the batch, never from its tensors."""
-    from ..check import ContractViolation
-    from ..scenarios.hostreads import host_reads
     from ..scenarios.rig import Rig, place
-    from ..scenarios.watch import batch_tensors
 
     rig = Rig(subject, turn.geometry, 1)
     turn = place(rig, turn)
     batch = rig.stage.set(turn, rig.host)
-    device = [rig.arena[spec.name] for spec in rig.arena.specs if spec.memory.value == "device"]
-    with host_reads([*batch_tensors(batch).values(), *device]) as reads:
-        rig.backend.plan(batch)
-    if reads:
-        raise ContractViolation(
-            "plan() reads device memory on the host",
-            batch=turn,
-            got=", ".join(reads),
-            expected="numbers from batch.host, q_lens and tail_lens",
-            bug="sglang#29413",
-        )
+    _no_host_reads(rig, turn, batch, "plan()", lambda: rig.backend.plan(batch))
 
 
 @behaviour(cases=_turns, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
 def steps_read_no_device_memory(subject: Subject, turn: Turn) -> None:
     """write_metadata, write_kv and attend never wait for the device, in the modes that are not captured too."""
-    from ..check import ContractViolation
-    from ..scenarios.hostreads import host_reads
     from ..scenarios.rig import Rig, place
-    from ..scenarios.watch import batch_tensors
 
     rig = Rig(subject, turn.geometry, turn.num_pages)
     turn = place(rig, turn)
     batch = rig.load(turn)
-    q, k, v, out = rig.stage.rows(turn)
     rig.backend.plan(batch)
-    device = [rig.arena[spec.name] for spec in rig.arena.specs if spec.memory.value == "device"]
-    with host_reads([*batch_tensors(batch).values(), *device, q, k, v]) as reads:
+
+    def step() -> None:
         rig.backend.write_metadata(batch)
         if rig.kernels:
-            rig.backend.write_kv(k, v, rig.stage.cache, batch)
-            rig.backend.attend(q, rig.stage.cache, batch, out)
-    if reads:
-        raise ContractViolation(
-            "a step reads device memory on the host",
-            batch=turn,
-            got=", ".join(reads),
-            expected="device work alone; numbers come from batch.host, q_lens and tail_lens",
-            formula="draftmark.backend.AttentionBackend.write_metadata",
-            bug="sglang#29413, vllm#51171",
-        )
+            rig.layer(turn, batch)
+
+    _no_host_reads(rig, turn, batch, "a step", step)
 
 
 @behaviour(cases=_turns, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
@@ -169,3 +146,23 @@ def metadata_serves_every_layer(subject: Subject, turn: Turn) -> None:
         verify.stored(rig, turn, expected)
         verify.output(turn, expected, rig.stage.rows(turn)[3], f"layer {layer}'s output")
         verify.guards(rig, turn)
+
+
+def _no_host_reads(rig: Rig, turn: Turn, batch: ForwardBatch, what: str, call: Callable[[], None]) -> None:
+    """Run `call`; it may read no tensor of the batch, the rows or the arena on the host."""
+    from ..check import ContractViolation
+    from ..scenarios.hostreads import host_reads
+    from ..scenarios.watch import batch_tensors
+
+    device = [rig.arena[spec.name] for spec in rig.arena.specs if spec.memory.value == "device"]
+    with host_reads([*batch_tensors(batch).values(), *device, *rig.stage.rows(turn)[:3]]) as reads:
+        call()
+    if reads:
+        raise ContractViolation(
+            f"{what} reads device memory on the host",
+            batch=turn,
+            got=", ".join(reads),
+            expected="device work alone; numbers come from batch.host, q_lens and tail_lens",
+            formula="draftmark.backend.AttentionBackend",
+            bug="sglang#29413, vllm#51171",
+        )

@@ -126,16 +126,16 @@ def finite_padding(turn: Turn, out: torch.Tensor, what: str = "the output") -> N
 
 
 def guards(rig: Rig, turn: Turn) -> None:
-    """No byte behind any buffer changed."""
+    """No byte before or behind any buffer changed."""
     from ...errors import GuardError
 
     try:
         rig.arena.check()
     except GuardError as error:
         raise _violation(
-            f"bytes behind {', '.join(error.names)} were overwritten",
+            f"bytes around {', '.join(error.names)} were overwritten",
             turn,
-            "a write past the end",
+            "a write outside the buffer",
             "every write inside its buffer",
             formula="the buffer's declared shape",
             bug="sglang#27338, sglang#22778",
