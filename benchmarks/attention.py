@@ -1,4 +1,4 @@
-"""Attention of cuda_triton beside every peer that can be run here, on one GPU, in one process.
+"""Attention of draftmark's CUDA plugins beside every peer that can be run here, on one GPU, in one process.
 
     python benchmarks/attention.py --json benchmarks/results/attention-h200.json [--case NAME …] [--backend NAME …]
 
@@ -14,89 +14,32 @@ import importlib.metadata as md
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import attention_stubs as stubs
 import torch
-from attention_cases import (
-    CASES,
-    DIM,
-    HEADS,
-    KV_HEADS,
-    PAGE,
-    Case,
-    Inputs,
-    build,
-    clear_unused,
-    error,
-    microseconds,
-    reference,
-)
+from attention_cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
+from attention_ours import OURS, memory_rows, metadata_rows, ours
 from attention_peers import Peer, backends
 from attention_stubs import Absent
 
-from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
-from draftmark.batch import Causal, ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.devices import profile
-from draftmark.lengths import Exact
-
 TOLERANCE = 1e-2
-
-
-def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
-    """The case as draftmark sees it."""
-    case, requests = inputs.case, len(inputs.case.lens)
-    mode, step, draft = _mode(case)
-    limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, requests * case.q_len if case.ragged else 0))
-    geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
-    tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
-    positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
-    batch = ForwardBatch(
-        mode, step, inputs.prefix_lens, inputs.q_indptr, inputs.page_table, tail, positions, Exact(case.lens),
-        requests, (case.q_len,) * requests, (case.tail_len,) * requests,
-    )  # fmt: skip
-    return geometry, batch
-
-
-def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
-    if case.ragged:
-        return Mode.EXTEND, 0, DraftShape()
-    if not case.tree:
-        return Mode.DECODE, 0, DraftShape()
-    if case.q_len == case.tail_len:
-        return Mode.VERIFY, 0, DraftShape(topk=8, num_steps=5, num_draft_tokens=case.q_len)
-    step = case.tail_len // case.q_len - 1
-    return Mode.DRAFT, step, DraftShape(topk=case.q_len, num_steps=step + 2, num_draft_tokens=case.tail_len)
-
-
-def cuda_triton(inputs: Inputs) -> Peer:
-    """Ours, through the hooks."""
-    geometry, batch = batch_of(inputs)
-    backend = load("cuda_triton").open(geometry, "cuda")
-    backend.plan(batch)
-    backend.write_metadata(batch)
-    outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
-    layers = [KVCache(*pair) for pair in inputs.caches]
-    calls = [
-        lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)
-    ]
-    return Peer(calls, outs)
 
 
 def measure(case: Case, names: set[str] | None) -> list[dict]:
     """One row per backend of one case."""
     inputs = build(case)
-    asked: dict[str, Callable[[Inputs], Peer]] = {"cuda_triton": cuda_triton, **backends(case.name)}
+    plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
+    asked: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case.name)}
     expected: dict[str, torch.Tensor] = {}
     rows = []
     for name, make in asked.items():
         if names and name not in names:
             continue
-        if name != "cuda_triton":
-            clear_unused(inputs)
+        if name not in OURS:
+            clear_unused(inputs)  # peers may read what no token occupies; ours must not mind it
         try:
             peer = make(inputs)
             peer.calls[0]()
@@ -112,7 +55,7 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
         except Absent as absent:
             rows.append(_row(case, name, None, None, "", str(absent)))
         except Exception as failure:  # a peer's own; ours must not fail
-            if name == "cuda_triton":
+            if name in OURS:
                 raise
             told = " ".join(str(failure).split())[:300]
             rows.append(_row(case, name, None, None, "", f"failed: {type(failure).__name__}: {told}"))
@@ -136,58 +79,6 @@ def _line(row: dict) -> str:
         f"{row['case']:18} {row['backend']:16} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s "
         f"error {row['max_err']:.1e}  tail {row['tail']}"
     )
-
-
-def metadata_rows() -> list[dict]:
-    """write_metadata of 256 requests: GPU time in a graph, host time of an eager call."""
-    rows = []
-    for name, mode, draft in (
-        ("metadata-256-decode", Mode.DECODE, DraftShape()),
-        ("metadata-256-verify64", Mode.VERIFY, DraftShape(8, 5, 64)),
-    ):
-        limits = Limits(256, 131072)
-        geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
-        extent = geometry.extent(mode)
-        count = 256 * extent.q_len
-        lens = torch.randint(0, 131072, (256,), dtype=torch.int32)
-        batch = ForwardBatch(
-            mode, 0, lens.cuda(), torch.arange(257, dtype=torch.int32, device="cuda") * extent.q_len,
-            torch.randint(1, 9999, (256, geometry.max_pages_per_req), dtype=torch.int32, device="cuda"), Causal(),
-            torch.zeros(count, dtype=torch.int64, device="cuda"), Exact(tuple(lens.tolist())), 256,
-            (extent.q_len,) * 256, (extent.tail_len,) * 256,
-        )  # fmt: skip
-        backend = load("cuda_triton").open(geometry, "cuda")
-        us = microseconds([lambda b=backend, x=batch: b.write_metadata(x)] * 20)
-        for _ in range(100):
-            backend.write_metadata(batch)
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(200):
-            backend.write_metadata(batch)
-        host = (time.perf_counter() - begin) / 200 * 1e6
-        torch.cuda.synchronize()
-        rows.append({"case": name, "backend": "cuda_triton", "us": us, "host_us": host, "launches": 1})
-        print(f"{name:24} {us:6.1f} us on the GPU, {host:6.1f} us on the host", flush=True)
-    return rows
-
-
-def memory_rows() -> list[dict]:
-    """Declared bytes of the graph state at 256 requests, topk 8, context 131072, 5 steps, 64 draft tokens."""
-    from draftmark import DRAFT_MODES, TARGET_MODES
-
-    rows = []
-    for name, modes in (("graph-state-target", TARGET_MODES), ("graph-state-draft", DRAFT_MODES)):
-        limits = Limits(256, 131072, 8192, (256,))
-        shape = AttentionShape(HEADS, KV_HEADS, DIM, PAGE)
-        geometry = Geometry.create(shape, limits, DraftShape(8, 5, 64), profile("cuda"), modes)
-        backend = None  # the last one's arena must be gone before this one's is weighed
-        before = torch.cuda.memory_allocated()
-        backend = load("cuda_triton").open(geometry, "cuda")
-        on_device = torch.cuda.memory_allocated() - before
-        declared = backend.arena.nbytes
-        rows.append({"case": name, "backend": "cuda_triton", "declared_bytes": declared, "device_bytes": on_device})
-        print(f"{name:24} {declared / 2**20:.1f} MiB declared, {on_device / 2**20:.1f} MiB on the device", flush=True)
-    return rows
 
 
 def versions() -> dict[str, str]:

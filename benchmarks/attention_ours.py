@@ -1,0 +1,149 @@
+"""draftmark's own plugins in the attention benchmark: their kernels, and what a step and a graph cost beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Case, Inputs, microseconds
+from attention_peers import Peer
+from attention_stubs import Absent
+
+from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
+from draftmark.batch import Causal, ForwardBatch, Tree
+from draftmark.buffers import Memory
+from draftmark.cache import KVCache
+from draftmark.devices import profile
+from draftmark.errors import BackendLoadError, BackendRefusal
+from draftmark.lengths import Exact
+
+OURS = {"cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer", "draftmark-trtllm": "cuda_trtllm"}
+"""Rows of our own, and the plugin behind each."""
+STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftShape(8, 5, 64)))
+
+
+def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
+    """The case as draftmark sees it."""
+    case, requests = inputs.case, len(inputs.case.lens)
+    mode, step, draft = _mode(case)
+    limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, requests * case.q_len if case.ragged else 0))
+    geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
+    tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
+    positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
+    batch = ForwardBatch(
+        mode, step, inputs.prefix_lens, inputs.q_indptr, inputs.page_table, tail, positions, Exact(case.lens),
+        requests, (case.q_len,) * requests, (case.tail_len,) * requests,
+    )  # fmt: skip
+    return geometry, batch
+
+
+def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
+    if case.ragged:
+        return Mode.EXTEND, 0, DraftShape()
+    if not case.tree:
+        return Mode.DECODE, 0, DraftShape()
+    if case.q_len == case.tail_len:
+        return Mode.VERIFY, 0, DraftShape(topk=8, num_steps=5, num_draft_tokens=case.q_len)
+    step = case.tail_len // case.q_len - 1
+    return Mode.DRAFT, step, DraftShape(topk=case.q_len, num_steps=step + 2, num_draft_tokens=case.tail_len)
+
+
+def ours(plugin: str, inputs: Inputs) -> Peer:
+    """One of our plugins, through the hooks."""
+    geometry, batch = batch_of(inputs)
+    try:
+        backend = load(plugin).open(geometry, "cuda")
+    except (BackendLoadError, BackendRefusal) as error:
+        raise Absent(str(error)) from error
+    backend.plan(batch)
+    backend.write_metadata(batch)
+    outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
+    layers = [KVCache(*pair) for pair in inputs.caches]
+    calls = [
+        lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)
+    ]
+    return Peer(calls, outs)
+
+
+def metadata_rows() -> list[dict]:
+    """What a step costs beside its kernels: write_metadata on the GPU, and plan and write_metadata on the host."""
+    rows = []
+    for requests in (64, 256):
+        for kind, mode, draft in STEPS:
+            geometry, batch = _stepped(requests, mode, draft)
+            for name, plugin in OURS.items():
+                try:
+                    backend = load(plugin).open(geometry, "cuda")
+                except (BackendLoadError, BackendRefusal) as error:
+                    print(f"metadata-{requests}-{kind} {name}: absent: {error}", flush=True)
+                    continue
+                backend.plan(batch)
+                us = microseconds([partial(backend.write_metadata, batch)] * 20)
+                host = _host_us(partial(backend.write_metadata, batch))
+                plan = _host_us(partial(backend.plan, batch))
+                case = f"metadata-{requests}-{kind}"
+                rows.append({"case": case, "backend": name, "us": us, "host_us": host, "plan_host_us": plan})
+                told = f"{us:6.1f} us on the GPU, {host:6.1f} us on the host, plan {plan:6.1f} us"
+                print(f"{case:24} {name:20} {told}", flush=True)
+    return rows
+
+
+def _stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
+    """A batch of ragged lengths up to 131072 tokens, with a tree where the mode has one."""
+    limits = Limits(requests, 131072)
+    geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
+    extent = geometry.extent(mode)
+    count = requests * extent.q_len
+    lens = torch.randint(1, 131072, (requests,), dtype=torch.int32)
+    tail = Causal()
+    if mode is Mode.VERIFY:
+        mask = torch.full((count, geometry.mask_words), -1, dtype=torch.int32, device="cuda")
+        tail = Tree(mask, torch.zeros(requests, extent.tail_len, dtype=torch.int32, device="cuda"))
+    batch = ForwardBatch(
+        mode, 0, lens.cuda(), torch.arange(requests + 1, dtype=torch.int32, device="cuda") * extent.q_len,
+        torch.randint(1, 9999, (requests, geometry.max_pages_per_req), dtype=torch.int32, device="cuda"), tail,
+        torch.zeros(count, dtype=torch.int64, device="cuda"), Exact(tuple(lens.tolist())), requests,
+        (extent.q_len,) * requests, (extent.tail_len,) * requests,
+    )  # fmt: skip
+    return geometry, batch
+
+
+def _host_us(call: Callable[[], None], rounds: int = 200) -> float:
+    """Median host time of a call that the device does not hold up: it is drained after every 20."""
+    times = []
+    for number in range(rounds):
+        if number % 20 == 0:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e6)
+    torch.cuda.synchronize()
+    return sorted(times)[rounds // 2]
+
+
+def memory_rows() -> list[dict]:
+    """Bytes of the graph state at 256 requests, topk 8, context 131072, 5 steps, 64 draft tokens: declared, taken."""
+    from draftmark import DRAFT_MODES, TARGET_MODES
+
+    rows = []
+    limits = Limits(256, 131072, 8192, (256,))
+    shape = AttentionShape(HEADS, KV_HEADS, DIM, PAGE)
+    for case, modes in (("graph-state-target", TARGET_MODES), ("graph-state-draft", DRAFT_MODES)):
+        geometry = Geometry.create(shape, limits, DraftShape(8, 5, 64), profile("cuda"), modes)
+        for name, plugin in OURS.items():
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            try:
+                backend = load(plugin).open(geometry, "cuda")
+            except (BackendLoadError, BackendRefusal) as error:
+                print(f"{case:24} {name:20} absent: {error}", flush=True)
+                continue
+            on_device = torch.cuda.memory_allocated() - before
+            declared = sum(one.nbytes for one in load(plugin).buffers(geometry) if one.memory is Memory.DEVICE)
+            rows.append({"case": case, "backend": name, "declared_bytes": declared, "device_bytes": on_device})
+            sizes = f"{declared / 2**20:8.1f} MiB declared, {on_device / 2**20:8.1f} MiB on the device"
+            print(f"{case:24} {name:20} {sizes}", flush=True)
+            del backend  # its arena must be gone before the next one is weighed
+    return rows
