@@ -6,9 +6,11 @@ from itertools import accumulate
 
 import torch
 
+from ..batch_tensors import batch_tensors
 from ..errors import BatchError
 from ..geometry import Extent, Geometry, Mode
 from ..lengths import HostLengths
+from ..transfer import to_device
 from .forward import Causal, ForwardBatch, Tree
 
 
@@ -20,13 +22,13 @@ class BatchBuffers:
     """
 
     def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
-        r, rows = geometry.max_reqs, geometry.max_rows_any
         self.geometry = geometry
-        self.prefix_lens = torch.zeros(r, dtype=torch.int32, device=device)
-        self.page_table = torch.zeros(r, geometry.max_pages_per_req, dtype=torch.int32, device=device)
-        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.mask = torch.zeros(rows, geometry.mask_words, dtype=torch.int32, device=device)
-        self.depth = torch.zeros(r * geometry.max_tail, dtype=torch.int32, device=device)
+        made = {
+            one.name: torch.zeros(one.shape, dtype=getattr(torch, one.dtype), device=device)
+            for one in batch_tensors(geometry)
+        }
+        self.prefix_lens, self.page_table = made["prefix_lens"], made["page_table"]
+        self.positions, self.mask, self.depth = made["positions"], made["mask"], made["depth"]
         self._indptr: dict[int, torch.Tensor] = {}
 
     def uniform(
@@ -85,8 +87,8 @@ def ragged(
             "split the prompts into chunks"
         )
     device = prefix_lens.device
-    indptr = torch.tensor(list(accumulate(q_lens, initial=0)), dtype=torch.int32).to(device)
-    lens = torch.tensor(q_lens, dtype=torch.int64).to(device)
+    indptr = to_device(list(accumulate(q_lens, initial=0)), device, torch.int32)
+    lens = to_device(q_lens, device)
     offset = torch.arange(rows, device=device) - indptr[:-1].long().repeat_interleave(lens, output_size=rows)
     positions = prefix_lens.long().repeat_interleave(lens, output_size=rows) + offset
     live = len(q_lens) if num_reqs is None else num_reqs

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
+from ..batch_tensors import BatchTensor, batch_tensors
 from ..buffers import BufferSpec
-from ..geometry import DTYPE_BYTES, Geometry
+from ..geometry import Geometry
 from ..loaded import Backend
 
 LENGTHS = {
@@ -34,9 +34,9 @@ class Line:
     bytes: int
 
     @classmethod
-    def of(cls, spec: BufferSpec) -> Line:
-        """The line of a backend's buffer."""
-        return cls(spec.name, spec.role.value, spec.shape, spec.dtype, spec.unit.value, spec.formula, spec.nbytes)
+    def of(cls, spec: BufferSpec | BatchTensor) -> Line:
+        """The line of a backend's buffer, or of a tensor of the batch."""
+        return cls(spec.name, str(spec.role), spec.shape, spec.dtype, spec.unit.value, spec.formula, spec.nbytes)
 
 
 @dataclass(frozen=True)
@@ -91,23 +91,6 @@ def sizing(backend: Backend, geometry: Geometry) -> Sizing:
     return Sizing(
         {name: getattr(geometry, name) for name in LENGTHS},
         [Line.of(spec) for spec in backend.buffers(geometry)],
-        batch_lines(geometry),
+        [Line.of(tensor) for tensor in batch_tensors(geometry)],
         Pages(geometry.page_bytes, pages, null_pages),
     )
-
-
-def batch_lines(geometry: Geometry) -> list[Line]:
-    """The tensors of `draftmark.batch.BatchBuffers`, which needs torch; a test holds the two together."""
-    reqs, rows = geometry.max_reqs, geometry.max_rows_any
-    table = (reqs, geometry.max_pages_per_req)
-    return [
-        _line("prefix_lens", "lengths", (reqs,), "int32", "tokens", "max_reqs"),
-        _line("page_table", "page_table", table, "int32", "pages", "max_reqs × max_pages_per_req"),
-        _line("positions", "positions", (rows,), "int64", "tokens", "max_rows_any"),
-        _line("mask", "tail_mask", (rows, geometry.mask_words), "int32", "words", "max_rows_any × mask_words"),
-        _line("depth", "tail_depth", (reqs * geometry.max_tail,), "int32", "tokens", "max_reqs · max_tail"),
-    ]
-
-
-def _line(name: str, role: str, shape: tuple[int, ...], dtype: str, unit: str, formula: str) -> Line:
-    return Line(name, role, shape, dtype, unit, formula, prod(shape) * DTYPE_BYTES[dtype])
