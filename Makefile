@@ -8,7 +8,7 @@ BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow contract-full kills lint clean
+.PHONY: demo test test-slow contract-full kills soak lint clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
@@ -32,6 +32,11 @@ test-slow: $(VENV)/dev.stamp
 # docs/contract-kills.md, from the mutants and the checks.
 kills: $(VENV)/dev.stamp
 	$(BIN)/python -m core.tests.mutants
+
+# Random engines and requests, every text compared. MINUTES=30 unless told otherwise.
+MINUTES ?= 30
+soak: $(VENV)/demo.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

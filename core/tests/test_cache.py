@@ -52,6 +52,16 @@ def test_quantised_pools_carry_unit_scales(make_geometry):
     assert (scale.dtype, scale.tolist()) == (torch.float32, [1.0])
 
 
+def test_quantised_kv_moves(make_geometry):
+    """fp8 pages move bit by bit, though torch itself indexes no fp8."""
+    pool = KVPool(make_geometry(kv_dtype="float8_e4m3fn", page_size=4), 1, 2, 1, "cpu")
+    bits = pool.k.view(torch.uint8)
+    bits.copy_(torch.arange(bits.numel()).view(bits.shape))
+    wanted = bits[0, 1, 3].clone()
+    pool.move(torch.tensor([7]), torch.tensor([5]))
+    assert torch.equal(bits[0, 1, 1], wanted)
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
     [

@@ -8,6 +8,8 @@ import torch
 
 from .geometry import Geometry
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 
 @dataclass(frozen=True)
 class KVCache:
@@ -62,7 +64,8 @@ class KVPool:
             source, target: int64 ``[n]`` slots; target slots are distinct but for null pages.
         """
         for pool in (self.k, self.v):
-            slots = pool.flatten(1, 2)
+            # As integers: torch indexes no fp8.
+            slots = pool.view(_INTEGERS[pool.element_size()]).flatten(1, 2)
             slots.index_copy_(1, target, slots.index_select(1, source))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .errors import BackendLoadError, LoadFailure
 from .geometry import DeviceProfile
@@ -37,6 +38,31 @@ def require_device(name: str, info: BackendInfo, device: torch.device | str) -> 
         )
 
 
+def import_device_type(name: str, info: BackendInfo) -> None:
+    """Import the vendor runtime where it is what teaches torch the backend's device type, as torch_npu does for npu.
+
+    Raises:
+        BackendLoadError: the runtime is installed and does not import, for want of its vendor's libraries, say.
+    """
+    try:
+        import torch
+
+        torch.device("cpu" if info.device == "any" else info.device)
+    except ImportError:
+        return  # `require_device` says what breaks torch itself
+    except RuntimeError:
+        try:
+            for module in info.runtime:
+                importlib.import_module(module)
+        except (ImportError, OSError) as error:
+            raise BackendLoadError(
+                name,
+                LoadFailure.RUNTIME_ABSENT,
+                f"its runtime does not import: {type(error).__name__}: {error}",
+                info.install or "install the vendor's libraries",
+            ) from error
+
+
 def _kind(name: str, device: torch.device | str) -> str:
     try:
         import torch
@@ -65,6 +91,9 @@ def profile(device: torch.device | str) -> DeviceProfile:
     import torch
 
     device = torch.device(device)
+    if device.type == "npu":
+        npu: Any = torch.get_device_module(device)
+        return DeviceProfile("npu", num_sms=max(1, npu.get_device_properties(device).cube_core_num))
     if device.type != "cuda":
         return DeviceProfile(kind=device.type, num_sms=max(1, torch.get_num_threads()))
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""The seven hooks of a backend, and the version of the contract they belong to.
+"""The hooks of a backend, seven required and one optional, and the version of the contract they belong to.
 
 pluggy serves at start-up only: a hook call costs over a microsecond, so the step loop calls the plain methods
 of `draftmark.backend.AttentionBackend` instead. Hooks take no default arguments; dataclasses grow.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
+    from .tree_ops import TreeOps
 
 PREFIX = "draftmark_"
 
@@ -93,11 +94,24 @@ def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphStat
     """A fresh graph state for the device: allocate, capture by key, replay by key."""
 
 
-HOOKS: tuple[str, ...] = tuple(sorted(name for name in globals() if name.startswith(PREFIX)))
+@hookspec(firstresult=True)
+def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:  # type: ignore[empty-body]
+    """Optional, since contract 1.1: kernels for what the decoding loop does with draft trees on the device.
+
+    Without it, or where it returns None, torch operations serve. Mark it ``hookimpl(optionalhook=True)`` if the plugin
+    shall load with a core of contract 1.0 too.
+    """
+
+
+OPTIONAL_HOOKS: tuple[str, ...] = (f"{PREFIX}tree_ops",)
+"""Hooks that a backend may leave out."""
+HOOKS: tuple[str, ...] = tuple(
+    sorted(name for name in globals() if name.startswith(PREFIX) and name not in OPTIONAL_HOOKS)
+)
 """The required hooks, all seven."""
 
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:
     """Argument names of each hook, for messages."""
-    functions: dict[str, Any] = {name: globals()[name] for name in HOOKS}
+    functions: dict[str, Any] = {name: globals()[name] for name in HOOKS + OPTIONAL_HOOKS}
     return {name: f.__code__.co_varnames[: f.__code__.co_argcount] for name, f in functions.items()}

@@ -111,7 +111,7 @@ class SequenceLengths:
     def reset(self, row: int) -> None:
         """A request leaves: the row is empty again, on both sides."""
         self._request_row(row)
-        self.device[row] = 0
+        self.device[row].zero_()  # an assignment would copy the number from the host, and wait
         self._settled[row] = self._in_flight[row] = 0
 
     # -- the host's view, derived -------------------------------------------------------------------------

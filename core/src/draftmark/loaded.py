@@ -1,4 +1,4 @@
-"""A loaded backend: the seven hooks as checked, plain methods.
+"""A loaded backend: its hooks as checked, plain methods.
 
 No torch import: `describe`, `supports`, `buffers` and `metadata` serve `draftmark list` and `draftmark size`
 where torch cannot be imported. `open` binds the backend to a device and is the only method that needs one.
@@ -17,7 +17,7 @@ from . import hookspecs
 from .buffers import BufferSpec, validate_specs
 from .errors import BackendLoadError, BackendRefusal, BufferError, DraftmarkError, LoadFailure
 from .geometry import Geometry, Mode
-from .hookspecs import HOOKS, PREFIX, BackendInfo, hook_arguments
+from .hookspecs import HOOKS, OPTIONAL_HOOKS, PREFIX, BackendInfo, hook_arguments
 from .metadata import HostLengthsNeed, MetadataSpec
 from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
+    from .tree_ops import TreeOps
 
 
 class Backend:
@@ -123,14 +124,16 @@ class Backend:
             raise BackendLoadError(
                 self.name, LoadFailure.RUNTIME_ABSENT, f"{', '.join(missing)} is not installed", remedy
             )
-        from .devices import require_device
+        from .devices import import_device_type, require_device
+
+        import_device_type(self.name, self.info)
 
         require_device(self.name, self.info, device)
 
     def allocate(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> Arena:
         """Allocate the buffers of `geometry` on `device`; the caller owns the arena and keeps it alive.
 
-        `guard` puts guard words behind every buffer and poisons fresh memory; None reads DRAFTMARK_GUARD.
+        `guard` puts guard words around every buffer and poisons fresh memory; None reads DRAFTMARK_GUARD.
 
         Raises:
             BackendRefusal: the backend does not serve `geometry`.
@@ -169,6 +172,17 @@ class Backend:
             raise self._wrong_return("graph_state", "a GraphState (capture, replay, keys, pool_bytes)", state)
         return state
 
+    def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
+        """The backend's own kernels for draft trees on `device`, or torch's operations if it offers none."""
+        from .tree_ops import TorchTreeOps, TreeOps
+
+        offered = self._offer("tree_ops", geometry=geometry, device=device)
+        if offered is None:
+            return TorchTreeOps(geometry)
+        if not isinstance(offered, TreeOps):
+            raise self._wrong_return("tree_ops", "a TreeOps (write_tail, walk, compact)", offered)
+        return offered
+
     def implementation(self, hook: str) -> Callable[..., Any]:
         """The plugin's own function for a hook, e.g. ``"buffers"``: unchecked, for those who judge a plugin."""
         function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
@@ -177,8 +191,15 @@ class Backend:
     # -- calls --------------------------------------------------------------------------------------------
 
     def _call(self, hook: str, returns: type, **arguments: Any) -> Any:
+        result = self._offer(hook, **arguments)
+        if result is None or not isinstance(result, returns):
+            raise self._wrong_return(hook, returns.__name__, result)
+        return result
+
+    def _offer(self, hook: str, **arguments: Any) -> Any:
+        """What a hook returns; None where an optional one is not implemented."""
         try:
-            result = getattr(self._hooks, PREFIX + hook)(**arguments)
+            return getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:
             raise
         except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller reads one kind of failure
@@ -188,9 +209,6 @@ class Backend:
                 f"{hook}() raised {_one_line(error)}",
                 "report it to the plugin's authors with this geometry",
             ) from error
-        if result is None or not isinstance(result, returns):
-            raise self._wrong_return(hook, returns.__name__, result)
-        return result
 
     def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError:
         return BackendLoadError(
@@ -229,8 +247,7 @@ def _one_line(error: BaseException) -> str:
 def _validation_failure(name: str, error: pluggy.PluginValidationError) -> BackendLoadError:
     text = " ".join(str(error).split())
     if "unknown hook" in text:
-        return BackendLoadError(
-            name, LoadFailure.UNKNOWN_HOOK, text, f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has: {', '.join(HOOKS)}"
-        )
+        known = f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has: {', '.join(HOOKS + OPTIONAL_HOOKS)}"
+        return BackendLoadError(name, LoadFailure.UNKNOWN_HOOK, text, known)
     expected = "; ".join(f"{hook}({', '.join(args)})" for hook, args in hook_arguments().items())
     return BackendLoadError(name, LoadFailure.WRONG_SIGNATURE, text, f"the signatures are {expected}")

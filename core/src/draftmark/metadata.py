@@ -71,6 +71,8 @@ class MetadataSpec:
         unique_slots: no two rows of a batch, padded ones included, may write the same KV slot.
         mask_stride: words between mask rows; the core's `Geometry.mask_words` unless re-encoded.
         mask_dtype: dtype of the packed words.
+        dummy_rows: where a request whose ``qo_indptr`` counts more rows than it has queries holds the surplus:
+            ``"first"`` or ``"last"``.
         lse_base: ``"e"`` or ``"2"``, the base of the kernel's own log-sum-exp before it is converted.
         host_lengths: what `plan()` needs.
     """
@@ -81,5 +83,6 @@ class MetadataSpec:
     unique_slots: bool = False
     mask_stride: Any = 0
     mask_dtype: str = "int32"
+    dummy_rows: str = "first"
     lse_base: str = "e"
     host_lengths: HostLengthsNeed = HostLengthsNeed.NONE

@@ -55,7 +55,14 @@ GENERATE = {
     "negative token": (("--prompt-ids", "-1,3"), 2, "expected one argument"),
     "text without a tokenizer": (("--prompt", "hello"), 2, "pass --prompt-ids"),
     "missing prompt file": (("--prompts", "no-such-file.txt"), 2, "no-such-file.txt cannot be read"),
-    "drafts not known": ((*IDS, "--speculate", "eagle"), 2, "invalid choice: 'eagle'"),
+    "drafts not known": ((*IDS, "--speculate", "medusa"), 2, "invalid choice: 'medusa'"),
+    "no head installed": ((*IDS, "--speculate", "eagle"), 1, "no draft head is installed for model"),
+    "a head without eagle": ((*IDS, "--head", "x"), 2, "--head is given with --speculate ngram"),
+    "no such head": ((*IDS, "--speculate", "eagle", "--head", "no-such-head"), 1, "it has no head.json"),
+    "overlap with drafts of the host": ((*IDS, "--overlap"), 2, "drafts of Ngram"),
+    "overlap with exact lengths": (
+        (*IDS, "--speculate", "none", "--overlap", "--host-lengths", "exact"), 2, "with host_lengths exact",
+    ),
 }
 
 

@@ -143,3 +143,54 @@ def test_drafts_pay_on_the_demo(draftmark: Run) -> None:
     done = draftmark("generate", "--prompts", prompts, "--max-new-tokens", 32, "--json")
     assert done.code == 0
     assert done.json["totals"]["mean_accepted_length"] > 3
+
+
+@pytest.fixture
+def close(tmp_path: Path) -> Path:
+    """A tiny Llama of 16 tokens whose logits tie in pairs, so that either token of a pair is right."""
+    import torch
+
+    from draftmark.speculative.models.tiny import tiny_hf_model
+
+    model = tiny_hf_model("llama", vocab_size=16)
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        weight[1::2] = weight[::2]
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused."""
+    from draftmark.cli.generation import checking
+
+    honest = checking._generate
+
+    def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = honest(model, prompt, most)
+        return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])
+
+    monkeypatch.setattr(checking, "_generate", other)
+    argv = ("generate", "--model", close, *PROMPTS, "--max-new-tokens", 12, "--check")
+    done = draftmark(*argv, "--dtype", "bfloat16")
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("near-tie with transformers' generate at token 5: ") == 3
+    assert "float32 logit gap 0" in done.out and "near-ties: 3 of 3 first differences" in done.out
+    assert draftmark(*argv, "--dtype", "bfloat16", "--json").json["check"]["near_ties"]["excused"] == 3
+    assert draftmark(*argv).code == 1, "nothing is excused in float32"
+
+
+def test_a_token_that_no_rounding_explains_fails_in_bfloat16(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference whose float32 logits lie further apart than the backend's error allows counts, and says how far."""
+    from draftmark.cli.generation import checking
+
+    honest = checking._generate
+
+    def lying(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = honest(model, prompt, most)
+        return (*tokens[:5], (tokens[5] + 7) % 16, *tokens[6:])
+
+    monkeypatch.setattr(checking, "_generate", lying)
+    done = generate("--check", "--dtype", "bfloat16", "--speculate", "none")
+    assert done.code == 1
+    assert "differs from transformers' generate at token 5: " in done.out and ", float32 logit gap " in done.out

@@ -12,6 +12,7 @@ from draftmark import BufferSpec, Geometry, reference
 from draftmark.batch import ForwardBatch
 from draftmark.hookspecs import HOOKS, hookimpl
 from draftmark.loaded import Backend
+from draftmark.tree_ops import TorchTreeOps
 
 from . import csr_backend
 
@@ -50,6 +51,8 @@ class Mutant:
     def _functions(self, base: Any) -> dict[str, Any]:
         found = {name: getattr(base, name) for name in HOOKS}
         changes = dict(self.hooks or {})
+        if "tree_ops" in changes:  # the optional hook: both layouts leave it to the core
+            found["draftmark_tree_ops"] = lambda geometry, device: TorchTreeOps(geometry)
         if self.patch is not None:
             patch = self.patch
             changes["open_backend"] = lambda geometry, backend: (patch(backend), backend)[1]

@@ -25,6 +25,8 @@ SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "
 """Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
 HOOK_TIER = ("buffers", "metadata", "supports", "usage", "describe")
 """Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
+TREE_OPS = "tree_ops"
+"""The optional hook, and the module of its checks."""
 
 Failure = tuple[str, str, BaseException]
 
@@ -35,6 +37,10 @@ def checks_for(mutant: Mutant | None = None) -> list[Check]:
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
     # The 2**31 pool costs a gigabyte copy in a backend that does not gather in place: kept out of the matrix.
     wanted = [one for one in wanted if mutant is None or mutant.id == "V62" or one.name != "numerics.reach_past_int32"]
+    if mutant is not None:
+        # Tree operations are their own world: nobody else calls them, and they call nobody.
+        of_trees = set(mutant.hooks or {}) == {TREE_OPS}
+        wanted = [one for one in wanted if (_module(one) == TREE_OPS) == of_trees]
     return sorted(wanted, key=lambda one: (ORDER.index(_module(one)) if _module(one) in ORDER else 99, one.name))
 
 

@@ -26,6 +26,7 @@ COVERING = {
     "L, host reads": ("W82",),
     "semantics": ("X06", "X08"),
     "refusals": ("W34",),
+    "tree operations": ("Y01", "Y05"),
     "declarations": ("W41", "W44", "W48"),
 }
 """Mutants that every run meets, by class and in each layout; the others are slow. H needs a second rank."""

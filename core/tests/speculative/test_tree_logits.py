@@ -37,13 +37,13 @@ def test_tree_logits_equal_path_logits(make_model, family, page_size):
     geometry = layers.geometry
     for group in layers.groups:
         for tensor in (group.pool.k, group.pool.v):
-            tensor[:, layers.null_pages :] = float("nan")
+            tensor[:, layers.pages.null :] = float("nan")
 
     draw = torch.Generator().manual_seed(0)
     prefixes = [torch.randint(0, 256, (n,), generator=draw) for n in (21, 9)]
     trees = torch.randint(0, 256, (2, 7), generator=draw)
     columns = geometry.max_pages_per_req
-    shuffled = 1 + torch.randperm(layers.num_pages - 1, generator=draw)[: 2 * columns]
+    shuffled = 1 + torch.randperm(layers.pages.total - 1, generator=draw)[: 2 * columns]
     table = shuffled.view(2, columns).int()
     with torch.inference_mode():
         _prefill(model, layers, table, prefixes)
@@ -86,7 +86,7 @@ def _verify(model, layers, table, prefixes, trees):
 
 def _only_tails_changed(layers, before, table, prefixes):
     page_size = layers.geometry.attention.page_size
-    written = set(range(layers.null_pages * page_size))
+    written = set(range(layers.pages.null * page_size))
     for r, prefix in enumerate(prefixes):
         for position in range(len(prefix), len(prefix) + 7):
             written.add(int(table[r, position // page_size]) * page_size + position % page_size)

@@ -116,7 +116,9 @@ def _extend_walls(tokens: int, context: int, most: int) -> list[BatchShape]:
     spread = (Group(live, context - 1, 1, 1), Group(most - live, 0, 0, 0))
     full = min(live, max(1, tokens // one))
     chunks = (Group(full, context - one, one, one), Group(most - full, 0, 0, 0))
-    return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),))]
+    # One row at the wall: few rows are split over most parts (TRT-LLM#16319).
+    alone = (Group(1, context - 1, 1, 1),)
+    return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), alone)]
 
 
 def rows_and_tail(geometry: Geometry, mode: Mode, step: Any) -> tuple[Any, Any]:

@@ -45,12 +45,17 @@ class Subject:
         """Say that this item read the metadata with the contract's interpreter, not with the backend's kernels."""
         self.marks.add("interpreted")
 
+    def opaque(self) -> None:
+        """Say that this item met a layout that nobody can decode, where the backend's kernels do not run either."""
+        self.marks.add("opaque")
+
     @property
     def profile(self) -> DeviceProfile:
         """The device that sizing is told of: the real one in the device tier, a typical one of its kind elsewhere."""
         if self.tier is Tier.DEVICE:
             from ..devices import profile
 
+            self.backend.require_runtime(self.device)  # it may be what teaches torch this kind of device
             return profile(self.device)
         typical = _TYPICAL.get(self.backend.info.device, DeviceProfile())
         return replace(typical, num_sms=min(typical.num_sms, 4)) if self.tier is Tier.HOST else typical

@@ -79,6 +79,9 @@ class Verdict:
         interpreted = sum("interpreted" in result.marks for result in self.results)
         if interpreted:
             parts.append(f"{interpreted} by the metadata interpreter")
+        opaque = sum("opaque" in result.marks for result in self.results)
+        if opaque:
+            parts.append(f"{opaque} of an opaque layout, without its kernels")
         if len(self.results) < sum(self.denominator[tier] for tier in self.tiers_run) or not self.tiers_run:
             parts.append(f"only {len(self.results)} items selected")
         parts.append(f"tiers run: {', '.join(self.tiers_run) or 'none in full'}")

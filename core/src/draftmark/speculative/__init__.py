@@ -6,21 +6,26 @@
         for progress in engine.step():
             ...
 
-One round: n-gram drafts on the host → a tree of tokens → one forward verifies all of them → one target token a
-row → the walk that keeps the agreeing path → its KV made contiguous → lengths advance.
+One round: drafts, from n-gram look-up on the host or from an EAGLE head on the device → a tree of tokens → one forward
+verifies all of them → one target token a row → the walk that keeps the agreeing path → its KV made contiguous → lengths
+advance → the head takes over what was accepted.
 """
 
 from .config import EngineConfig, HostKind
 from .drafts import Drafter, DraftTree, Speculation
-from .engine import Engine, Statistics
+from .eagle import DraftHead, Eagle
+from .engine import Engine
 from .generate import Generation, decode, generate
 from .ngram import Ngram
 from .request import FinishReason, Progress
 from .sampling import Sampling
+from .statistics import Statistics
 
 __all__ = [
+    "DraftHead",
     "DraftTree",
     "Drafter",
+    "Eagle",
     "Engine",
     "EngineConfig",
     "FinishReason",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from ..batch import ragged
 from ..errors import BackendRefusal, CacheExhausted, GeometryError, RequestError
-from ..geometry import Mode
+from ..geometry import DRAFT_MODES, GeometryPair, Mode
 from ..graphs import padded_batch_size
 from ..lengths import HostLengths
 from ..metadata import HostLengthsNeed
@@ -17,39 +16,19 @@ from ..registry import load
 from .allocator import PageAllocator
 from .config import EngineConfig, HostKind
 from .drafts import DraftTree
-from .layers import AttentionLayers
+from .eagle import Eagle
+from .eagle.drafter import HeadDrafter
+from .flight import Flight, Landed
+from .forced import ForcedAcceptance
+from .layers import AttentionLayers, Pages, geometries_of
 from .models import CausalLM
+from .prefill import Prefill
+from .programs import Programs
 from .request import FinishReason, Progress, Request
 from .rounds import Rounds
 from .scheduler import Scheduler, by_row
 from .state import DeviceState
-
-
-@dataclass
-class Statistics:
-    """What an engine has done so far.
-
-    Attributes:
-        tokens: tokens emitted to requests.
-        rounds: verify or decode forwards; extends: prefill forwards.
-        verified: requests summed over rounds, so that accepted / verified is the mean accepted length.
-        accepted: tokens those rounds yielded, the target's own token included.
-        host_syncs: waits for the device, one a round and one a prefill that ends a prompt.
-        preemptions: requests sent back to wait because pages ran out.
-    """
-
-    tokens: int = 0
-    rounds: int = 0
-    extends: int = 0
-    verified: int = 0
-    accepted: int = 0
-    host_syncs: int = 0
-    preemptions: int = 0
-
-    @property
-    def mean_accepted(self) -> float:
-        """Tokens per request and round; 1 without speculation."""
-        return self.accepted / self.verified if self.verified else 0.0
+from .statistics import Statistics
 
 
 class Engine:
@@ -60,6 +39,7 @@ class Engine:
     """
 
     def __init__(self, model: CausalLM, config: EngineConfig) -> None:
+        config.check_overlap()
         self.config = config
         if config.max_context_len > model.max_context_len:
             raise GeometryError(
@@ -70,24 +50,34 @@ class Engine:
             )
         loaded = load(config.backend)
         self.model = model
-        self._layers = AttentionLayers(model, loaded, config)
+        head = config.speculate.open(model) if isinstance(config.speculate, Eagle) else None
+        target = geometries_of(model, loaded, config)
+        draft = geometries_of(head, loaded, config, DRAFT_MODES) if head else []
+        pages = Pages.plan(loaded, [*target, *draft], config)
+        self._layers = AttentionLayers(model, loaded, config, target, pages)
         self.geometry = self._layers.geometry
-        if self._layers.host_need is HostLengthsNeed.EXACT and config.host_lengths is not HostKind.EXACT:
-            reason = f"it needs exact host lengths, got {config.host_lengths.value}: use host_lengths=exact"
-            raise BackendRefusal(config.backend, [reason])
-        device = model.device
-        self._state = DeviceState(self.geometry, device, self._layers.unique_slots)
-        self.pages = PageAllocator(self._layers.num_pages, self._layers.null_pages)
+        self.pages = PageAllocator(pages.total, pages.null)
+        self._state = DeviceState(self.geometry, model.device, pages.unique_slots)
         self._scheduler = Scheduler(self.geometry, self.pages, self._state)
-        graphs = loaded.graph_state(self.geometry, device) if config.graph else None
-        self._rounds = Rounds(model, self._layers, self._state, config.sampling, graphs)
-        self._unsettled: dict[int, tuple[int, int]] = {}
+        self._programs = Programs(loaded.graph_state(self.geometry, model.device) if config.graph else None)
+        self._drafter: HeadDrafter | None = None
+        self._draft_layers: AttentionLayers | None = None
+        if head is not None:
+            GeometryPair(target[0], draft[0])
+            self._draft_layers = AttentionLayers(head, loaded, config, draft, pages)
+            self._drafter = HeadDrafter(model, head, self._draft_layers, self._state, self._programs)
+        self._check_host_lengths()
+        self._prefill = Prefill(model, self._layers, self._state, config.sampling, self._drafter)
+        profile, seed = config.forced_acceptance, config.sampling.seed
+        forced = ForcedAcceptance(profile, seed, model.device) if profile else None
+        self._rounds = Rounds(model, self._layers, self._state, config.sampling, self._programs, self._drafter, forced)
+        self._flights: deque[Flight] = deque()
+        self._unsettled: dict[int, tuple[int, int, int]] = {}
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.statistics = Statistics()
-        if graphs is not None:
-            with torch.inference_mode():
-                self._rounds.capture((Mode.DECODE, Mode.VERIFY) if config.speculate else (Mode.DECODE,))
+        if config.graph:
+            self._capture()
 
     @property
     def busy(self) -> bool:
@@ -116,15 +106,19 @@ class Engine:
             raise CacheExhausted(needed, self.pages.total, self.pages.total)
         request = Request(self._next_id, tuple(prompt), max_new_tokens, list(prompt))
         request.stop = frozenset(stop) | frozenset(self.model.stop_token_ids)
-        if self.config.speculate is not None:
-            request.drafter = self.config.speculate.begin(request.id, prompt)
+        speculate = self.config.speculate
+        if speculate is not None and not isinstance(speculate, Eagle):
+            request.drafter = speculate.begin(request.id, prompt)
         self._next_id += 1
         self._requests[request.id] = request
         self._scheduler.waiting.append(request)
         return request.id
 
     def cancel(self, request_id: int) -> None:
-        """End a request now, wherever it is. Its pages are free again; its tokens stay readable."""
+        """End a request now, wherever it is. Its pages are free again; its tokens stay readable.
+
+        A round that is under way may still write to its pages; whoever gets them writes later.
+        """
         request = self._requests[request_id]
         if request.finish is None:
             request.finish = FinishReason.CANCELLED
@@ -136,95 +130,73 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """One forward: a prefill if any prompt is unfinished, else a round. Returns what it gave to whom."""
+        """One forward: a prefill if any prompt is unfinished, else a round. Returns what it gave to whom.
+
+        With overlap the forward is only sent, and what the one before it gave is returned: perhaps nothing.
+        """
         self._scheduler.admit()
+        sent = self._extend() if self._scheduler.prefilling else self._round()
         progress: list[Progress] = []
-        if self._scheduler.prefilling:
-            progress = self._extend()
-        elif self._scheduler.running:
-            progress = self._round()
-        self._layers.check_guards()
+        while len(self._flights) > (1 if sent and self.config.overlap else 0):
+            progress += self._land(self._flights.popleft())
+        self._check_guards()
         return progress
 
-    # -- prefill ------------------------------------------------------------------------------------------
+    # -- forwards -----------------------------------------------------------------------------------------
 
-    def _extend(self) -> list[Progress]:
-        chunks = self._scheduler.chunks()
-        requests, counts = [request for request, _ in chunks], tuple(count for _, count in chunks)
-        rows = by_row(requests)
-        index = torch.tensor(rows).to(self._state.device)
-        lengths = self._state.lengths
-        batch = ragged(
-            self.geometry, lengths.device[index], self._state.page_table[index], counts, self._host_lengths(rows)
-        )
-        tokens = [t for request, n in chunks for t in request.tokens[request.computed : request.computed + n]]
-        ended = [r for r, n in chunks if r.computed + n == len(r.tokens)]
-        last_rows = batch.q_indptr[1:].long()[[i for i, (r, _) in enumerate(chunks) if r in ended]] - 1
-        self._layers.plan(batch)
-        self._layers.begin(batch)
-        logits = self.model.forward(
-            torch.tensor(tokens).to(self._state.device), batch.positions, self._layers, last_rows
-        )
-        lengths.advance(index, torch.tensor(counts).to(self._state.device))
-        for request, row, count in zip(requests, rows, counts, strict=True):
+    def _extend(self) -> bool:
+        """Send a prefill."""
+        chunks, lengths = self._scheduler.chunks(), self._state.lengths
+        rows = by_row([request for request, _ in chunks])
+        ended, chosen = self._prefill.run(chunks, self._host_lengths(rows))
+        for (request, count), row in zip(chunks, rows, strict=True):
             lengths.dispatched([row], count)
             lengths.settle([row], [count], count)
             request.computed += count
         self.statistics.extends += 1
-        return self._first_tokens(ended, logits, batch.positions[last_rows])
-
-    def _first_tokens(self, ended: list[Request], logits: torch.Tensor, positions: torch.Tensor) -> list[Progress]:
-        if not ended:
-            return []
-        ids = torch.tensor([request.id for request in ended]).to(self._state.device)
-        chosen: list[int] = self.config.sampling.choose(logits, ids, positions).tolist()
-        self.statistics.host_syncs += 1
         for request in ended:
             self._scheduler.prefilled(request)
-        return [self._give(request, [token]) for request, token in zip(ended, chosen, strict=True)]
+        if ended:
+            self._flights.append(Flight(ended, chosen[:, None], None, 0))
+        return True
 
-    # -- rounds -------------------------------------------------------------------------------------------
-
-    def _round(self) -> list[Progress]:
-        scheduler, lengths = self._scheduler, self._state.lengths
-        bounds = lengths.upper_bound(by_row(scheduler.running)).lens
-        before = list(scheduler.running)
-        scheduler.reserve({request.id: bound for request, bound in zip(before, bounds, strict=True)})
-        for request in before:
-            if request.row is None:
-                self._unsettled.pop(request.id, None)
-        self.statistics.preemptions = scheduler.preemptions
-        running = list(scheduler.running)
-        rows = by_row(running)
-        trees = self._draft(running)
-        mode = Mode.VERIFY if any(len(tree) > 1 for tree in trees) else Mode.DECODE
+    def _round(self) -> bool:
+        """Send a round for every request that may still need one; whether there was any."""
+        running = self._reserve()
+        if not running:
+            return False
+        rows, live = by_row(running), len(running)
+        padded, host = self._padded(live), self._host_lengths(rows)
+        self._state.fill(running, padded)
+        mode = self._plant(running, padded, host)
+        verdict = self._rounds.run(mode, padded, live, host)
+        if self._drafter is not None:
+            self._drafter.take_over(padded, live, host)
         nodes: int = self.geometry.extent(mode).q_len
-        padded = self._padded(len(running))
-        self._state.fill(running, trees, padded, nodes)
-        verdict = self._rounds.run(mode, padded, len(running), self._host_lengths(rows))
-        lengths.dispatched(rows, nodes)
-        counts: list[int] = verdict.counts[: len(running)].tolist()
-        tokens: list[list[int]] = verdict.tokens[: len(running)].tolist()
-        self._settle(running, counts, nodes)
-        self.statistics.host_syncs += 1
-        self.statistics.rounds += 1
-        self.statistics.verified += len(running)
-        self.statistics.accepted += sum(counts)
-        return [self._give(r, t[:n]) for r, t, n in zip(running, tokens, counts, strict=True)]
+        self._state.lengths.dispatched(rows, nodes)
+        self._flights.append(Flight(running, verdict.tokens[:live], verdict.counts[:live], nodes))
+        return True
 
-    def _draft(self, running: list[Request]) -> list[DraftTree]:
-        return [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in running]
+    def _reserve(self) -> list[Request]:
+        """Running requests that have pages for a round, but those that end with what is in flight."""
+        limit = self.geometry.limits.max_context_len
+        wanting = [request for request in self._scheduler.running if not request.surely_ends(limit)]
+        bounds = self._state.lengths.upper_bound(by_row(wanting)).lens
+        running = self._scheduler.reserve(list(zip(wanting, bounds, strict=True)))
+        self.statistics.preemptions = self._scheduler.preemptions
+        return running
 
-    def _settle(self, running: list[Request], counts: list[int], at_most: int) -> None:
-        """Tell the host what the round committed: at once, or a round late on the sync-free path."""
-        for request, count in zip(running, counts, strict=True):
-            row = by_row([request])
-            if self.config.host_lengths is HostKind.EXACT:
-                self._state.lengths.settle(row, [count], at_most)
-                continue
-            if late := self._unsettled.get(request.id):
-                self._state.lengths.settle(row, [late[0]], late[1])
-            self._unsettled[request.id] = (count, at_most)
+    def _plant(self, running: list[Request], padded: int, host: HostLengths) -> Mode:
+        """Draft a tree for every request; the mode that verifies them."""
+        if self._drafter is not None:
+            self._drafter.draft(padded, len(running), host)
+            return Mode.VERIFY
+        if self.config.speculate is None:
+            return Mode.DECODE
+        trees = [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in running]
+        mode = Mode.VERIFY if any(len(tree) > 1 for tree in trees) else Mode.DECODE
+        self._state.plant_trees(trees, padded, self.geometry.extent(mode).q_len)
+        return mode
 
     def _host_lengths(self, rows: Sequence[int]) -> HostLengths:
         lengths, kind = self._state.lengths, self.config.host_lengths
@@ -234,6 +206,35 @@ class Engine:
 
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs
+
+    # -- results ------------------------------------------------------------------------------------------
+
+    def _land(self, flight: Flight) -> list[Progress]:
+        """Wait for a forward's tokens and give them out. Requests that have ended meanwhile get nothing."""
+        landed = list(flight.land())
+        self.statistics.host_syncs += 1
+        due = [one for one in landed if one.request.finish is None]
+        self.statistics.late += len(landed) - len(due)
+        if flight.at_most:
+            for one in due:
+                self._settle(one, flight.at_most)
+            self.statistics.rounds += 1
+            self.statistics.verified += len(due)
+            self.statistics.accepted += sum(len(one.tokens) for one in due)
+        return [self._give(one.request, one.tokens) for one in due]
+
+    def _settle(self, landed: Landed, at_most: int) -> None:
+        """Tell the host what the round committed: at once, or a round late on the sync-free path without overlap."""
+        request, count = landed.request, len(landed.tokens)
+        if request.row is None or request.seat != landed.seat:
+            return  # it was sent back to wait: its row is another's, or begins anew
+        if self.config.overlap or self.config.host_lengths is HostKind.EXACT:
+            self._state.lengths.settle([request.row], [count], at_most)
+            return
+        late = self._unsettled.get(request.id)
+        if late is not None and late[0] == request.seat:
+            self._state.lengths.settle([request.row], [late[1]], late[2])
+        self._unsettled[request.id] = (request.seat, count, at_most)
 
     # -- tokens out ---------------------------------------------------------------------------------------
 
@@ -247,6 +248,28 @@ class Engine:
     def _leave(self, request: Request) -> None:
         self._unsettled.pop(request.id, None)
         self._scheduler.release(request)
+
+    # -- checks -------------------------------------------------------------------------------------------
+
+    def _check_host_lengths(self) -> None:
+        needs = [layers.host_need for layers in (self._layers, self._draft_layers) if layers is not None]
+        if HostLengthsNeed.EXACT in needs and self.config.host_lengths is not HostKind.EXACT:
+            reason = f"it needs exact host lengths, got {self.config.host_lengths.value}: use host_lengths=exact"
+            raise BackendRefusal(self.config.backend, [reason])
+
+    def _check_guards(self) -> None:
+        self._layers.check_guards()
+        if self._draft_layers is not None:
+            self._draft_layers.check_guards()
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """Every program at every captured batch size."""
+        if self._drafter is not None:
+            self._rounds.capture((Mode.VERIFY,))
+            self._drafter.capture()
+        else:
+            self._rounds.capture((Mode.DECODE, Mode.VERIFY) if self.config.speculate else (Mode.DECODE,))
 
     def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         limit = self.geometry.limits.max_context_len

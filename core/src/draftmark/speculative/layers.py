@@ -1,9 +1,10 @@
-"""The model's layers on a backend: one geometry, backend and KV pool per distinct attention shape."""
+"""A model's layers on a backend: one geometry, backend and KV pool per distinct attention shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -12,11 +13,48 @@ from ..backend import AttentionBackend
 from ..batch import ForwardBatch, validate
 from ..cache import KVPool
 from ..devices import profile
-from ..geometry import AttentionShape, Geometry
+from ..geometry import TARGET_MODES, AttentionShape, Geometry, Mode
 from ..loaded import Backend
 from ..metadata import HostLengthsNeed
+from ..verdict import Verdict
 from .config import EngineConfig
-from .models import CausalLM, LayerAttention
+from .models import LayerAttention
+
+
+class Layered(Protocol):
+    """What has attention layers: a `CausalLM`, or a draft head."""
+
+    @property
+    def layers(self) -> tuple[LayerAttention, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The page ids that the pools of all models share.
+
+    Attributes:
+        null: pages at the start of every pool that no request owns.
+        total: pages of every pool.
+        unique_slots: whether some backend needs unique KV slots for padded rows too.
+    """
+
+    null: int
+    total: int
+    unique_slots: bool
+
+    @classmethod
+    def plan(cls, loaded: Backend, geometries: Sequence[Geometry], config: EngineConfig) -> Pages:
+        """Enough for every geometry; see `EngineConfig.num_pages`."""
+        unique = any(loaded.unique_slots(geometry) for geometry in geometries)
+        null: int = geometries[0].null_pages(unique)
+        total = config.num_pages or null + config.max_num_reqs * geometries[0].max_pages_per_req
+        return cls(null, total, unique)
 
 
 @dataclass(frozen=True)
@@ -37,27 +75,27 @@ class AttentionLayers:
     Attributes:
         geometry: the first group's; batch-level formulas are the same in every group.
         host_need: the strongest need for host lengths over all groups.
-        null_pages: pages at the start of every pool that no request owns.
-        num_pages: pages of every pool.
+        pages: the page ids of every pool.
+        tree_ops: what a round does with its trees, the backend's own or torch's; the same in every group.
+
+    Args:
+        geometries: of `geometries_of` the same model.
     """
 
-    def __init__(self, model: CausalLM, loaded: Backend, config: EngineConfig) -> None:
+    def __init__(
+        self, model: Layered, loaded: Backend, config: EngineConfig, geometries: Sequence[Geometry], pages: Pages
+    ) -> None:
         device = model.device
         shapes = list(dict.fromkeys(model.layers))
-        geometries = [_geometry(shape, model, config) for shape in shapes]
-        for geometry in geometries:
-            loaded.require(geometry)
         self.geometry = geometries[0]
-        unique = any(loaded.unique_slots(geometry) for geometry in geometries)
-        self.unique_slots = unique
-        self.null_pages: int = self.geometry.null_pages(unique)
-        self.num_pages = config.num_pages or self.null_pages + config.max_num_reqs * self.geometry.max_pages_per_req
+        self.pages = pages
         needs = [loaded.host_lengths(geometry) for geometry in geometries]
         self.host_need = HostLengthsNeed.EXACT if HostLengthsNeed.EXACT in needs else needs[0]
+        self.tree_ops = loaded.tree_ops(self.geometry, device)
         self.groups = []
         for shape, geometry in zip(shapes, geometries, strict=True):
             arena = loaded.allocate(geometry, device, guard=config.guard)
-            pool = KVPool(geometry, model.layers.count(shape), self.num_pages, self.null_pages, device)
+            pool = KVPool(geometry, model.layers.count(shape), pages.total, pages.null, device)
             self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
         self._homes = _homes(model.layers, shapes)
         self._batch: ForwardBatch | None = None
@@ -92,13 +130,27 @@ class AttentionLayers:
             if group.arena.guarded:
                 group.arena.check()
 
-    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy KV between slots in every layer; see `KVPool.move`."""
+    def compact(self, batch: ForwardBatch, kept: Verdict) -> None:
+        """Make the kept path's KV contiguous in every layer; see `TreeOps.compact`."""
         for group in self.groups:
-            group.pool.move(source, target)
+            self.tree_ops.compact(group.pool, batch, kept)
 
 
-def _geometry(layer: LayerAttention, model: CausalLM, config: EngineConfig) -> Geometry:
+def geometries_of(
+    model: Layered, loaded: Backend, config: EngineConfig, modes: tuple[Mode, ...] = TARGET_MODES
+) -> list[Geometry]:
+    """A geometry per distinct layer, all of them served by the backend.
+
+    Raises:
+        GeometryError, BackendRefusal: one that cannot be.
+    """
+    geometries = [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)]
+    for geometry in geometries:
+        loaded.require(geometry)
+    return geometries
+
+
+def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes: tuple[Mode, ...]) -> Geometry:
     name = str(model.dtype).removeprefix("torch.")
     shape = AttentionShape(
         num_qo_heads=layer.num_qo_heads,
@@ -111,7 +163,7 @@ def _geometry(layer: LayerAttention, model: CausalLM, config: EngineConfig) -> G
         window_left=layer.window_left,
         logits_soft_cap=layer.logits_soft_cap,
     )
-    return Geometry.create(shape, config.limits, config.draft_shape, profile(model.device))
+    return Geometry.create(shape, config.limits, config.draft_shape, profile(model.device), modes)
 
 
 def _homes(layers: Sequence[LayerAttention], shapes: Sequence[LayerAttention]) -> list[tuple[int, int]]:

@@ -30,9 +30,9 @@ class Progress:
     finish: FinishReason | None
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
-    """One sequence.
+    """One sequence; equal to itself only.
 
     Attributes:
         tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.
@@ -40,6 +40,8 @@ class Request:
         stop: token ids that end it.
         drafter: what guesses its next tokens, when speculating.
         row: row of the engine's device state, None while waiting.
+        seat: how often it was given a row; tells whether a late result belongs to the row it has now.
+        in_flight: forwards whose tokens for it are not here yet; each brings at least one.
         pages: KV pages owned, in order of position.
     """
 
@@ -51,6 +53,8 @@ class Request:
     drafter: Drafter | None = None
     computed: int = 0
     row: int | None = None
+    seat: int = 0
+    in_flight: int = 0
     pages: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
 
@@ -58,6 +62,11 @@ class Request:
     def output(self) -> tuple[int, ...]:
         """Tokens generated so far."""
         return tuple(self.tokens[len(self.prompt) :])
+
+    def surely_ends(self, max_context_len: int) -> bool:
+        """Whether what is in flight ends the request at the latest, whatever the tokens are."""
+        at_least = len(self.tokens) + self.in_flight
+        return at_least >= min(max_context_len, len(self.prompt) + self.max_new_tokens)
 
     def accept(self, tokens: Sequence[int], max_context_len: int) -> tuple[int, ...]:
         """Append verified tokens up to the first that ends the request; returns those kept."""

@@ -7,16 +7,18 @@ from functools import partial
 import torch
 
 from ..batch import ForwardBatch, Tree
-from ..cache import slots_of
 from ..geometry import Geometry, Mode
-from ..graphs import GraphKey, GraphState, Program
-from ..lengths import HostLengths, Unknown
-from ..tree import write_tail
+from ..graphs import GraphKey, Program
+from ..lengths import Exact, HostLengths, Unknown
+from ..metadata import HostLengthsNeed
+from ..verdict import Verdict
+from .eagle.drafter import HeadDrafter
+from .forced import ForcedAcceptance
 from .layers import AttentionLayers
 from .models import CausalLM
+from .programs import Programs
 from .sampling import Sampling
 from .state import DeviceState
-from .verify import Verdict, walk
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 
@@ -25,6 +27,10 @@ class Rounds:
     """Runs DECODE and VERIFY rounds over the static state, eagerly or by replaying graphs.
 
     Plain decoding is the same code with one node a request; a chain is a tree whose mask is causal.
+
+    Args:
+        drafter: the head that drafts on the device, which is left what it has to take over; or None.
+        forced: a benchmark's switch; or None.
     """
 
     def __init__(
@@ -33,34 +39,37 @@ class Rounds:
         layers: AttentionLayers,
         state: DeviceState,
         sampling: Sampling,
-        graphs: GraphState | None,
+        programs: Programs,
+        drafter: HeadDrafter | None = None,
+        forced: ForcedAcceptance | None = None,
     ) -> None:
         self._model = model
         self._layers = layers
         self._state = state
         self._sampling = sampling
-        self._graphs = graphs
+        self._programs = programs
+        self._drafter = drafter
+        self._forced = forced
         self._geometry: Geometry = layers.geometry
 
     def capture(self, modes: tuple[Mode, ...]) -> None:
         """Capture every mode at every captured batch size, largest first, on batches of null rows."""
-        assert self._graphs is not None
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             for mode in modes:
-                self._state.fill((), (), size, self._geometry.extent(mode).q_len)
-                # Planned as if every request were as long as can be: what plan() decides is frozen in the graph.
-                batch = self._batch(mode, size, size, Unknown(size, self._geometry.max_prefix_len))
+                self._state.fill((), size)
+                # Planned as if every request were as long as can be: what plan() decides is frozen in the graph. A
+                # backend that needs exact lengths is told those of the null rows.
+                exact = self._layers.host_need is HostLengthsNeed.EXACT
+                host = Exact((0,) * size) if exact else Unknown(size, self._geometry.max_prefix_len)
+                batch = self._batch(mode, size, size, host)
                 self._layers.plan(batch)
-                self._graphs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
+                self._programs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
 
     def run(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> Verdict:
         """One round over the filled state. The verdict is on the device; its rows past `num_reqs` mean nothing."""
         batch = self._batch(mode, padded, num_reqs, host)
         self._layers.plan(batch)
-        if self._graphs is None:
-            return self._body(batch)
-        verdict: Verdict = self._graphs.replay(GraphKey(PROGRAMS[mode], padded))
-        return verdict
+        return self._programs.run(GraphKey(PROGRAMS[mode], padded), partial(self._body, batch))
 
     def _batch(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> ForwardBatch:
         tree = mode is Mode.VERIFY and self._geometry.draft.topk > 1
@@ -70,25 +79,27 @@ class Rounds:
         """Captured. Reads the static inputs, writes the static batch, advances the lengths."""
         state, size, nodes = self._state, batch.padded_reqs, batch.q_lens[0]
         rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
+        drafts[:, 0].copy_(state.pending.index_select(0, rows))
         torch.index_select(state.lengths.device, 0, rows, out=batch.prefix_lens)
         torch.index_select(state.page_table, 0, rows, out=batch.page_table)
-        write_tail(batch, self._geometry, parents)
+        self._layers.tree_ops.write_tail(batch, parents)
         self._layers.begin(batch)
-        logits = self._model.forward(drafts.clamp(min=0).reshape(-1), batch.positions, self._layers)
+        logits, features = self._forward(drafts.clamp(min=0).reshape(-1), batch)
         requests = state.requests[:size, None].expand(-1, nodes).reshape(-1)
         targets = self._sampling.choose(logits, requests, batch.positions).view(size, nodes)
-        verdict = walk(drafts, parents, targets)
+        if self._forced is not None:
+            targets = self._forced.rewrite(batch, state.requests[:size], drafts, parents, targets)
+        verdict = self._layers.tree_ops.walk(drafts, parents, targets)
         if isinstance(batch.tail, Tree):
-            self._compact(batch, verdict.path)
+            self._layers.compact(batch, verdict)
+        if self._drafter is not None and features is not None:
+            self._drafter.accepted.write(batch.prefix_lens, verdict, features)
+        state.pending.index_copy_(0, rows, verdict.tokens.gather(1, verdict.counts[:, None] - 1)[:, 0])
         state.lengths.advance(rows, verdict.counts)
         return verdict
 
-    def _compact(self, batch: ForwardBatch, path: torch.Tensor) -> None:
-        """The i-th kept node's KV moves from its tail slot to slot i; the root is in place already."""
-        prefix = batch.prefix_lens.long()[:, None]
-        page_size = self._geometry.attention.page_size
-        target = torch.arange(1, path.shape[1], device=path.device).expand(len(path), -1)
-        self._layers.move(
-            slots_of(batch.page_table, prefix + path[:, 1:], page_size).view(-1),
-            slots_of(batch.page_table, prefix + target, page_size).view(-1),
-        )
+    def _forward(self, tokens: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of every row, and the features that the drafter reads."""
+        if self._drafter is None:
+            return self._model.forward(tokens, batch.positions, self._layers), None
+        return self._model.forward_features(tokens, batch.positions, self._layers, self._drafter.taps)

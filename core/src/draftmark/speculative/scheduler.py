@@ -50,6 +50,7 @@ class Scheduler:
                 return
             self.waiting.popleft()
             request.row = self._free_rows.pop()
+            request.seat += 1
             request.computed = 0
             self._state.seat(request, 0)
             self.prefilling.append(request)
@@ -70,15 +71,19 @@ class Scheduler:
         self.prefilling.remove(request)
         self.running.append(request)
 
-    def reserve(self, prefix_lens: dict[int, int]) -> None:
-        """Make sure every running request has pages for its prefix bound and a tail; preempt where there are none.
+    def reserve(self, prefix_lens: Sequence[tuple[Request, int]]) -> list[Request]:
+        """Make sure requests have pages for their prefix bound and a tail; preempt where there are none.
 
         Args:
-            prefix_lens: by request id, a length that the device does not exceed.
+            prefix_lens: running requests, each with a length that the device does not exceed.
+
+        Returns:
+            Those of them that still run.
         """
-        for request in list(self.running):
-            while request in self.running and not self._grow(request, prefix_lens[request.id]):
+        for request, prefix_len in prefix_lens:
+            while request.row is not None and not self._grow(request, prefix_len):
                 self._preempt(self.running[-1])
+        return [request for request, _ in prefix_lens if request.row is not None]
 
     def release(self, request: Request) -> None:
         """The request leaves for good, from wherever it is."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from draftmark.backend import AttentionBackend
     from draftmark.batch import ForwardBatch
     from draftmark.graphs import GraphState
+    from draftmark.tree_ops import TreeOps
 
 
 @hookimpl
@@ -77,3 +78,11 @@ def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphStat
     from draftmark.graphs import graph_state_for
 
     return graph_state_for(device)
+
+
+@hookimpl(optionalhook=True)
+def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:
+    """Tail, walk and compaction in one launch each."""
+    from .tree_ops import TritonTreeOps
+
+    return TritonTreeOps(geometry)

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ VARIABLE = "TRITON_INTERPRET"
 
 @dataclass(frozen=True)
 class Kernels:
-    """One flavour of every kernel that `launch` starts."""
+    """One flavour of every kernel that `launch` and `tree_ops` start."""
 
     write_uniform: Any
     write_ragged: Any
@@ -29,6 +29,9 @@ class Kernels:
     attend_uniform: Any
     attend_ragged: Any
     merge_pieces: Any
+    write_tail: Any
+    walk: Any
+    compact: Any
 
 
 def kernels_for(tensor: torch.Tensor) -> Kernels:
@@ -42,9 +45,9 @@ def _load(interpreted: bool) -> Kernels:
     os.environ[VARIABLE] = "1" if interpreted else "0"
     try:
         package = _package(interpreted)
-        schedule, kv_write, uniform, extend, merge = (
+        schedule, kv_write, uniform, extend, merge, tail, walk, compact = (
             importlib.import_module(f"{package}.{name}")
-            for name in ("schedule", "kv_write", "uniform", "extend", "merge")
+            for name in ("schedule", "kv_write", "uniform", "extend", "merge", "tail", "walk", "compact")
         )
     finally:
         if before is None:
@@ -58,6 +61,9 @@ def _load(interpreted: bool) -> Kernels:
         uniform.attend_uniform,
         extend.attend_ragged,
         merge.merge_pieces,
+        tail.write_tail,
+        walk.walk,
+        compact.compact,
     )
 
 
@@ -65,6 +71,7 @@ def _package(interpreted: bool) -> str:
     name = f"{__package__}.kernels"
     if not interpreted:
         return name
+    _skip_idle_checks()
     origin = importlib.util.find_spec(name)
     assert origin is not None and origin.origin is not None
     alias = f"{__package__}.interpreted_kernels"
@@ -76,3 +83,16 @@ def _package(interpreted: bool) -> str:
     sys.modules[alias] = module
     spec.loader.exec_module(module)
     return alias
+
+
+def _skip_idle_checks() -> None:
+    """Without debug mode the interpreter computes an overflow check of each integer operation and drops the result.
+
+    Leaving it out halves the time of a kernel. The option is no public setting: where it has moved, nothing is skipped.
+    """
+    from triton.runtime import interpreter
+
+    builder = getattr(interpreter, "interpreter_builder", None)
+    options = getattr(builder, "options", None)
+    if is_dataclass(options) and getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
+        builder.options = replace(options, sanitize_overflow=False)

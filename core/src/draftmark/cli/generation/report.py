@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...speculative import EngineConfig
+from ...speculative import Eagle, EngineConfig
 from ...speculative.models import CausalLM
 from ...version import __version__
 from ..rendering import Column, shorten, show, show_table
 from .checking import PLAIN, TRANSFORMERS, Baseline
 from .decoding import Decoded
 from .prompts import Prompt
+from .ties import Ties
 
 SCHEMA = 1
 NOT_COMPARED = (
@@ -40,6 +41,7 @@ class Run:
     token_ids: Sequence[Sequence[int]]
     decoded: Decoded
     baselines: Sequence[Baseline]
+    ties: Ties
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text, or as numbers where there is no tokenizer."""
@@ -49,9 +51,18 @@ class Run:
 
     @property
     def differing(self) -> int:
-        """Prompts whose output differs from any baseline."""
-        found = [baseline.differences(self.decoded) for baseline in self.baselines]
-        return sum(any(d is not None for d in by_prompt) for by_prompt in zip(*found, strict=True))
+        """Prompts whose output differs from any baseline, near-ties not counted."""
+        return len({prompt for prompt, name in self.differences if not self.ties.excuses(prompt, name)})
+
+    @property
+    def differences(self) -> dict[tuple[int, str], int]:
+        """By (prompt, baseline name), index of the first token that differs, near-ties among them."""
+        return {
+            (prompt, baseline.name): at
+            for baseline in self.baselines
+            for prompt, at in enumerate(baseline.differences(self.decoded))
+            if at is not None
+        }
 
 
 def show_run(run: Run) -> None:
@@ -74,13 +85,21 @@ def show_run(run: Run) -> None:
 
 def describe(model: CausalLM, config: EngineConfig) -> str:
     """The settings, in one line."""
-    ngram = config.speculate
-    drafts = "no drafts" if ngram is None else f"n-gram drafts (topk {ngram.topk}, {ngram.num_draft_tokens} tokens)"
     dtype = str(model.dtype).removeprefix("torch.")
+    how = ("graph" if config.graph else "eager") + (" · overlap" if config.overlap else "")
     return (
-        f"{model.name} · {dtype} · {config.backend} on {model.device} · {drafts} · page size {config.page_size} · "
-        f"context {config.max_context_len} · {'graph' if config.graph else 'eager'}"
+        f"{model.name} · {dtype} · {config.backend} on {model.device} · {_drafts(config)} · "
+        f"page size {config.page_size} · context {config.max_context_len} · {how}"
     )
+
+
+def _drafts(config: EngineConfig) -> str:
+    how = config.speculate
+    if how is None:
+        return "no drafts"
+    if isinstance(how, Eagle):
+        return f"EAGLE drafts (topk {how.topk}, {how.num_steps} steps, {how.num_draft_tokens} tokens)"
+    return f"n-gram drafts (topk {how.topk}, {how.num_draft_tokens} tokens)"
 
 
 def totals(run: Run) -> list[str]:
@@ -101,17 +120,19 @@ def totals(run: Run) -> list[str]:
 
 
 def check_lines(run: Run) -> list[str]:
-    """One line per prompt."""
-    found = [baseline.differences(run.decoded) for baseline in run.baselines]
+    """One line per prompt, and what counted as a near-tie."""
     lines = []
     for i, output in enumerate(run.decoded.outputs):
-        wrong = [
-            f"differs from {baseline.name} {_where(run, i, baseline, differences[i])}"
-            for baseline, differences in zip(run.baselines, found, strict=True)
-            if differences[i] is not None
-        ]
-        names = " and ".join(baseline.name for baseline in run.baselines)
-        lines.append(f"check {i + 1}: " + ("; ".join(wrong) or f"{len(output.tokens)} tokens, equal to {names}"))
+        split = {b.name: run.differences[i, b.name] for b in run.baselines if (i, b.name) in run.differences}
+        told = [_split(run, i, baseline, split[baseline.name]) for baseline in run.baselines if baseline.name in split]
+        same = " and ".join(baseline.name for baseline in run.baselines if baseline.name not in split)
+        told += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
+        lines.append(f"check {i + 1}: " + "; ".join(told))
+    if run.ties.gaps:
+        lines.append(
+            f"near-ties: {_excused(run)} of {len(run.ties.gaps)} first differences, where a float32 model's logits of "
+            f"both tokens lie less than {run.ties.bound:.3g} below the largest, twice the error of the backend's logits"
+        )
     return lines
 
 
@@ -132,6 +153,9 @@ def as_json(run: Run) -> dict[str, Any]:
         },
         "check": {
             "differing": run.differing,
+            "near_ties": {"logit_error": run.ties.error, "bound": run.ties.bound, "excused": _excused(run)}
+            if run.ties.gaps
+            else None,
             "baselines": [{"name": b.name, "tokens_per_second": b.tokens_per_second} for b in run.baselines],
             "not_compared": None if run.config.sampling.greedy else NOT_COMPARED,
         }
@@ -149,7 +173,8 @@ def _output(run: Run, index: int) -> dict[str, Any]:
         "text": None if run.model.tokenizer is None else run.text(output.tokens),
         "finish": output.finish.value,
         "tokens_per_round": run.decoded.tokens_a_round[index],
-        "first_difference": {b.name: b.differences(run.decoded)[index] for b in run.baselines},
+        "first_difference": {b.name: run.differences.get((index, b.name)) for b in run.baselines},
+        "gap_there": {b.name: run.ties.gaps.get((index, b.name)) for b in run.baselines},
     }
 
 
@@ -170,10 +195,17 @@ def _show_table(run: Run) -> None:
     show_table(COLUMNS, rows)
 
 
-def _where(run: Run, index: int, baseline: Baseline, at: int | None) -> str:
-    assert at is not None
+def _split(run: Run, index: int, baseline: Baseline, at: int) -> str:
     ours, theirs = run.decoded.outputs[index].tokens, baseline.outputs[index]
-    return f"at token {at}: {_token(run, ours, at)} here, {_token(run, theirs, at)} there"
+    what = "near-tie with" if run.ties.excuses(index, baseline.name) else "differs from"
+    gap = run.ties.gaps.get((index, baseline.name))
+    how_near = "" if gap is None else f", float32 logit gap {gap:.3g}"
+    tokens = f"{_token(run, ours, at)} here, {_token(run, theirs, at)} there"
+    return f"{what} {baseline.name} at token {at}: {tokens}{how_near}"
+
+
+def _excused(run: Run) -> int:
+    return sum(run.ties.excuses(*where) for where in run.ties.gaps)
 
 
 def _token(run: Run, tokens: Sequence[int], at: int) -> str:

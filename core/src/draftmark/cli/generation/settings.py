@@ -15,12 +15,16 @@ from ..errors import ArgumentError
 from .prompts import Prompt
 
 if TYPE_CHECKING:
-    from ...speculative import EngineConfig
+    from ...speculative import Eagle, EngineConfig, Speculation
     from ...speculative.models import CausalLM
 
 DEFAULT_BACKEND = "reference"
 MOST_REQUESTS = 8
 """Prompts that decode together unless --max-num-reqs says otherwise."""
+
+
+EAGLE, NGRAM = DraftShape(4, 4, 16), DraftShape(2, 1, 8)
+"""Draft shapes where the arguments name none."""
 
 
 def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
@@ -32,10 +36,27 @@ def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
     Geometry.create(
         AttentionShape(1, 1, 1, args.page_size, args.dtype, args.dtype),
         Limits(_max_num_reqs(args, num_prompts), 1 if args.max_context_len is None else args.max_context_len),
-        DraftShape(args.topk, 1, args.num_draft_tokens),
+        _draft_shape(args),
     )
     if args.max_new_tokens < 1:
         raise RequestError(f"max_new_tokens is {args.max_new_tokens}, but it must be >= 1; ask for at least one token")
+
+
+def _draft_shape(args: argparse.Namespace) -> DraftShape:
+    """The shape that the arguments ask for, each left out taking its default by the way of drafting.
+
+    Raises:
+        ArgumentError: an argument that this way of drafting does not read.
+    """
+    eagle = args.speculate == "eagle"
+    for name in ("head", "num_steps"):
+        if getattr(args, name) is not None and not eagle:
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{option} is given with --speculate {args.speculate}; it belongs to --speculate eagle")
+    default = EAGLE if eagle else NGRAM
+    given = args.topk, args.num_steps, args.num_draft_tokens
+    fields = (default.topk, default.num_steps, default.num_draft_tokens)
+    return DraftShape(*(mine if value is None else value for value, mine in zip(given, fields, strict=True)))
 
 
 def import_torch_side() -> None:
@@ -103,20 +124,33 @@ def engine_config(
     """The configuration that the arguments ask for.
 
     Raises:
-        RequestError: a context longer than the model's, or sampling out of range.
+        RequestError: a context longer than the model's, sampling out of range, or overlap with what excludes it.
     """
-    from ...speculative import EngineConfig, HostKind, Ngram, Sampling
+    from ...speculative import EngineConfig, HostKind, Sampling
 
-    return EngineConfig(
+    host_lengths = args.host_lengths or ("upper_bound" if args.overlap else "exact")
+    config = EngineConfig(
         backend=backend,
-        speculate=None if args.speculate == "none" else Ngram(args.topk, args.num_draft_tokens),
+        speculate=_speculation(args),
         page_size=args.page_size,
         max_num_reqs=_max_num_reqs(args, len(prompts)),
         max_context_len=_context_len(args, model, max(map(len, prompts))),
         graph=args.graph,
-        host_lengths=HostKind(args.host_lengths),
+        host_lengths=HostKind(host_lengths),
+        overlap=args.overlap,
         sampling=Sampling(args.temperature, args.top_p, args.seed),
     )
+    config.check_overlap()
+    return config
+
+
+def _speculation(args: argparse.Namespace) -> Speculation | Eagle | None:
+    from ...speculative import Eagle, Ngram
+
+    shape = _draft_shape(args)
+    if args.speculate == "eagle":
+        return Eagle(args.head, shape.topk, shape.num_steps, shape.num_draft_tokens)
+    return None if args.speculate == "none" else Ngram(shape.topk, shape.num_draft_tokens)
 
 
 def check_sampling(args: argparse.Namespace) -> None:

@@ -43,7 +43,10 @@ def own_buffers(subject: Subject, geometry: Geometry) -> None:
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     if not own:
         return
-    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in wall_batches(geometry)]
+    # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
+    most = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes, 1)
+    counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
+    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in wall_batches(geometry, counts)]
     for spec in own:
         needed = max(used[spec.name] for used in usages)
         if spec.nbytes > OWN_FACTOR * needed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -42,7 +43,8 @@ def attend(
         order: the (request, row) of each row of q; one that is not in `visible` is left zero.
         scales: of k and v; a stored value times its scale is the real one.
     """
-    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    home = exact_device(q.device)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=home)
     reach = torch.zeros_like(out)
     scale = shape.head_dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
     per_kv_head = shape.num_qo_heads // shape.num_kv_heads
@@ -51,7 +53,7 @@ def attend(
         if not slots.numel():
             continue
         keys, values = (_real(pool, slots, one, per_kv_head) for pool, one in zip((k, v), scales, strict=True))
-        logits = torch.einsum("hd,shd->hs", q[number].double(), keys) * scale
+        logits = torch.einsum("hd,shd->hs", q[number].to(home).double(), keys) * scale
         if shape.logits_soft_cap > 0:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
         weights = logits.softmax(-1)
@@ -60,9 +62,16 @@ def attend(
     return Answer(out, reach)
 
 
+@cache
+def exact_device(device: torch.device) -> torch.device:
+    """The device, or the CPU where the device has no float64: Ascend A2 takes float32 instead, with a warning."""
+    return device if torch.ones(1, device=device).double().dtype is torch.float64 else torch.device("cpu")
+
+
 def _real(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None, per_kv_head: int) -> torch.Tensor:
     found = torch.stack([pool[slot] for slot in slots.tolist()]) if pool.element_size() == 1 else pool[slots]
-    values = found.double() if scale is None else found.double() * scale.double()
+    found = found.to(exact_device(found.device)).double()
+    values = found if scale is None else found * scale.to(found.device).double()
     return values.repeat_interleave(per_kv_head, dim=1)
 
 

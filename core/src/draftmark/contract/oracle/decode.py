@@ -60,9 +60,9 @@ def decode(
     Raises:
         DecodeProblem: an entry cannot be what its role says (a sentinel, an indptr that falls, …).
     """
-    if any(level.layout is Layout.OPAQUE for level in spec.levels):
-        return Decoded({}, None, opaque=True)
     wanted = [n for n, one in enumerate(requests) if one.live or spec.live_extent == "padded"]
+    if any(level.layout is Layout.OPAQUE for level in spec.levels):
+        return Decoded({}, _writes(spec, arena, requests, wanted), opaque=True)
     seen: dict[Row, list[int]] = {(n, row): [] for n in wanted for row in range(requests[n].rows)}
     lens = batch.prefix_lens.tolist()
     depth = _depths(spec, arena, batch, requests)

@@ -25,7 +25,7 @@ def read_bits(
     A backend that re-encodes names a ``tail_mask`` buffer. With ``mask_indptr`` the bits of a request lie one after
     the other, row by row of T bits, from that word on; otherwise row r starts ``mask_stride`` words after row r - 1,
     where ``qo_indptr`` (if named) counts the rows: a request with more rows there than it has queries begins with
-    dummies. A buffer that still holds poison while the batch is causal was not written, so its kernel does not read it.
+    dummies, or ends with them (``dummy_rows``). A buffer that still holds poison while the batch is causal was not written, so its kernel does not read it.
     """
     tree = getattr(batch.tail, "mask", None)
     name = level.buffers.get("tail_mask")
@@ -39,7 +39,9 @@ def read_bits(
         return _packed(words, arena[level.buffers["mask_indptr"]].flatten().tolist(), width, requests)
     starts = None
     if "qo_indptr" in level.buffers:
-        starts = arena[level.buffers["qo_indptr"]].flatten()[: len(requests) + 1].tolist()
+        indptr = arena[level.buffers["qo_indptr"]].flatten()[: len(requests) + 1].tolist()
+        ends_with_own = spec.dummy_rows == "first"
+        starts = [indptr[n + 1] - one.rows if ends_with_own else indptr[n] for n, one in enumerate(requests)]
     return _strided(words, int(spec.mask_stride), width, requests, starts)
 
 
@@ -58,7 +60,7 @@ def _strided(
     found: dict[Row, set[int]] = {}
     at = 0
     for n, one in enumerate(requests):
-        first = at if starts is None else starts[n + 1] - one.rows
+        first = at if starts is None else starts[n]
         for row in range(one.rows):
             line = words[(first + row) * stride : (first + row + 1) * stride]
             seen = {bit for bit in range(stride * width) if line[bit // width] >> (bit % width) & 1}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ...batch import ForwardBatch
+from ...buffers import Memory
 from ...errors import DraftmarkError
 from ...geometry import Mode
 from ...graphs import GraphKey, GraphState
@@ -45,6 +47,8 @@ class Programs:
         steps = max(1, rig.geometry.draft.num_steps - 1) if Mode.DRAFT in rig.geometry.modes else 1
         pool = torch.stack((rig.stage.cache.k, rig.stage.cache.v))
         num_pages = pool.shape[1]
+        # Host memory is plan()'s; copied inside a capture it would be a pageable copy.
+        self._on_device = [one.name for one in rig.arena.specs if one.memory is Memory.DEVICE]
         self.stages = [Stage(rig.geometry, rig.subject.device, num_pages, pool) for _ in range(steps)]
         rig.stage = self.stages[0]
 
@@ -86,7 +90,7 @@ class Programs:
         copies = []
         for turn, batch, stage in zip(loaded.turns, loaded.batches, self.stages, strict=False):
             self.rig.backend.write_metadata(batch)
-            copies.append({name: tensor.clone() for name, tensor in self.rig.buffers().items()})
+            copies.append({name: self.rig.arena[name].clone() for name in self._on_device})
             if self.rig.kernels:
                 self.rig.layer(turn, batch, stage)
         return copies
@@ -98,14 +102,14 @@ class Programs:
             self.runs += 1
             return self.step(loaded)
 
-        with _refusals(f"capturing {key}", loaded.turns[-1]), _no_sync(self.rig.subject.device):
+        with _refusals(f"capturing {key}", loaded.turns[-1]), no_sync(self.rig.subject.device):
             self.copies[key] = self.state.capture(key, step)
         return self.copies[key]
 
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
         """Replay a round."""
         runs = self.runs
-        with _refusals(f"replaying {key}", loaded.turns[-1]), _no_sync(self.rig.subject.device):
+        with _refusals(f"replaying {key}", loaded.turns[-1]), no_sync(self.rig.subject.device):
             outputs = self.state.replay(key)
         if self.runs != runs or outputs is not self.copies[key]:
             raise ContractViolation(
@@ -147,13 +151,14 @@ def _refusals(what: str, turn: Turn) -> Iterator[None]:
 
 
 @contextmanager
-def _no_sync(device: str) -> Iterator[None]:
-    """On CUDA, make every hidden synchronisation an error."""
-    if not device.startswith("cuda"):
+def no_sync(device: str) -> Iterator[None]:
+    """Make every hidden synchronisation an error, where the device can."""
+    module: Any = getattr(torch, torch.device(device).type, None)
+    if not hasattr(module, "set_sync_debug_mode"):
         yield
         return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    before = module.get_sync_debug_mode()
+    module.set_sync_debug_mode("error")
     try:
         yield
     except RuntimeError as error:
@@ -161,4 +166,4 @@ def _no_sync(device: str) -> Iterator[None]:
             raise
         raise ContractViolation("the captured region waits for the device", got=error, bug="sglang#29413") from error
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        module.set_sync_debug_mode(before)

@@ -124,13 +124,16 @@ class Rig:
         """What correct kernels would make of the metadata."""
         q, k, v, out = stage.rows(turn)
         found = self.decoded(turn, batch, arena)
+        if found.opaque:
+            self.subject.opaque()
+        visible = truth_of(turn).visible if found.opaque else found.visible
         writes = found.writes or truth_of(turn).writes
         pools = [pool.view(-1, *pool.shape[2:]) for pool in (stage.cache.k, stage.cache.v)]
         for number, row in enumerate(turn.rows):
             for pool, rows, scale in zip(pools, (k, v), (stage.cache.k_scale, stage.cache.v_scale), strict=True):
                 if row in writes:
                     raw(pool)[writes[row]] = raw(stored(rows[number], scale, pool.dtype))
-        live = {row: slots for row, slots in found.visible.items() if turn.requests[row[0]].live}
+        live = {row: slots for row, slots in visible.items() if turn.requests[row[0]].live}
         out.copy_(answer_for(turn, q, pools, live, stage).out)
 
 

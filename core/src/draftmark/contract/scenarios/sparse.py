@@ -13,13 +13,16 @@ from .turns import Turn
 
 @contextmanager
 def sparse_pool(turn: Turn, device: str) -> Iterator[torch.Tensor]:
-    """``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype, zeros; k and v for `Stage`.
-
-    On the CPU the pages are address space that nothing is reserved for; a device really allocates them.
-    """
+    """``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype, zeros; k and v for `Stage`."""
     a = turn.geometry.attention
     shape = (2, turn.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
-    dtype = getattr(torch, a.kv_dtype)
+    with sparse_memory(shape, getattr(torch, a.kv_dtype), device) as memory:
+        yield memory
+
+
+@contextmanager
+def sparse_memory(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Iterator[torch.Tensor]:
+    """Zeros. On the CPU address space that nothing is reserved for; a device really allocates them."""
     if device != "cpu":
         yield torch.zeros(shape, dtype=dtype, device=device)
         return

@@ -82,7 +82,7 @@ def output(turn: Turn, expected: Expected, out: torch.Tensor, what: str = "the o
     """Live rows are within rounding of float64; padded rows are finite."""
     live, dtype = turn.live_rows, turn.geometry.attention.q_dtype
     bound = tolerance(expected.answer, dtype, turn.geometry.attention)[:live]
-    error = (out[:live].double() - expected.answer.out[:live]).abs()
+    error = (out[:live].to(bound.device).double() - expected.answer.out[:live]).abs()
     wrong = ~(error <= bound)
     if bool(wrong.any()):
         number, head, dim = (int(i) for i in wrong.nonzero()[0])

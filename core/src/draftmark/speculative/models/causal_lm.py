@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .attention import RUN, AttentionStep, LayerAttention, Run, attention_of, checked
+from .features import FeatureTaps
 
 
 class CausalLM:
@@ -58,6 +60,43 @@ class CausalLM:
             ModelError: a layer calls attention otherwise than verified.
         """
         return packed_forward(self.hf, token_ids, positions, checked(step, self.layers), logits_rows)
+
+    def tap(self, feature_layers: Sequence[int]) -> FeatureTaps:
+        """Taps for `forward_features`; made once.
+
+        Raises:
+            ModelError: this model has no such hidden state.
+        """
+        return FeatureTaps(self.hf, feature_layers, self.name)
+
+    def forward_features(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        taps: FeatureTaps,
+        logits_rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, and the tapped hidden states of every row ``[rows, len(feature_layers) · hidden_size]``."""
+        with taps.listening():
+            logits = self.forward(token_ids, positions, step, logits_rows)
+        return logits, taps.take()
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The model's own input embedding, scaled as the model scales it: int64 ``[…]`` → ``[…, hidden_size]``."""
+        embedded: torch.Tensor = self.hf.get_input_embeddings()(token_ids)
+        return embedded
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        """The output layer's weight ``[vocab_size, hidden_size]``; the model's own, not a copy."""
+        weight: torch.Tensor = self.hf.get_output_embeddings().weight
+        return weight
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states and embeddings."""
+        return int(self._text_config.hidden_size)
 
 
 def packed_forward(

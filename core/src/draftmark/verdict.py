@@ -1,4 +1,4 @@
-"""Verification: one target token a row, then the walk that keeps the path which agrees.
+"""The verdict on a draft tree: one target token a row, then the walk that keeps the path which agrees.
 
 Lossless by construction: the token that follows each kept node is the target's own (its argmax, or a sample
 from its distribution), whether or not a draft guessed it. A draft only decides how many such tokens one forward
@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
     Attributes:
         tokens: int64 ``[R, D]``; the first counts[r] are the tokens to emit, the rest -1.
         counts: int64 ``[R]``; kept nodes, root included = tokens emitted = KV tokens committed.
-        path: int64 ``[R, D]``; tail slot of the i-th kept node, and i itself beyond counts[r].
+        path: int64 ``[R, D]``; tail slot of the i-th kept node, and i itself beyond counts[r]. Kept slots ascend from
+            0, the root, so path[r, i] >= i.
     """
 
     tokens: torch.Tensor
@@ -32,8 +33,10 @@ def walk(drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> 
 
     Args:
         drafts: int64 ``[R, D]``, the token of each node; -1 for an unused row, which nothing matches.
-        parents: int64 ``[R, D]``; -1 for the root.
+        parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root.
         targets: int64 ``[R, D]``, the target's token after each node, >= 0.
+
+    Where several children carry the target's token, the first is kept.
     """
     requests, nodes = drafts.shape
     node = torch.zeros(requests, 1, dtype=torch.int64, device=drafts.device)

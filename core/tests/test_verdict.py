@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark.speculative.verify import walk
 from draftmark.tree import ancestors, depths, pack_bits
+from draftmark.verdict import walk
 
 
 @st.composite

@@ -1,0 +1,164 @@
+"""Mutants of the tree operations that a plugin may offer: tail, walk and compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVPool, slots_of
+from draftmark.graphs import is_recording
+from draftmark.tree import ancestors, pack_bits
+from draftmark.tree_ops import TorchTreeOps
+from draftmark.verdict import Verdict
+
+from .mutant import Mutant, after, around
+
+_LAST: list[torch.Tensor] = []
+ABSENT = "tree operations know no layout"
+
+
+def _ops(patch: Callable[[Any], None]) -> dict[str, Any]:
+    """A `tree_ops` hook whose operations are changed in place; `geometry` is put on them."""
+
+    def change(geometry: Geometry, ops: TorchTreeOps) -> TorchTreeOps:
+        ops.geometry = geometry  # type: ignore[attr-defined]
+        patch(ops)
+        return ops
+
+    return {"tree_ops": change}
+
+
+def _tail(change: Callable[[Any, ForwardBatch, torch.Tensor], None]) -> dict[str, Any]:
+    """Something is done to a tree's tail once it is written."""
+
+    def patch(ops: Any) -> None:
+        def then(batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
+            if isinstance(batch.tail, Tree) and parents is not None:
+                change(ops, batch, parents)
+
+        after(ops, "write_tail", then)
+
+    return _ops(patch)
+
+
+def _first_rows(ops: Any, batch: ForwardBatch, parents: torch.Tensor) -> None:
+    rows = ancestors(parents)[:, : batch.q_lens[0]].flatten(0, 1)
+    batch.tail.mask.copy_(pack_bits(rows, ops.geometry.mask_words))  # type: ignore[union-attr]
+
+
+def _past_the_wall(ops: Any, batch: ForwardBatch, parents: torch.Tensor) -> None:
+    depth = batch.tail.depth[:, -batch.q_lens[0] :]  # type: ignore[union-attr]
+    batch.positions.copy_((batch.prefix_lens[:, None] + depth).view(-1))
+
+
+def _stale_word(ops: Any, batch: ForwardBatch, parents: torch.Tensor) -> None:
+    batch.tail.mask[:, -(-parents.shape[1] // 32) :] = -1  # type: ignore[union-attr]
+
+
+def _walk(call: Callable[..., Verdict]) -> dict[str, Any]:
+    return _ops(lambda ops: around(ops, "walk", call))
+
+
+def _last_child(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+    """Of children with one token the last is kept: the first ones are hidden."""
+    later = (parents[:, :, None] == parents[:, None]) & (drafts[:, :, None] == drafts[:, None])
+    hidden = later.triu(1).any(2)
+    return original(drafts.masked_fill(hidden, -1), parents, targets)  # type: ignore[no-any-return]
+
+
+def _word_of_nodes(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+    beyond = torch.arange(drafts.shape[1], device=drafts.device) >= 64
+    return original(drafts.masked_fill(beyond, -1), parents, targets)  # type: ignore[no-any-return]
+
+
+def _short_tokens(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+    found = original(drafts.int().long(), parents, targets.int().long())
+    line = targets.gather(1, found.path)
+    return Verdict(torch.where(found.tokens == -1, found.tokens, line), found.counts, found.path)
+
+
+def _warm_up(original: Any, *inputs: torch.Tensor) -> Verdict:
+    """The graph returns copies of what the run before the capture found."""
+    if is_recording():
+        return Verdict(*(tensor.clone() for tensor in _LAST))
+    found: Verdict = original(*inputs)
+    _LAST[:] = found
+    return found
+
+
+def _compact(call: Callable[..., None]) -> dict[str, Any]:
+    """`call` of (operations, pool, batch, verdict) in the place of compact."""
+
+    def patch(ops: Any) -> None:
+        around(ops, "compact", lambda original, *args: call(ops, *args))
+
+    return _ops(patch)
+
+
+def _slots(ops: Any, batch: ForwardBatch, kept: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and target slots ``[R, D - 1]``."""
+    size, prefix = ops.geometry.attention.page_size, batch.prefix_lens.long()[:, None]
+    place = torch.arange(1, kept.path.shape[1], device=prefix.device).expand(len(prefix), -1)
+    return slots_of(batch.page_table, prefix + kept.path[:, 1:], size), slots_of(batch.page_table, prefix + place, size)
+
+
+def _last_first(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+    """One node at a time, the last one first: it lands where another still has to be read."""
+    source, target = _slots(ops, batch, kept)
+    for place in reversed(range(source.shape[1])):
+        pool.move(source[:, place], target[:, place])
+
+
+def _keys_only(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+    values = pool.v.clone()
+    TorchTreeOps(ops.geometry).compact(pool, batch, kept)
+    pool.v.copy_(values)
+
+
+def _first_half(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+    source, target = _slots(ops, batch, kept)
+    pool.move(source[:, :31].reshape(-1), target[:, :31].reshape(-1))
+
+
+def _narrow(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+    """Element offsets in 32 bits: what lies beyond wraps."""
+    row = pool.k[0, 0, 0].numel()
+    source, target = (slots.reshape(-1) % (2**31 // row) for slots in _slots(ops, batch, kept))
+    pool.move(source, target)
+
+
+def _same_tree(ops: Any) -> None:
+    """The tail is written once for a batch and a tree at one address."""
+    seen: set[tuple[int, ...]] = set()
+
+    def call(original: Any, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
+        where = (batch.positions.data_ptr(), 0 if parents is None else parents.data_ptr(), batch.num_rows)
+        if where not in seen:
+            original(batch, parents)
+        seen.add(where)
+
+    around(ops, "write_tail", call)
+
+
+def _mutant(name: str, what: str, source: str, hooks: dict[str, Any]) -> Mutant:
+    return Mutant(name, what, source, hooks=hooks, layouts=("reference",), absent=ABSENT)
+
+
+MUTANTS = (
+    _mutant("Y01", "a draft step's mask is that of its first rows", "sglang#32920", _tail(_first_rows)),
+    _mutant("Y02", "positions pass the context's end", "TRT-LLM#16280", _tail(_past_the_wall)),
+    _mutant("Y03", "mask words that the tail does not reach are stale", "TRT-LLM#13081", _tail(_stale_word)),
+    _mutant("Y04", "of equal children the last is kept", "–", _walk(_last_child)),
+    _mutant("Y05", "nodes behind the 64th never kept", "–", _walk(_word_of_nodes)),
+    _mutant("Y06", "tokens compared in 32 bits", "vllm#47671", _walk(_short_tokens)),
+    _mutant("Y07", "the last kept node moves first", "–", _compact(_last_first)),
+    _mutant("Y08", "K moves and V does not", "–", _compact(_keys_only)),
+    _mutant("Y09", "kept nodes behind the 32nd stay where they are", "–", _compact(_first_half)),
+    _mutant("Y10", "element offsets of the pool in 32 bits", "vllm#47671", _compact(_narrow)),
+    _mutant("Y11", "a tree at a known address is not looked at again", "sglang#26655", _ops(_same_tree)),
+    _mutant("Y12", "a graph's verdict is that of the warm-up", "sglang#26521", _walk(_warm_up)),
+)

@@ -1,0 +1,77 @@
+"""Tree operations: the core's own, and those that a backend offers through the optional hook."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftmark import Mode, hookimpl, reference
+from draftmark.batch import BatchBuffers
+from draftmark.errors import BackendLoadError, LoadFailure
+from draftmark.hookspecs import HOOKS
+from draftmark.lengths import Unknown
+from draftmark.loaded import Backend
+from draftmark.tree import write_tail
+from draftmark.tree_ops import TorchTreeOps, TreeOps
+
+CPU = torch.device("cpu")
+
+
+def offering(ops):
+    """The reference, whose tree_ops hook gives `ops`."""
+
+    @hookimpl
+    def draftmark_tree_ops(geometry, device):
+        if isinstance(ops, Exception):
+            raise ops
+        return ops
+
+    hooks = {name: getattr(reference, name) for name in HOOKS}
+    return Backend("reference", SimpleNamespace(**hooks, draftmark_tree_ops=draftmark_tree_ops))
+
+
+def test_a_backend_without_the_hook_gets_the_cores_operations(make_geometry):
+    """The reference offers none; the hook is not among the required ones."""
+    assert "draftmark_tree_ops" not in HOOKS
+    assert isinstance(Backend("reference", reference).tree_ops(make_geometry(), CPU), TorchTreeOps)
+
+
+def test_a_backend_that_has_none_for_a_device_gets_the_cores_operations(make_geometry):
+    """None means that the kernels do not run there."""
+    assert isinstance(offering(None).tree_ops(make_geometry(), CPU), TorchTreeOps)
+
+
+def test_an_offer_is_taken(make_geometry):
+    """The very object that the hook returned."""
+    own = TorchTreeOps(make_geometry())
+    assert isinstance(own, TreeOps)
+    assert offering(own).tree_ops(make_geometry(), CPU) is own
+
+
+@pytest.mark.parametrize(
+    ("offer", "failure", "says"),
+    [
+        (SimpleNamespace(walk=None), LoadFailure.WRONG_RETURN, "write_tail, walk, compact"),
+        (RuntimeError("no compiler"), LoadFailure.HOOK_RAISED, "no compiler"),
+    ],
+)
+def test_a_broken_offer_is_a_load_error(make_geometry, offer, failure, says):
+    """It reads like the failure of any other hook."""
+    with pytest.raises(BackendLoadError, match=says) as caught:
+        offering(offer).tree_ops(make_geometry(), CPU)
+    assert caught.value.failure is failure
+
+
+def test_a_draft_steps_rows_are_its_last_slots(make_geometry):
+    """Step 1 of topk 2: slots 2 and 3 continue slots 1 and 0 of a forest, and only they have rows."""
+    from draftmark import DRAFT_MODES
+
+    geometry = make_geometry(topk=2, num_steps=3, num_draft_tokens=4, modes=DRAFT_MODES)
+    batch = BatchBuffers(geometry, CPU).uniform(Mode.DRAFT, 1, 1, 1, Unknown(1, geometry.max_prefix_len), tree=True)
+    batch.prefix_lens.fill_(5)
+    write_tail(batch, geometry, torch.tensor([[-1, -1, 1, 0]]))
+    assert batch.tail.depth.tolist() == [[0, 0, 1, 1]]
+    assert [row[0] for row in batch.tail.mask.tolist()] == [0b0110, 0b1001]
+    assert batch.positions.tolist() == [6, 6]

@@ -1,0 +1,120 @@
+"""What the decoding loop does with draft trees, in one launch each; torch needs dozens. See `draftmark.tree_ops`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from draftmark import Geometry
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVPool
+from draftmark.graphs import record_call
+from draftmark.verdict import Verdict
+
+from .flavours import kernels_for
+from .tiling import next_power_of_two
+
+TAIL_CELLS = 2048
+"""Mask words that one program of write_tail holds in registers."""
+MOVE_ROWS, MOVE_WORDS, MOVE_WARPS = 4, 512, 4
+"""Kept nodes, and 4-byte words of each, that one step of a compaction program moves, K and V each; and its warps."""
+
+
+class TritonTreeOps:
+    """`draftmark.tree_ops.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._last_position = geometry.limits.max_context_len - 1
+        self._page_size = geometry.attention.page_size
+
+    def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
+        """Mask, depth and positions in one launch."""
+        positions, tail = batch.positions, batch.tail
+        mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
+        written = (positions,) if mask is None or depth is None else (mask, depth, positions)
+        record_call(
+            _write_tail, batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0], self._last_position, parents,
+            batch.prefix_lens, mask, depth, positions, mutates=written,
+        )  # fmt: skip
+
+    def walk(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+        """Tokens, counts and path in one launch."""
+        tokens, path = torch.empty_like(targets), torch.empty_like(targets)
+        counts = torch.empty(targets.shape[0], dtype=torch.int64, device=targets.device)
+        record_call(_walk, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
+        return Verdict(tokens, counts, path)
+
+    def compact(self, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+        """All layers in one launch."""
+        k, v = _words(pool.k), _words(pool.v)
+        record_call(
+            _compact, self._page_size, k, v, kept.path, kept.counts, batch.prefix_lens, batch.page_table,
+            mutates=(k, v),
+        )  # fmt: skip
+
+
+def _write_tail(
+    requests: int,
+    q_len: int,
+    tail_len: int,
+    last_position: int,
+    parents: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    positions: torch.Tensor,
+) -> None:
+    """See `kernels.tail.write_tail`."""
+    tree = mask is not None and parents is not None
+    words = mask.shape[1] if tree else 1
+    columns = next_power_of_two(words)
+    block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
+    kernels_for(positions).write_tail[(requests, triton.cdiv(tail_len, block))](
+        parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
+        positions, q_len, tail_len, words, last_position, parents.stride(0) if tree else 0,
+        mask.stride(0) if tree else 0, TREE=tree, BLOCK=block, WORDS=columns, num_warps=1 if columns <= 4 else 4,
+    )  # fmt: skip
+
+
+def _walk(
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    targets: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+) -> None:
+    """See `kernels.walk.walk`."""
+    requests, nodes = targets.shape
+    block = max(16, next_power_of_two(nodes))
+    kernels_for(targets).walk[(requests,)](
+        drafts, parents, targets, tokens, counts, path, nodes, drafts.stride(0), parents.stride(0),
+        BLOCK=block, num_warps=1 if block <= 256 else 4,
+    )  # fmt: skip
+
+
+def _compact(
+    page_size: int,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    path: torch.Tensor,
+    counts: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+) -> None:
+    """See `kernels.compact.compact`."""
+    requests, nodes = path.shape
+    if nodes < 2:
+        return
+    layers, _, _, words = k.shape
+    block = min(MOVE_WORDS, next_power_of_two(words))
+    kernels_for(k).compact[(requests, layers, triton.cdiv(words, block))](
+        k, v, path, counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE=page_size,
+        BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
+    )  # fmt: skip
+
+
+def _words(pool: torch.Tensor) -> torch.Tensor:
+    """``[layers, pages, P, heads, dim]`` of any dtype as ``[layers, pages, P, words]``, of 4 bytes if they fit."""
+    rows = pool.flatten(3)
+    return rows.view(torch.int32 if rows.shape[3] * rows.element_size() % 4 == 0 else torch.uint8)

@@ -1,0 +1,129 @@
+"""Tail, walk and compaction kernels give the bits of the core's torch operations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.batch import BatchBuffers
+from draftmark.cache import KVPool
+from draftmark.lengths import Unknown
+from draftmark.tree_ops import TorchTreeOps
+from draftmark.verdict import Verdict
+
+CONTEXT = 120
+
+
+@pytest.fixture(scope="module")
+def sides(bench):
+    """Geometry → the torch operations, and ours."""
+    from draftmark_cuda_triton.tree_ops import TritonTreeOps
+
+    return lambda geometry: (TorchTreeOps(geometry), TritonTreeOps(geometry))
+
+
+def geometry_of(nodes: int, requests: int, shape: tuple[int, int, int] = (2, 64, 16), dtype: str = "float32"):
+    """A target's geometry; `shape` is KV heads, head_dim and page size."""
+    heads, dim, page = shape
+    q_dtype = "bfloat16" if dtype == "float8_e4m3fn" else dtype
+    attention = AttentionShape(heads, heads, dim, page, q_dtype, dtype)
+    return Geometry.create(attention, Limits(requests, CONTEXT), DraftShape(2, 1, nodes))
+
+
+def batch_of(geometry: Geometry, device: str, chance: random.Random):
+    """A batch of full size with random lengths and pages; its tail is dirty."""
+    requests = geometry.max_reqs
+    buffers = BatchBuffers(geometry, device)
+    for tensor in (buffers.mask, buffers.depth, buffers.positions):
+        tensor.fill_(-7)
+    batch = buffers.uniform(Mode.VERIFY, 0, requests, requests, Unknown(requests, CONTEXT), tree=True)
+    batch.prefix_lens.copy_(
+        torch.tensor([chance.choice((0, CONTEXT, chance.randrange(CONTEXT))) for _ in range(requests)])
+    )
+    pages = list(range(1, 1 + requests * geometry.max_pages_per_req))
+    chance.shuffle(pages)
+    batch.page_table.copy_(torch.tensor(pages).view(requests, -1))
+    return buffers, batch
+
+
+def tree(nodes: int, reach: int, chance: random.Random) -> list[int]:
+    """Parents at most `reach` before their children; 1 makes a chain."""
+    return [-1] + [chance.randrange(max(0, node - reach), node) for node in range(1, nodes)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "requests", "reach"), [(1, 2, 1), (2, 3, 1), (33, 2, 33), (64, 2, 1), (70, 2, 5), (1000, 1, 40)]
+)
+def test_tails_equal_torchs(bench, sides, nodes, requests, reach):
+    """Mask words, depths and clamped positions, and not a word more; up to a thousand nodes, chains among them."""
+    chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
+    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=bench.device)
+    buffers, batch = batch_of(geometry, bench.device, chance)
+    written = []
+    for ops in sides(geometry):
+        for tensor in (buffers.mask, buffers.depth, buffers.positions):
+            tensor.fill_(-7)
+        ops.write_tail(batch, parents)
+        written.append([tensor.clone() for tensor in (buffers.mask, buffers.depth, buffers.positions)])
+    for wanted, got in zip(*written, strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.parametrize(("nodes", "requests", "reach"), [(1, 2, 1), (2, 9, 1), (9, 40, 3), (64, 3, 1), (300, 3, 9)])
+def test_verdicts_equal_torchs(bench, sides, nodes, requests, reach):
+    """Few distinct tokens, so that children agree and tie; a third of the nodes is unused."""
+    chance, geometry = random.Random(nodes), geometry_of(nodes, requests)
+    parents = torch.tensor([tree(nodes, reach, chance) for _ in range(requests)], device=bench.device)
+    tokens = [[chance.choice((-1, 3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)]
+    drafts = torch.tensor(tokens, device=bench.device)
+    targets = torch.tensor(
+        [[chance.choice((3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)], device=bench.device
+    )
+    wanted, got = (ops.walk(drafts, parents, targets) for ops in sides(geometry))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(2, 64, 16), (3, 33, 1), (8, 128, 64)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("nodes", [2, 21])
+def test_pools_equal_torchs(bench, sides, dtype, shape, nodes):
+    """Three layers, rows of an odd number of bytes too, and paths that land on each other's sources."""
+    chance, geometry = random.Random(nodes), geometry_of(nodes, 4, shape, dtype)
+    _, batch = batch_of(geometry, bench.device, chance)
+    kept = [[0, *sorted(chance.sample(range(1, nodes), k))] for k in (0, nodes - 1, nodes // 2, nodes // 3)]
+    kept[0] = [0, *range(2, nodes)]
+    path = torch.tensor([[*one, *range(len(one), nodes)] for one in kept], device=bench.device)
+    verdict = Verdict(path, torch.tensor([len(one) for one in kept], device=bench.device), path)
+    pools = []
+    for ops in sides(geometry):
+        pool = KVPool(geometry, 3, 1 + 4 * geometry.max_pages_per_req, 1, bench.device)
+        dice = torch.Generator().manual_seed(nodes)
+        for tensor in (pool.k, pool.v):
+            bits = tensor.view(torch.uint8)
+            bits.copy_(torch.randint(0, 256, bits.shape, dtype=torch.uint8, generator=dice))
+        ops.compact(pool, batch, verdict)
+        pools.append((pool.k.view(torch.uint8), pool.v.view(torch.uint8)))
+    for wanted, got in zip(*pools, strict=True):
+        assert torch.equal(wanted, got)
+
+
+@pytest.mark.device
+def test_words_past_int32_move(bench, sides):
+    """A kept node moves in pages behind the first 2**31 words of a pool."""
+    geometry = geometry_of(4, 1, (8, 128, 64), "bfloat16")
+    pages = 2**31 // (64 * 8 * 64) + 1 + geometry.max_pages_per_req
+    pool = KVPool(geometry, 1, pages, 1, bench.device)
+    _, batch = batch_of(geometry, bench.device, random.Random(0))
+    batch.page_table.copy_(torch.arange(pages - geometry.max_pages_per_req, pages).view(1, -1))
+    batch.prefix_lens.fill_(60)
+    slots = [(pages - geometry.max_pages_per_req + p // 64, p % 64) for p in range(60, 64)]
+    for node, (page, offset) in enumerate(slots):
+        pool.k[0, page, offset] = node
+        pool.v[0, page, offset] = -node
+    path = torch.tensor([[0, 2, 3, 3]], device=bench.device)
+    sides(geometry)[1].compact(pool, batch, Verdict(path, torch.tensor([3], device=bench.device), path))
+    assert [pool.k[0, page, offset, 0, 0].item() for page, offset in slots] == [0, 2, 3, 3]
+    assert [pool.v[0, page, offset, 7, 127].item() for page, offset in slots] == [0, -2, -3, -3]
