@@ -1,0 +1,62 @@
+// Two-phase operators: …GetWorkspaceSize checks rules and prepares the work, the second call gives it to a stream.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor.h"
+
+namespace emulator {
+
+using Work = std::function<void()>;
+
+struct Operands {
+    std::vector<std::pair<void*, size_t>> ranges;  // memory that the operator may touch
+};
+
+}  // namespace emulator
+
+struct aclOpExecutor {
+    std::string name;
+    emulator::Work work;
+    emulator::Operands operands;
+    uint64_t workspace = 0;
+};
+
+namespace emulator {
+
+struct Stream;
+
+// Note the memory of a tensor for the operator that is being prepared in this thread.
+void touched(const aclTensor& tensor);
+
+// Raised by a rule: the operator rejects its arguments, for the reason given, with the page or call it comes from.
+struct Rejected : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+inline void rule(bool holds, const std::string& sentence) {
+    if (!holds) throw Rejected(sentence);
+}
+
+int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make, uint64_t workspace = 0);
+int launch(const char* name, void* workspace, uint64_t size, aclOpExecutor* executor, Stream* stream);
+
+// Work that computes `value` and stores it in `out`, converting its dtype, as the device's kernels do.
+Work into(const aclTensor* out, std::function<at::Tensor()> value);
+
+}  // namespace emulator
+
+#define EMULATOR_UNPACK(...) __VA_ARGS__
+
+// ACLNN(aclnnNeg, (aclTensor* self, aclTensor* out), { return into(out, [a = T(self)] { return a.neg(); }); })
+#define ACLNN_WITH_WORKSPACE(NAME, BYTES, PARAMETERS, ...)                                                              \
+    API int NAME##GetWorkspaceSize(EMULATOR_UNPACK PARAMETERS, uint64_t* emu_size, aclOpExecutor** emu_executor) {      \
+        return emulator::prepare(#NAME, emu_size, emu_executor, [&]() -> emulator::Work __VA_ARGS__, BYTES);            \
+    }                                                                                                                   \
+    API int NAME(void* workspace, uint64_t size, aclOpExecutor* executor, emulator::Stream* stream) {                   \
+        return emulator::launch(#NAME, workspace, size, executor, stream);                                              \
+    }
+#define ACLNN(NAME, PARAMETERS, ...) ACLNN_WITH_WORKSPACE(NAME, 0, PARAMETERS, __VA_ARGS__)

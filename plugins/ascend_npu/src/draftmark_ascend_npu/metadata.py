@@ -1,0 +1,130 @@
+"""What the device reads: slots, block tables, and for trees the tail's slots and its dense mask. Plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from draftmark import Geometry
+from draftmark.arena import Arena
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.errors import BatchError
+
+from . import sizing
+
+
+def is_tree(batch: ForwardBatch) -> bool:
+    """Whether a forward needs two passes; a single row's tail is a chain, whatever carries it."""
+    return isinstance(batch.tail, Tree) and batch.q_lens[0] > 1
+
+
+@dataclass(frozen=True)
+class TreeViews:
+    """The leading parts of the tree buffers that one batch uses; R requests of q rows and T tail slots.
+
+    Attributes:
+        slots: int64 ``[R·T]``, KV slot of each tail slot.
+        mask: int8 ``[R, 1, q, T]``, 1 where a row must not look.
+        k, v: ``[R·T, kv_heads, head_dim]``, the tail's keys and values, gathered.
+        has_prefix: float32 ``[R, 1, 1, 1]``, 1 for a request with a prefix, else 0.
+        prefix_out, tail_out: ``[R·q, heads, head_dim]``.
+        prefix_lse: float32 ``[R·q, heads, 1]``; tail_lse: float32 ``[R, heads, q, 1]``.
+        weight: float32 ``[R, q, heads, 1]``, share of the prefix.
+        merged: float32 ``[2, R, q, heads, head_dim]``.
+    """
+
+    slots: torch.Tensor
+    mask: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    has_prefix: torch.Tensor
+    prefix_out: torch.Tensor
+    tail_out: torch.Tensor
+    prefix_lse: torch.Tensor
+    tail_lse: torch.Tensor
+    weight: torch.Tensor
+    merged: torch.Tensor
+
+
+class Metadata:
+    """Views of the arena, and how they are filled."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        self._geometry = geometry
+        self._arena = {name: arena[name] for name in arena}
+        self.triangle = arena[sizing.TRIANGLE]
+        side = torch.arange(sizing.TRIANGLE_SIDE, device=self.triangle.device)
+        self.triangle.copy_(side[None, :] > side[:, None])
+
+    def slots(self, batch: ForwardBatch) -> torch.Tensor:
+        """int64 ``[num_rows]``, the KV slot that each row writes."""
+        return self._arena[sizing.SLOTS][: batch.num_rows]
+
+    def tables(self, batch: ForwardBatch) -> torch.Tensor:
+        """int32 ``[R, max_pages_per_req]``, contiguous, at an address that no caller changes."""
+        return self._arena[sizing.TABLES][: batch.padded_reqs]
+
+    def write(self, batch: ForwardBatch) -> None:
+        """Fill everything that a forward reads. Capturable; reads nothing on the host."""
+        if batch.padded_reqs > self._geometry.max_reqs:
+            raise BatchError(
+                f"the batch has {batch.padded_reqs} requests, but the block tables hold {self._geometry.max_reqs}; "
+                "raise max_num_reqs, or prefill fewer at a time"
+            )
+        self.tables(batch).copy_(batch.page_table)
+        extent = batch.uniform
+        if extent is None:
+            self._write_ragged_slots(batch)
+            return
+        first = extent.tail_len - extent.q_len
+        tail = torch.arange(extent.tail_len, device=batch.device)
+        positions = batch.prefix_lens[:, None] + tail
+        slots = self._slots_at(batch, positions)
+        self.slots(batch).view(batch.padded_reqs, extent.q_len).copy_(slots[:, first:])
+        if is_tree(batch):
+            self._write_tree(batch, slots)
+
+    def _write_ragged_slots(self, batch: ForwardBatch) -> None:
+        rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
+        request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
+        positions = batch.prefix_lens[request] + rows - batch.q_indptr[request]
+        page_size = self._geometry.attention.page_size
+        page = batch.page_table[request, (positions // page_size).long()].long()
+        self.slots(batch).copy_(page * page_size + positions % page_size)
+
+    def _slots_at(self, batch: ForwardBatch, positions: torch.Tensor) -> torch.Tensor:
+        """int64 ``[R, n]`` KV slots of positions ``[R, n]``."""
+        page_size = self._geometry.attention.page_size
+        page = batch.page_table.gather(1, (positions // page_size).long()).long()
+        return page * page_size + positions % page_size
+
+    def _write_tree(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
+        views = self.tree(batch)
+        assert isinstance(batch.tail, Tree)
+        views.slots.copy_(slots.view(-1))
+        bit = torch.arange(batch.tail_lens[0], device=batch.device)
+        words = batch.tail.mask.index_select(1, bit // 32)
+        visible = (words >> (bit % 32).int()) & 1
+        views.mask.view(batch.num_rows, -1).copy_(1 - visible)
+        views.has_prefix.view(-1).copy_(batch.prefix_lens > 0)
+
+    def tree(self, batch: ForwardBatch) -> TreeViews:
+        """The tree buffers, cut to a batch."""
+        a, arena = self._geometry.attention, self._arena
+        reqs, q, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
+        rows, slots, heads = reqs * q, reqs * t, a.num_qo_heads
+        parts, lses, kv = arena[sizing.PARTS], arena[sizing.LSES], arena[sizing.TAIL_KV]
+        return TreeViews(
+            slots=arena[sizing.TAIL_SLOTS][:slots],
+            mask=arena[sizing.TAIL_MASK][: rows * t].view(reqs, 1, q, t),
+            k=kv[0, :slots],
+            v=kv[1, :slots],
+            has_prefix=arena[sizing.HAS_PREFIX][:reqs].view(reqs, 1, 1, 1),
+            prefix_out=parts[0, :rows],
+            tail_out=parts[1, :rows],
+            prefix_lse=lses[0, :rows],
+            tail_lse=lses[1, :rows].view(reqs, heads, q, 1),
+            weight=arena[sizing.WEIGHT][:rows].view(reqs, q, heads, 1),
+            merged=arena[sizing.MERGE][:, :rows].view(2, reqs, q, heads, a.head_dim),
+        )

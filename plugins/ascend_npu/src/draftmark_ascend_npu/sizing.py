@@ -1,0 +1,123 @@
+"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+
+No buffer but the block tables grows with the context; the masks do not. A geometry without trees has the first three.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from draftmark import (
+    BufferSpec,
+    Extent,
+    Geometry,
+    HostLengthsNeed,
+    Init,
+    Layout,
+    LengthConvention,
+    Level,
+    MetadataSpec,
+    Mode,
+    Role,
+    Unit,
+    maximum,
+    minimum,
+)
+from draftmark.geometry import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from draftmark.batch import ForwardBatch
+
+SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
+TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
+PARTS, LSES, WEIGHT, MERGE = "partial_out", "partial_lse", "merge_weight", "merge"
+TRIANGLE_SIDE = 2048
+"""Side of the mask operand of sparse_mode 2, 3 and 4, whatever the lengths (page, atten_mask)."""
+
+
+def buffers(geometry: Geometry) -> list[BufferSpec]:
+    """The buffers of one geometry, for the modes that it serves."""
+    table = (geometry.max_reqs, geometry.max_pages_per_req)
+    side = TRIANGLE_SIDE
+    specs = [
+        BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        # sglang#22778: columns for the tail as well, at the context wall.
+        BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
+        # Constant: written once when the backend is opened, so it must not be poisoned.
+        BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
+    ]
+    return specs + (_tree_buffers(geometry) if tree_modes(geometry) else [])
+
+
+def tree_modes(geometry: Geometry) -> list[Mode]:
+    """Modes that may bring a tree. A mode is known by name; how many rows it has may be a symbol."""
+    return [mode for mode in geometry.modes if mode in (Mode.VERIFY, Mode.DRAFT)]
+
+
+def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
+    a = geometry.attention
+    reqs, rows, slots, pairs = tree_extents(geometry, geometry.max_reqs)
+    heads, kv_heads = (rows, a.num_qo_heads), (a.num_kv_heads, a.head_dim)
+    return [
+        BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
+        BufferSpec(TAIL_MASK, Role.WORKSPACE, (pairs,), "int8", Unit.BYTES, "max_reqs · q · T"),
+        BufferSpec(TAIL_KV, Role.WORKSPACE, (2, slots, *kv_heads), a.kv_dtype, Unit.TOKENS, "2 · max_reqs · T"),
+        BufferSpec(HAS_PREFIX, Role.WORKSPACE, (reqs,), "float32", Unit.BYTES, "max_reqs"),
+        BufferSpec(PARTS, Role.PARTIAL_OUT, (2, *heads, a.head_dim), a.q_dtype, Unit.ROWS, "2 · rows"),
+        BufferSpec(LSES, Role.PARTIAL_LSE, (2, *heads, 1), "float32", Unit.ROWS, "2 · rows"),
+        BufferSpec(WEIGHT, Role.PARTIAL_LSE, (*heads, 1), "float32", Unit.ROWS, "rows"),
+        BufferSpec(MERGE, Role.PARTIAL_OUT, (2, *heads, a.head_dim), "float32", Unit.ROWS, "2 · rows"),
+    ]
+
+
+def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
+    """Requests, rows, tail slots and row-slot pairs of the largest tree forwards of so many requests."""
+    last = maximum(geometry.num_draft_steps - 1, 0)
+    found = [_extents(reqs, geometry.extent(mode, last)) for mode in tree_modes(geometry)]
+    return tuple(maximum(*each) for each in zip(*found, strict=True))
+
+
+def _extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
+    """Of one mode; nothing where a request has one row, whose tail is a chain."""
+    trees = reqs * minimum(1, extent.q_len - 1)
+    return trees, trees * extent.q_len, trees * extent.tail_len, trees * extent.q_len * extent.tail_len
+
+
+def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One pass over prefix and tail, or, where trees may come, one over each; both by the plugin's own table."""
+    named = {"page_table": TABLES, "slot_mapping": SLOTS}
+    whole = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+    prefix = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX, named)
+    tail = Level(Layout.PAGE_TABLE, LengthConvention.TAIL, named, masked=True)
+    trees = tree_modes(geometry)
+    return {
+        mode: MetadataSpec(
+            (prefix, tail) if mode in trees else (whole,),
+            unique_slots=True,  # page npu_scatter_pa_kv_cache: "values must not repeat"
+            mask_stride=geometry.mask_words,
+            host_lengths=HostLengthsNeed.EXACT,  # actual_seq_lengths_kv is a list of the host's
+        )
+        for mode in geometry.modes
+    }
+
+
+def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes that one batch takes of the plugin's own buffers."""
+    used = {spec.name: 0 for spec in buffers(geometry) if spec.name not in (SLOTS, TABLES)}
+    used[TRIANGLE] = TRIANGLE_SIDE * TRIANGLE_SIDE
+    extent = batch.uniform
+    if batch.mode not in tree_modes(geometry) or extent is None:
+        return used
+    a = geometry.attention
+    reqs, rows, slots, pairs = _extents(batch.padded_reqs, extent)
+    element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
+    return used | {
+        TAIL_SLOTS: slots * 8,
+        TAIL_MASK: pairs,
+        TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,
+        HAS_PREFIX: reqs * 4,
+        PARTS: 2 * heads * a.head_dim * element,
+        LSES: 2 * heads * 4,
+        WEIGHT: heads * 4,
+        MERGE: 2 * heads * a.head_dim * 4,
+    }

@@ -1,0 +1,152 @@
+"""NPU graphs: what is asked of the runtime, in which order, and what is refused."""
+
+import pytest
+import torch
+
+from draftmark.errors import CaptureError, GraphError
+from draftmark.geometry import Mode
+from draftmark.graphs import GraphKey, Program
+
+pytestmark = pytest.mark.device
+KEY = GraphKey(Program.VERIFY, 2)
+STEP = (Mode.VERIFY, 0)
+
+
+class OneLayer:
+    """A paged call whose lists are set by hand, in place of a backend and its plan."""
+
+    def __init__(self, lists=([1, 2], [5, 7])):
+        from draftmark_ascend_npu.ops import PagedAttention
+
+        dice = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(shape, generator=dice).half() for shape in ((2, 8, 128), *[(6, 128, 2, 128)] * 2))
+        tables = torch.arange(6, dtype=torch.int32).view(2, 3).npu()
+        self.lists = lists
+        self.out = torch.zeros_like(q).npu()
+        self.call = PagedAttention(q.npu(), k.npu(), v.npu(), tables, None, 0.1, self.out, torch.empty(1).npu())
+
+    def latest(self, step):
+        return self.lists
+
+    def for_replay(self, step, requests):
+        return self.lists
+
+    def step(self, layers=(1,)):
+        from draftmark_ascend_npu.graph import ACTIVE
+
+        capture = ACTIVE.get()
+        for layer in layers:
+            if capture.warming:
+                self.call.launch(*self.lists)
+            else:
+                capture.add(layer, STEP, self.call, self, lambda lists: lists, 2)
+
+    def eager(self, lists):
+        self.call.launch(*lists)
+        return self.out.cpu()
+
+
+def state():
+    from draftmark_ascend_npu.graph import NpuGraphState
+
+    return NpuGraphState("npu")
+
+
+def test_capture_and_replay_follow_the_protocol(emulated):
+    """Wait and reset before the group, the operator alone in it; the update on its own stream, then the record."""
+    from emulator_log import calls
+
+    one, graphs = OneLayer(), state()
+    graphs.capture(KEY, one.step)
+    with calls() as replayed:
+        graphs.replay(KEY)
+    asked = [line for line in replayed if not line.startswith(("aclrtMalloc", "aclrtSync"))]
+    stream = asked[0].rpartition(" ")[2]
+    assert asked == [
+        f"wait stream {stream}",
+        "replay model " + asked[1].split(" ", 2)[2],
+        f"update begin stream {stream}",
+        "aclnnFusedInferAttentionScoreV3GetWorkspaceSize",
+        f"aclnnFusedInferAttentionScoreV3 stream {stream}",
+        f"update end stream {stream}",
+        f"record external stream {stream}",
+        asked[-1],
+    ]
+    assert asked[-1].startswith("record stream") and asked[1].endswith("stream 0")
+
+
+def test_a_replay_runs_with_the_lists_of_its_own_plan():
+    """The lengths baked in at capture never survive: each replay brings its own."""
+    one, graphs = OneLayer(), state()
+    want = {keys: one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300), (384, 1))}
+    graphs.capture(KEY, one.step)
+    for keys in ((5, 7), (100, 300), (384, 1), (5, 7)):
+        one.lists = ([1, 2], list(keys))
+        one.out.zero_()
+        graphs.replay(KEY)
+        assert torch.equal(one.out.cpu(), want[keys])
+
+
+def test_replays_in_flight_together_do_not_mix_their_lists():
+    """Two replays without a wait on the host between them: the second update waits for the first replay."""
+    one, graphs = OneLayer(), state()
+    want = [one.eager(([1, 2], list(keys))) for keys in ((5, 7), (100, 300))]
+    graphs.capture(KEY, one.step)
+    for _ in range(5):
+        found = []
+        for keys in ((5, 7), (100, 300)):
+            one.lists = ([1, 2], list(keys))
+            graphs.replay(KEY)
+            found.append(one.out.clone())
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(found, want, strict=True))
+
+
+def test_records_are_keyed_by_graph_layer_and_step():
+    """Two layers and two graphs give records of their own; nothing depends on their order."""
+    from draftmark_ascend_npu.graph import RecordKey
+
+    one, graphs = OneLayer(), state()
+    keys = KEY, GraphKey(Program.VERIFY, 4)
+    for key in keys:
+        graphs.capture(key, lambda: one.step(layers=(11, 12)))
+    found = [set(graphs._recordings[key]._records) for key in keys]
+    assert found == [{RecordKey(key, layer, STEP) for layer in (11, 12)} for key in keys]
+
+
+def test_a_layer_that_attends_twice_is_refused():
+    """Its two calls would share a record, and one of them would keep its captured lengths."""
+    one = OneLayer()
+    with pytest.raises(CaptureError, match="attends twice"):
+        state().capture(KEY, lambda: one.step(layers=(11, 11)))
+
+
+def test_item_while_capturing_is_refused_and_named():
+    """A host read cannot be captured; the error says so and leads to the RecordedGraph, which names the operator."""
+    tensor, graphs = torch.ones(3, device="npu"), state()
+    calls = []
+
+    def step():
+        calls.append(1)
+        if len(calls) > 1:  # the warm-up may read
+            tensor.sum().item()
+
+    with pytest.raises(CaptureError, match=r"cannot be captured.*captur.*RecordedGraph"):
+        graphs.capture(KEY, step)
+    assert graphs.keys == ()
+
+
+def test_a_capture_inside_a_capture_is_refused():
+    """One after the other."""
+    graphs, other = state(), state()
+    with pytest.raises(CaptureError, match="inside another"):
+        graphs.capture(KEY, lambda: other.capture(KEY, lambda: None))
+
+
+def test_a_key_is_captured_once_and_replayed_only_then():
+    """The two misuses of every graph state."""
+    one, graphs = OneLayer(), state()
+    with pytest.raises(GraphError, match="never captured"):
+        graphs.replay(KEY)
+    graphs.capture(KEY, one.step)
+    with pytest.raises(GraphError, match="already captured"):
+        graphs.capture(KEY, one.step)

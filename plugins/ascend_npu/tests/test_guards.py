@@ -1,0 +1,253 @@
+"""Known mistakes on an NPU. Each test has two halves: with its guard the mistake is refused by name; without, it shows.
+
+The second half is what makes the first worth having: where the guard is removed, outputs are wrong, the operator rejects
+the call, or the device never comes back.
+"""
+
+import pytest
+import torch
+from ascend_shapes import geometries
+
+from draftmark.contract.check import ContractViolation
+from draftmark.contract.scenarios.scenes import scenes
+from draftmark.errors import LengthsError
+from draftmark_ascend_npu import backend, lengths, ops, sizing
+from draftmark_ascend_npu.ops import OperatorRule
+
+pytestmark = pytest.mark.device
+TARGET = geometries()["target"]
+TURNS = {turn.name: turn for turn in scenes(TARGET)}
+
+
+def loaded(subject, name):
+    """A rig, a turn and its batch, ready to run."""
+    from draftmark.contract.scenarios.rig import Rig, place
+
+    rig = Rig(subject, TARGET, TURNS[name].num_pages)
+    turn = place(rig, TURNS[name])
+    return rig, turn, rig.load(turn)
+
+
+def paged(columns=3):
+    from draftmark_ascend_npu.ops import PagedAttention
+
+    q = torch.randn(2, 8, 128).half().npu()
+    k, v = (torch.randn(6, 128, 2, 128).half().npu() for _ in range(2))
+    tables = torch.arange(6, dtype=torch.int32).view(2, 3)[:, :columns].contiguous().npu()
+    return PagedAttention(q, k, v, tables, None, 0.1, torch.zeros_like(q), torch.empty(1).npu())
+
+
+def nothing(*arguments):
+    """A guard that was removed."""
+
+
+def test_seed_e_a_table_without_columns_for_the_draft_tokens(monkeypatch, emulated):
+    """sglang#22778: 256 committed tokens and eight of a draft in a table of two blocks."""
+    with pytest.raises(OperatorRule, match=r"2 columns, but 264 tokens need 3; size it from max_kv_len"):
+        paged(columns=2).launch([1, 2], [264, 7])
+    monkeypatch.setattr(ops, "_check_tables", nothing)
+    with pytest.raises(RuntimeError, match=r"2 columns, but a request of 264 tokens needs 3"):
+        paged(columns=2).launch([1, 2], [264, 7])
+
+
+def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated):
+    """The two lists look alike: rows are summed, keys are not."""
+    with pytest.raises(OperatorRule, match="q has 2 rows"):
+        paged().launch([1, 1], [5, 12])
+    monkeypatch.setattr(ops, "_check_lists", nothing)
+    with pytest.raises(RuntimeError, match="actual_seq_lengths ends at 1, but the query has 2"):
+        paged().launch([1, 1], [5, 12])
+
+
+def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
+    """Nothing can refuse a sum that is also a length; the contract's oracle sees what it does."""
+    from draftmark.contract.scenarios import verify
+
+    def summed(lists):
+        return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
+
+    rig, turn, batch = loaded(subject, "decode-edges")
+    verify.turn_holds(rig, turn, batch)
+    monkeypatch.setattr(backend, "_whole", summed)
+    rig, turn, batch = loaded(subject, "decode-edges")
+    with pytest.raises(ContractViolation, match="the output is wrong"):
+        verify.turn_holds(rig, turn, batch)
+
+
+def test_a_stale_host_list(subject, monkeypatch):
+    """Forgetting plan() leaves another batch's lengths in place."""
+    from draftmark.contract.scenarios import verify
+
+    rig, other, later = loaded(subject, "verify-wall")
+    rig.backend.plan(loaded(subject, "verify-full")[2])
+    rig.backend.write_metadata(later)
+    with pytest.raises(LengthsError, match="call plan"):
+        rig.layer(other, later)
+    monkeypatch.setattr(lengths.Plans, "of", lambda self, batch: self.latest((batch.mode, batch.step)))
+    monkeypatch.setattr(ops, "_check_lists", nothing)
+    monkeypatch.setattr(ops, "_check_tables", nothing)
+    expected = rig.expected(other)
+    with pytest.raises((RuntimeError, ContractViolation)):
+        rig.layer(other, later)
+        verify.output(other, expected, rig.stage.rows(other)[3])
+
+
+def test_stale_lists_in_a_replay(subject, monkeypatch):
+    """A replay whose update brings the lists of the capture is wrong as soon as a length has moved."""
+    from draftmark.contract.checks import graphs
+    from draftmark.graphs import Program
+
+    first = {}
+
+    def captured_lists(self, step, requests):
+        return first.setdefault((id(self), step, requests), self.latest(step))
+
+    monkeypatch.setattr(lengths.Plans, "for_replay", captured_lists)
+    with pytest.raises(ContractViolation, match="replay . of verify.*is wrong"):
+        graphs.replay_equals_eager(subject, (TARGET, Program.VERIFY))
+
+
+def test_a_window_is_refused_before_it_is_dropped():
+    """No sparse_mode is a window over a tree's depths; ignoring it would be silently wrong."""
+    from dataclasses import replace
+
+    from draftmark_ascend_npu.support import reasons_against
+
+    windowed = replace(TARGET, attention=replace(TARGET.attention, window_left=5))
+    assert reasons_against(windowed) and not reasons_against(TARGET)
+
+
+def test_the_wrong_cache_mode(monkeypatch, emulated):
+    """The operator's default is the NZ layout: rows would land elsewhere in an ND cache."""
+    rows, pages, slots = torch.zeros(2, 2, 128).half().npu(), torch.zeros(3, 128, 2, 128).half().npu(), torch.arange(2)
+    ops.scatter_kv(rows, rows, pages, pages.clone(), slots.npu())
+
+    class WithoutNorm:
+        @staticmethod
+        def npu_scatter_pa_kv_cache(*tensors, cache_mode):
+            import torch_npu
+
+            torch_npu.npu_scatter_pa_kv_cache(*tensors)
+
+    monkeypatch.setattr(ops, "_library", WithoutNorm)
+    with pytest.raises(RuntimeError, match="NZ layout"):
+        ops.scatter_kv(rows, rows, pages, pages.clone(), slots.npu())
+
+
+FORWARD = """
+import torch, torch_npu
+from ascend_shapes import geometries
+from draftmark.contract.check import Tier
+from draftmark.contract.scenarios.rig import Rig, place
+from draftmark.contract.scenarios.scenes import scenes
+from draftmark.contract.subject import Subject
+from draftmark.registry import load
+from draftmark_ascend_npu import sizing
+{change}
+subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
+turn = next(one for one in scenes(geometries()["target"]) if one.name == "verify-edges")
+rig = Rig(subject, turn.geometry, turn.num_pages)
+turn = place(rig, turn)
+rig.run(turn, rig.load(turn))
+torch.npu.synchronize()
+print("ran")
+"""
+SHARED_NULL_PAGE = """
+from dataclasses import replace
+declared = sizing.metadata
+sizing.metadata = lambda g: {mode: replace(one, unique_slots=False) for mode, one in declared(g).items()}
+"""
+
+
+def test_slots_that_are_not_unique(in_process_of_its_own, emulated):
+    """Without the declaration, padded requests share one null page, and the scatter is given slots twice."""
+    guarded = in_process_of_its_own(FORWARD.format(change=""))
+    assert guarded.returncode == 0 and "ran" in guarded.stdout, guarded.stderr[-2000:]
+    shared = in_process_of_its_own(FORWARD.format(change=SHARED_NULL_PAGE))
+    assert shared.returncode != 0 and "given twice; slots must be unique" in shared.stderr
+
+
+REPLAYS = """
+import torch, torch_npu
+from test_graph import KEY, OneLayer, state
+from draftmark_ascend_npu import graph
+one, graphs = OneLayer(), state()
+pairs = [(5, 7), (100, 300)]
+want = [one.eager(([1, 2], list(keys))) for keys in pairs]
+graphs.capture(KEY, one.step)
+{change}
+wrong = 0
+for _ in range(10):
+    found = []
+    for keys in pairs:
+        one.lists = ([1, 2], list(keys))
+        graphs.replay(KEY)
+        found.append(one.out.clone())
+    wrong += sum(not torch.equal(a.cpu(), b) for a, b in zip(found, want))
+print("wrong", wrong)
+"""
+NO_UPDATE = "graphs._recordings[KEY]._update_all = lambda lists: None"
+NO_WAIT = "graphs._recordings[KEY]._update.wait_event = lambda event: None"
+SEEDS = ("1", "2", "3")
+
+
+def test_a_replay_without_its_update_never_ends(in_process_of_its_own, emulated):
+    """The replay stops at the event by design; the emulator says so where a device would hang."""
+    guarded = in_process_of_its_own(REPLAYS.format(change=""))
+    assert "wrong 0" in guarded.stdout, guarded.stderr[-2000:]
+    missing = in_process_of_its_own(REPLAYS.format(change=NO_UPDATE))
+    assert missing.returncode != 0
+    assert "deadlock" in missing.stderr and "an external event that nobody recorded" in missing.stderr
+
+
+def test_an_update_that_does_not_wait_for_the_replay_before(in_process_of_its_own, emulated):
+    """Over several schedules: right with the wait in every one, wrong or stuck without it in at least one."""
+    failed = []
+    for seed in SEEDS:
+        guarded = in_process_of_its_own(REPLAYS.format(change=""), DRAFTMARK_NPU_SEED=seed)
+        assert "wrong 0" in guarded.stdout, (seed, guarded.stderr[-2000:])
+        racing = in_process_of_its_own(REPLAYS.format(change=NO_WAIT), DRAFTMARK_NPU_SEED=seed)
+        failed.append("wrong 0" not in racing.stdout)
+    assert any(failed)
+
+
+PINNED = """
+import torch, torch_npu
+source = torch.full((1024,), 1.0).pin_memory()
+target = torch.empty(1024, device="npu")
+target.copy_(source, non_blocking=True)
+{wait}
+source.fill_(2.0)
+print("first", target.cpu()[0].item())
+"""
+
+
+def test_a_pinned_buffer_reused_too_early(in_process_of_its_own, emulated):
+    """A copy from pinned memory reads it when it runs; only a wait makes the buffer free again."""
+    waited = in_process_of_its_own(PINNED.format(wait="torch.npu.current_stream().synchronize()"))
+    assert "first 1.0" in waited.stdout, waited.stderr[-2000:]
+    early = in_process_of_its_own(PINNED.format(wait=""))
+    assert "first 2.0" in early.stdout, early.stderr[-2000:]
+
+
+ALLOCATE = """
+import torch, torch_npu
+try:
+    torch.empty(256 << 20, dtype=torch.uint8, device="npu")
+    print("fits")
+except torch.OutOfMemoryError as error:
+    print("refused", str(error).splitlines()[0])
+"""
+
+
+def test_out_of_hbm(in_process_of_its_own, emulated):
+    """The budget is the device's: an allocation past it is torch's OutOfMemoryError."""
+    assert "fits" in in_process_of_its_own(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="512").stdout
+    assert "refused" in in_process_of_its_own(ALLOCATE, DRAFTMARK_NPU_HBM_MIB="64").stdout
+
+
+def test_the_wall_needs_its_own_block(subject):
+    """The geometry of the wall tests is the one where the tail begins a block of its own."""
+    wall = geometries()["target-fp16-wall"]
+    table = next(one for one in sizing.buffers(wall) if one.name == sizing.TABLES)
+    assert table.shape[1] == wall.limits.max_context_len // 128 + 1

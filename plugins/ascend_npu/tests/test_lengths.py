@@ -1,0 +1,61 @@
+"""The host's lists: which is a running sum, which is not, and whose they are."""
+
+import pytest
+import torch
+
+from draftmark import DraftShape, Geometry, Limits, Mode
+from draftmark.batch import BatchBuffers, ragged
+from draftmark.errors import GraphError, LengthsError
+from draftmark.geometry import TARGET_MODES
+from draftmark.lengths import Exact, Unknown
+from draftmark_ascend_npu.lengths import HostLists, Plans
+
+from ascend_shapes import ATTENTION
+
+GEOMETRY = Geometry.create(ATTENTION, Limits(4, 300, 64), DraftShape(3, 1, 5), modes=TARGET_MODES)
+
+
+def verify_batch(host, live=2, padded=3):
+    return BatchBuffers(GEOMETRY, "cpu").uniform(Mode.VERIFY, 0, padded, live, host, tree=True)
+
+
+def test_rows_are_summed_and_keys_are_not():
+    """actual_seq_lengths is a running sum without a leading 0, actual_seq_lengths_kv one length a request."""
+    lists = HostLists.of(verify_batch(Exact((130, 7))))
+    assert lists.rows == [5, 10, 15]
+    assert lists.whole == [135, 12, 5]
+
+
+def test_a_request_without_a_prefix_reads_one_token():
+    """An empty key list is not documented for one request among several; the merge gives that token no weight."""
+    assert HostLists.of(verify_batch(Exact((130, 0)))).prefix == [130, 1, 1]
+
+
+def test_a_ragged_prefill_sums_its_own_rows():
+    """Padded requests bring no rows: the sum stands still."""
+    batch = ragged(GEOMETRY, torch.tensor([7, 0, 0]).int(), torch.zeros(3, 3).int(), (4, 9, 0), Exact((7, 0)), 2)
+    lists = HostLists.of(batch)
+    assert lists.rows == [4, 13, 13] and lists.whole == [11, 9, 0]
+
+
+def test_a_plan_of_another_batch_is_not_used():
+    """Lists are taken for the batch they were made from, so a forgotten plan() is an error, not another's lengths."""
+    plans = Plans()
+    with pytest.raises(LengthsError, match="call plan"):
+        plans.of(verify_batch(Exact((1, 2))))
+    plans.set(verify_batch(Exact((1, 2))))
+    assert plans.of(verify_batch(Exact((1, 2)))).whole == [6, 7, 5]
+    with pytest.raises(LengthsError, match="call plan"):
+        plans.of(verify_batch(Exact((1, 3))))
+
+
+@pytest.mark.parametrize(
+    ("host", "requests"), [(None, 3), (Unknown(2, 300), 3), (Exact((1, 2)), 4)], ids=["none", "bounded", "other size"]
+)
+def test_a_replay_takes_exact_lengths_of_its_own_size_only(host, requests):
+    """A bound would shift the diagonal of the causal mask, and another size would be another graph's."""
+    plans = Plans()
+    if host is not None:
+        plans.set(verify_batch(host))
+    with pytest.raises(GraphError, match=f"needs {requests} exact host lengths"):
+        plans.for_replay((Mode.VERIFY, 0), requests)

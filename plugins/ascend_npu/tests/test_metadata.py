@@ -1,0 +1,43 @@
+"""The tree's tail as the operator reads it, against the token histories of the contract; on the CPU."""
+
+import pytest
+
+from draftmark import Mode
+from draftmark.contract.check import Tier
+from draftmark.contract.oracle.history import kv_slots
+from draftmark.contract.scenarios.rig import Rig, place
+from draftmark.contract.scenarios.scenes import scenes
+from draftmark.contract.subject import Subject
+from draftmark.registry import load
+from draftmark_ascend_npu.metadata import is_tree
+
+from ascend_shapes import geometries
+
+
+def trees():
+    for name, geometry in geometries().items():
+        for turn in scenes(geometry):
+            if turn.mode in (Mode.VERIFY, Mode.DRAFT) and not turn.causal:
+                yield pytest.param(turn, id=f"{name}-{turn.name}")
+
+
+@pytest.mark.parametrize("turn", list(trees()))
+def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
+    """Each tail slot is the slot of its token, and 1 stands exactly where a row's lineage does not."""
+    rig = Rig(Subject(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
+    turn = place(rig, turn)
+    batch = rig.stage.set(turn, "exact")
+    rig.backend.plan(batch)
+    rig.backend.write_metadata(batch)
+    if not is_tree(batch):
+        assert batch.q_lens[0] == 1
+        return
+    found = rig.backend._metadata.tree(batch)
+    slots, mask, has_prefix = found.slots.view(len(turn.requests), -1).tolist(), found.mask.tolist(), found.has_prefix
+    for n, one in enumerate(turn.requests):
+        assert has_prefix[n].item() == float(one.prefix > 0)
+        if one.live:
+            assert slots[n] == list(kv_slots(one, turn.geometry.attention.page_size)[-one.tail :])
+            for row in range(one.rows):
+                seen = set(one.lineage(one.own_slot(row)))
+                assert mask[n][0][row] == [int(slot not in seen) for slot in range(one.tail)]

@@ -1,0 +1,119 @@
+"""The operators' documented rules, held before any call: these run without torch_npu, because no call is made."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark_ascend_npu import ops
+from draftmark_ascend_npu.ops import OperatorRule, PagedAttention, TailAttention, scatter_kv
+
+HALF = torch.float16
+
+
+def paged(**change):
+    call = PagedAttention(
+        q=torch.zeros(4, 8, 128, dtype=HALF),
+        k=torch.zeros(6, 128, 2, 128, dtype=HALF),
+        v=torch.zeros(6, 128, 2, 128, dtype=HALF),
+        tables=torch.zeros(2, 3, dtype=torch.int32),
+        causal=torch.zeros(2048, 2048, dtype=torch.int8),
+        scale=0.1,
+        out=torch.zeros(4, 8, 128, dtype=HALF),
+        lse=torch.zeros(1),
+    )
+    return replace(call, **change)
+
+
+def tail(**change):
+    call = TailAttention(
+        q=torch.zeros(2, 3, 8, 128, dtype=HALF),
+        k=torch.zeros(2, 5, 2, 128, dtype=HALF),
+        v=torch.zeros(2, 5, 2, 128, dtype=HALF),
+        mask=torch.zeros(2, 1, 3, 5, dtype=torch.int8),
+        scale=0.1,
+        out=torch.zeros(2, 3, 8, 128, dtype=HALF),
+        lse=torch.zeros(2, 8, 3, 1),
+    )
+    return replace(call, **change)
+
+
+def test_a_correct_call_breaks_no_rule():
+    """Otherwise the refusals below would prove nothing."""
+    paged()._check([2, 4], [300, 384])
+    tail()._check()
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "words"),
+    [
+        ([2, 2], [300, 7], "running sum|ends at 2"),
+        ([4, 2], [300, 7], "falls"),
+        ([2, 5], [300, 7], "q has 4 rows"),
+        ([2, 4], [300], "2 query and 1 key lengths"),
+        ([2, 4], [300, -1], "actual_seq_lengths_kv"),
+        ([2, 4], [300, 385], "3 columns, but 385 tokens need 4"),
+    ],
+)
+def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
+    """Per-request lengths where sums are meant, a sum that falls, other counts, and more keys than the table holds."""
+    with pytest.raises(OperatorRule, match=words):
+        paged().launch(rows, keys)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"q": torch.zeros(4, 8, 64, dtype=HALF), "out": torch.zeros(4, 8, 64, dtype=HALF)},
+        {"q": torch.zeros(4, 8, 128)},
+        {"q": torch.zeros(8, 4, 128, dtype=HALF).transpose(0, 1)},
+        {"k": torch.zeros(6, 64, 2, 128, dtype=HALF), "v": torch.zeros(6, 64, 2, 128, dtype=HALF)},
+        {"v": torch.zeros(5, 128, 2, 128, dtype=HALF)},
+        {"tables": torch.zeros(2, 3, dtype=torch.int64)},
+        {"tables": torch.zeros(3, 3, dtype=torch.int32)},
+        {"tables": torch.zeros(3, 2, dtype=torch.int32).T},
+        {"causal": torch.zeros(4, 300, dtype=torch.int8)},
+        {"causal": torch.zeros(2048, 2048)},
+    ],
+)
+def test_tensors_that_the_page_forbids_are_refused(change):
+    """Head size, dtypes, layout, block size, shapes of table and mask."""
+    with pytest.raises(OperatorRule, match=r"\(FIA"):
+        paged(**change).launch([2, 4], [300, 7])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask": torch.zeros(2, 1, 3, 4, dtype=torch.int8)},
+        {"mask": torch.zeros(2, 1, 3, 5)},
+        {"lse": torch.zeros(2, 8, 3, 1, dtype=HALF)},
+        {"v": torch.zeros(2, 4, 2, 128, dtype=HALF)},
+    ],
+)
+def test_a_tail_call_that_the_page_forbids_is_refused(change):
+    """The dense mask covers every row and slot, as int8, and the log-sum-exp is float32."""
+    with pytest.raises(OperatorRule, match=r"\(FIA"):
+        tail(**change).launch()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slots", "words"),
+    [
+        (torch.bfloat16, torch.zeros(4, dtype=torch.int64), "its cache"),
+        (HALF, torch.zeros(3, dtype=torch.int64), "one slot for each row"),
+        (HALF, torch.zeros(4, dtype=torch.int16), "slot_mapping is"),
+    ],
+)
+def test_a_scatter_that_the_page_forbids_is_refused(dtype, slots, words):
+    """One dtype, one slot a row, slots of 32 or 64 bits."""
+    rows, pages = torch.zeros(4, 2, 128, dtype=dtype), torch.zeros(6, 128, 2, 128, dtype=HALF)
+    with pytest.raises(OperatorRule, match=words):
+        scatter_kv(rows, rows, pages, pages, slots)
+
+
+def test_every_rule_cites_where_it_comes_from():
+    """A refusal ends with the page's section, or with the caller whose practice it follows."""
+    sources = [line.rsplit('"', 2)[1] for line in open(ops.__file__) if "_rule(" in line and line.count('"') >= 4]
+    assert len(sources) > 10
+    assert all(one.startswith(("FIA, ", "SCATTER, ", "CALLS ")) for one in sources)

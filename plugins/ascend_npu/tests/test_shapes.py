@@ -1,0 +1,64 @@
+"""The contract's own behaviour checks on geometries that an NPU serves, trees in all modes among them.
+
+The suite's geometries have pages of 1 to 32 tokens and heads of 64, which the operator does not take: there the contract
+decides that they are refused alike. Here the same checks run on pages of 128 and heads of 128.
+"""
+
+import pytest
+from ascend_shapes import geometries
+
+from draftmark.contract.checks import graphs, guards, padding, purity
+from draftmark.contract.scenarios.rounds import programs_of
+from draftmark.contract.scenarios.scenes import scenes
+
+pytestmark = pytest.mark.device
+SHAPES = geometries()
+PROGRAMS = [pytest.param((g, p), id=f"{name}-{p.value}") for name, g in SHAPES.items() for p in programs_of(g)]
+TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.items() for turn in scenes(g)]
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_every_forward_is_right(subject, turn):
+    """Metadata, stored KV and outputs within rounding of float64, NaN in all unused KV, guard words intact."""
+    from draftmark.contract.scenarios import verify
+    from draftmark.contract.scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    verify.turn_holds(rig, turn, rig.load(turn))
+
+
+@pytest.mark.parametrize("value", PROGRAMS)
+def test_the_captured_run_is_right(subject, value):
+    """Warm-up, capture and the first replays, at every captured size."""
+    graphs.captured_run_is_right(subject, value)
+
+
+@pytest.mark.parametrize("value", PROGRAMS)
+def test_replays_equal_eager(subject, value):
+    """Growing and shrinking batches and lengths, on poisoned and on dirty buffers."""
+    graphs.replay_equals_eager(subject, value)
+
+
+@pytest.mark.parametrize("value", PROGRAMS)
+def test_the_order_of_captures_does_not_matter(subject, value):
+    """Captured short and small first, replayed long and full."""
+    graphs.capture_order_does_not_matter(subject, value)
+
+
+@pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
+def test_programs_do_not_disturb_each_other(subject, geometry):
+    """All programs on one arena, replayed in turn with eager prefills between."""
+    graphs.programs_do_not_disturb_each_other(subject, geometry)
+
+
+@pytest.mark.parametrize("geometry", SHAPES.values(), ids=SHAPES)
+def test_nothing_is_kept_or_moved(subject, geometry):
+    """The backend holds what open_backend gave it, and no buffer moves."""
+    purity.nothing_is_kept_or_moved(subject, geometry)
+
+
+@pytest.mark.parametrize("turn", [one for one in TURNS if "target-" in one.id or "draft-verify" in one.id][::4])
+def test_each_call_writes_its_own(subject, turn):
+    """plan and write_metadata write the arena only, write_kv the cache, attend its rows of out."""
+    purity.each_call_writes_its_own(subject, turn)

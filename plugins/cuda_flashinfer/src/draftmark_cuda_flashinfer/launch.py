@@ -1,0 +1,104 @@
+"""Launches of this plugin's own two kernels: compiled on a GPU, in Triton's interpreter on CPU tensors.
+
+Host work is integer arithmetic on shapes that a capture freezes; nothing here reads the device or allocates.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+from . import kernels, levels
+from .sizing import INDPTR, LAST_PAGE, MASK, MASK_INDPTR, PAGES, SLOTS, TAIL_INDPTR, TAIL_LAST_PAGE, TAIL_SLOTS
+
+BLOCK = 256
+BLOCK_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a capture freezes of one forward.
+
+    Attributes:
+        page_size, window_left: the attention shape's.
+        longest: rows of the request with most.
+        tail_len: tail slots of each request; 0 in a ragged batch, whose tails are its rows.
+        head_len: prefix tokens in the masked level.
+        ragged, masked: an EXTEND; a forward in two passes.
+    """
+
+    page_size: int
+    window_left: int
+    longest: int
+    tail_len: int
+    head_len: int
+    ragged: bool
+    masked: bool
+
+
+def write_indices(
+    forward: Forward,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    buffers: dict[str, torch.Tensor],
+) -> None:
+    """Every index buffer of one forward, in one launch; see `kernels.write_indices`.
+
+    Args:
+        mask, depth: a tree's; None for a causal tail.
+        buffers: those that this forward writes, by name.
+    """
+    compiled, requests = prefix_lens.is_cuda, prefix_lens.shape[0]
+    # The interpreter pays by the program, a GPU by the lane.
+    block, block_bytes = (BLOCK, BLOCK_BYTES) if compiled else (4 * BLOCK, 4 * BLOCK_BYTES)
+    tokens = forward.head_len + forward.tail_len
+    blocks = -(-max(page_table.shape[1], forward.longest, tokens) // block)
+    if forward.masked:
+        blocks = max(blocks, -(-levels.mask_bytes(forward.longest, tokens) // block_bytes))
+    idle = buffers[SLOTS]
+    _kernel("write_indices", compiled)[(requests, blocks)](
+        prefix_lens, q_indptr, page_table, prefix_lens if mask is None else mask,
+        prefix_lens if depth is None else depth,
+        buffers[SLOTS], buffers[INDPTR], buffers[PAGES], buffers[LAST_PAGE],
+        *(buffers.get(name, idle) for name in (TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE, MASK, MASK_INDPTR)),
+        requests, forward.tail_len, forward.head_len, forward.window_left, page_table.stride(0),
+        0 if mask is None else mask.stride(0),
+        PAGE=forward.page_size, RAGGED=forward.ragged, MASKED=forward.masked, TREE=mask is not None,
+        WINDOW=forward.window_left >= 0, BLOCK_R=max(16, triton.next_power_of_2(requests)), BLOCK=block,
+        BLOCK_BYTES=block_bytes,
+    )  # fmt: skip
+
+
+def write_rows(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Rows to their slots; see `kernels.write_rows`."""
+    rows, heads, dim = k.shape
+    _kernel("write_rows", k.is_cuda)[(rows,)](
+        k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2],
+        NUM_HEADS=heads, HEAD_DIM=dim, BLOCK=triton.next_power_of_2(heads * dim),
+    )  # fmt: skip
+
+
+@cache
+def _kernel(name: str, compiled: bool) -> Any:
+    function: Callable[..., Any] = getattr(kernels, name)
+    if not compiled:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        return InterpretedFunction(function)
+    numbers = [
+        one for one in inspect.signature(function).parameters
+        if one.startswith(("num_", "stride_")) or one in ("tail_len", "head_len", "window_left")
+    ]  # fmt: skip
+    # Otherwise a batch of 1 or of 16 requests would compile anew, on the step path.
+    return triton.jit(function, do_not_specialize=numbers)

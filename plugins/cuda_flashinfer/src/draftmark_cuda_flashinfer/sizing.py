@@ -1,0 +1,210 @@
+"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+
+Lengths, page table, tree mask, depths and row offsets are read from the batch; kept are FlashInfer's flat page ids, the
+masked level's tokens and bits, one workspace of integers per plan that is alive at a time, and its staging.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from draftmark import (
+    BufferSpec,
+    Geometry,
+    HostLengthsNeed,
+    Layout,
+    LengthConvention,
+    Level,
+    Memory,
+    MetadataSpec,
+    Mode,
+    Role,
+    Unit,
+    ceil_div,
+    maximum,
+    minimum,
+)
+
+from . import levels, partition
+
+if TYPE_CHECKING:
+    from draftmark.batch import ForwardBatch
+
+SLOTS, INDPTR, PAGES, LAST_PAGE = "slot_mapping", "kv_indptr", "kv_indices", "kv_last_page_len"
+TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE = "tail_indptr", "tail_slots", "tail_last_page_len"
+MASK, MASK_INDPTR = "tail_mask", "mask_indptr"
+FLOATS, INTS, TAIL_INTS = "float_workspace", "int_workspace", "tail_int_workspace"
+STAGING, HOST_INDPTR = "plan_staging", "plan_indptr"
+TAIL_OUT, LSE, TAIL_LSE = "tail_out", "lse", "tail_lse"
+SOURCE = "PrefillPlan of FlashInfer 0.6.18.post1, attention/scheduler.cuh"
+HOST_INDPTRS = 2
+"""Row offsets of a ragged batch, and page offsets; FlashInfer reads them while it plans."""
+
+
+def buffers(geometry: Geometry) -> list[BufferSpec]:
+    """The buffers of one geometry, for the modes that it serves."""
+    reqs = geometry.max_reqs
+    specs = [
+        BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        BufferSpec(INDPTR, Role.KV_INDPTR, (reqs + 1,), "int32", Unit.PAGES, "max_reqs + 1"),
+        BufferSpec(
+            PAGES, Role.KV_INDICES, (reqs * geometry.max_pages_per_req,), "int32", Unit.PAGES,
+            "max_reqs · max_pages_per_req",
+        ),
+        BufferSpec(LAST_PAGE, Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
+    ]  # fmt: skip
+    return [*specs, *_masked_level(geometry), *_plans(geometry)]
+
+
+def _masked_level(geometry: Geometry) -> list[BufferSpec]:
+    a, reqs = geometry.attention, geometry.max_reqs
+    extents = [geometry.extent(m, levels.last_step(geometry, m)) for m in levels.masked_modes(geometry)]
+    if not extents:
+        return []
+    tokens = maximum(*(levels.masked_len(geometry, one.tail_len) for one in extents))
+    bits = maximum(*(levels.mask_bytes(one.q_len, levels.masked_len(geometry, one.tail_len)) for one in extents))
+    rows = reqs * maximum(*(one.q_len for one in extents))
+    out = (rows, a.num_qo_heads, a.head_dim)
+    return [
+        BufferSpec(TAIL_INDPTR, Role.KV_INDPTR, (reqs + 1,), "int32", Unit.TOKENS, "max_reqs + 1"),
+        BufferSpec(TAIL_SLOTS, Role.KV_INDICES, (reqs * tokens,), "int32", Unit.TOKENS, "max_reqs · masked tokens"),
+        BufferSpec(TAIL_LAST_PAGE, Role.KV_LAST_PAGE_LEN, (reqs,), "int32", Unit.TOKENS, "max_reqs, one-token pages"),
+        BufferSpec(MASK, Role.TAIL_MASK, (reqs * bits,), "uint8", Unit.BYTES, "max_reqs · ceil(q · masked tokens / 8)"),
+        BufferSpec(MASK_INDPTR, Role.MASK_INDPTR, (reqs + 1,), "int32", Unit.BYTES, "max_reqs + 1"),
+        BufferSpec(TAIL_OUT, Role.PARTIAL_OUT, out, a.q_dtype, Unit.ROWS, "rows of the masked level"),
+        BufferSpec(LSE, Role.PARTIAL_LSE, out[:2], "float32", Unit.ROWS, "rows of the masked level"),
+        BufferSpec(TAIL_LSE, Role.PARTIAL_LSE, out[:2], "float32", Unit.ROWS, "rows of the masked level"),
+    ]
+
+
+def _plans(geometry: Geometry) -> list[BufferSpec]:
+    ints, tail_ints = plan_bytes(geometry)
+    floats = float_workspace(geometry)
+    specs = [BufferSpec(INTS, Role.WORKSPACE, (ints,), "uint8", Unit.BYTES, SOURCE)]
+    if _uniform(geometry):
+        specs.append(BufferSpec(FLOATS, Role.WORKSPACE, (floats,), "uint8", Unit.BYTES, SOURCE))
+    if levels.masked_modes(geometry):
+        specs.append(BufferSpec(TAIL_INTS, Role.WORKSPACE, (tail_ints,), "uint8", Unit.BYTES, SOURCE))
+    staged = (staging_slots(geometry), _aligned(ints) + _aligned(tail_ints))
+    indptr = (HOST_INDPTRS, geometry.max_reqs + 1)
+    return [
+        *specs,
+        BufferSpec(
+            STAGING, Role.HOST_STAGING, staged, "uint8", Unit.BYTES, "two rounds of plans", memory=Memory.PINNED
+        ),
+        BufferSpec(
+            HOST_INDPTR, Role.HOST_STAGING, indptr, "int32", Unit.TOKENS, "2 · (max_reqs + 1)", memory=Memory.HOST
+        ),
+    ]
+
+
+def staging_slots(geometry: Geometry) -> Any:
+    """Plans that may be on their way to the device: two rounds of the program with the most forwards."""
+    if Mode.DRAFT in geometry.modes:
+        return 2 * maximum(1, geometry.num_draft_steps)
+    return 2
+
+
+def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
+    """Bytes of the integer workspaces: of the causal or common level, and of the masked one (0 without)."""
+    a, reqs = geometry.attention, geometry.max_reqs
+    limit = partition.max_split_ctas(a, geometry.device)
+    main, tail = [0], [0]
+    for mode in _uniform(geometry):
+        q_len = geometry.extent(mode).q_len
+        tiles, cut = reqs * partition.uniform_tiles(a, q_len), _most_cut(geometry, q_len)
+        split = partition.int_bytes(limit, cut, cut * q_len, graph=True, split=True)
+        unsplit = partition.int_bytes(tiles, reqs, reqs * q_len, graph=False, split=False)
+        main += [minimum(1, cut) * split, unsplit]
+        if levels.is_masked(geometry, mode):
+            tail.append(unsplit)
+    if Mode.EXTEND in geometry.modes:
+        rows = geometry.limits.max_extend_tokens
+        for tiles in partition.extend_tiles(a, rows, reqs):
+            main.append(partition.int_bytes(tiles, reqs, rows, graph=False, split=False))
+    return maximum(*main), maximum(*tail)
+
+
+def float_workspace(geometry: Geometry) -> Any:
+    """Bytes of the float workspace: of batches so small that their keys are cut; no term in requests."""
+    a = geometry.attention
+    limit = partition.max_split_ctas(a, geometry.device)
+    found: list[Any] = [0]
+    for mode in _uniform(geometry):
+        q_len = geometry.extent(mode).q_len
+        tile = partition.row_tile(q_len * a.group_size, a.head_dim)
+        found.append(minimum(1, _most_cut(geometry, q_len)) * partition.float_bytes(a, limit, tile))
+    return maximum(*found)
+
+
+def _most_cut(geometry: Geometry, q_len: Any) -> Any:
+    """Requests of the largest batch whose keys are cut."""
+    a = geometry.attention
+    limit = partition.max_split_ctas(a, geometry.device)
+    return minimum(geometry.max_reqs, limit // partition.uniform_tiles(a, q_len))
+
+
+def _uniform(geometry: Geometry) -> list[Mode]:
+    return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
+
+
+def _aligned(size: Any) -> Any:
+    return ceil_div(size, partition.ALIGNMENT) * partition.ALIGNMENT
+
+
+def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One causal level over prefix and tail; where the tail may be a tree, a prefix and a masked tail.
+
+    With a window the masked level also holds tokens of the prefix, which no layout of the contract describes: opaque.
+    """
+    paged = {"kv_indptr": INDPTR, "kv_indices": PAGES, "kv_last_page_len": LAST_PAGE, "slot_mapping": SLOTS}
+    tokens = {
+        "kv_indptr": TAIL_INDPTR, "kv_indices": TAIL_SLOTS, "kv_last_page_len": TAIL_LAST_PAGE, "tail_mask": MASK,
+        "mask_indptr": MASK_INDPTR, "slot_mapping": SLOTS,
+    }  # fmt: skip
+    windowed = geometry.attention.window_left >= 0
+    pages, slots = (Layout.OPAQUE, Layout.OPAQUE) if windowed else (Layout.CSR_PAGES, Layout.CSR_TOKENS)
+    causal = (Level(Layout.CSR_PAGES, LengthConvention.PREFIX_PLUS_TAIL, paged, masked=True),)
+    two = (Level(pages, LengthConvention.PREFIX, paged), Level(slots, LengthConvention.TAIL, tokens, masked=True))
+    exact = HostLengthsNeed.EXACT
+    tree = MetadataSpec(two, mask_dtype="uint8", lse_base="2", host_lengths=exact)
+    chain = MetadataSpec(causal, lse_base="2", host_lengths=exact)
+    return {mode: tree if levels.is_masked(geometry, mode) else chain for mode in geometry.modes}
+
+
+def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes that one batch takes of the plugin's own buffers: its plans, and what their kernels write."""
+    used = {spec.name: 0 for spec in buffers(geometry) if spec.role in _OWN}
+    a, extent = geometry.attention, batch.uniform
+    ints, tail_ints = plan_bytes(geometry)
+    used[STAGING] = staging_slots(geometry) * (_aligned(ints) + _aligned(tail_ints))
+    used[HOST_INDPTR] = HOST_INDPTRS * 4 * (batch.padded_reqs + 1)
+    if extent is None:
+        plan = plan_extend(geometry, batch)
+    else:
+        plan = partition.uniform(geometry, extent.q_len, batch.padded_reqs)
+        if levels.is_masked(geometry, batch.mode):
+            length = levels.masked_len(geometry, extent.tail_len)
+            used[TAIL_INTS] = partition.masked(geometry, extent.q_len, batch.padded_reqs, length).int_bytes
+            heads = batch.padded_reqs * extent.q_len * a.num_qo_heads
+            used[TAIL_OUT], used[LSE], used[TAIL_LSE] = heads * a.head_dim * 2, heads * 4, heads * 4
+    used[INTS] = plan.int_bytes
+    if FLOATS in used:
+        used[FLOATS] = plan.float_bytes
+    return used
+
+
+_OWN = (Role.WORKSPACE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.HOST_STAGING)
+
+
+def plan_extend(geometry: Geometry, batch: ForwardBatch) -> partition.Partition:
+    """The plan of a ragged batch, in the room that this geometry's workspaces have."""
+    ints, _ = plan_bytes(geometry)
+    return partition.extend(geometry, batch.q_lens, host_pages(geometry, batch), float_workspace(geometry), ints)
+
+
+def host_pages(geometry: Geometry, batch: ForwardBatch) -> list[int]:
+    """Pages of the paged level of each request, by the host's lengths; padded requests have prefix 0."""
+    known = batch.host.upper_bound()
+    lens = [*known, *(0 for _ in range(batch.padded_reqs - len(known)))]
+    return [levels.level_pages(geometry, batch.mode, n, t) for n, t in zip(lens, batch.tail_lens, strict=True)]

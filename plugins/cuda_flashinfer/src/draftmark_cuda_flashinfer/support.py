@@ -1,0 +1,76 @@
+"""What is refused, in sentences. Integers and names only."""
+
+from __future__ import annotations
+
+from draftmark import Geometry, maximum
+
+from . import levels
+from .version import DISTRIBUTION, TESTED, installed
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = ("bfloat16", "float16")
+INT32_MAX = 2**31 - 1
+MERGE_THREADS = 1024
+"""`merge_state_in_place` takes one block a row: 8 elements a thread, all heads."""
+
+
+def reasons_against(geometry: Geometry) -> list[str]:
+    """Every reason why FlashInfer does not serve `geometry` here; none means it does."""
+    return [*_version(), *_device(geometry), *_shape(geometry), *_indices(geometry)]
+
+
+def _version() -> list[str]:
+    found = installed()
+    if found in (None, TESTED):  # absent is the registry's to say, with the command that installs it
+        return []
+    remedy = f"install {DISTRIBUTION}=={TESTED}"
+    return [f"{DISTRIBUTION} {found} is not served: plans are laid out as in {TESTED}; {remedy}"]
+
+
+def _device(geometry: Geometry) -> list[str]:
+    device = geometry.device
+    if device.kind not in ("cuda", "cpu"):
+        return [f"device kind {device.kind} is not served: the kernels are for cuda; metadata also runs on cpu"]
+    if device.kind == "cuda" and device.arch < 80:
+        return [f"sm_{device.arch} is not served: FA2's row tiles are those of sm_80 and newer"]
+    return []
+
+
+def _shape(geometry: Geometry) -> list[str]:
+    a = geometry.attention
+    reasons = []
+    if a.head_dim not in HEAD_DIMS:
+        reasons.append(f"head_dim {a.head_dim} is not served: FA2 is built here for {', '.join(map(str, HEAD_DIMS))}")
+    if a.q_dtype not in DTYPES:
+        reasons.append(f"q_dtype {a.q_dtype} is not served: FA2 takes {' and '.join(DTYPES)}")
+    if a.kv_dtype != a.q_dtype:
+        reasons.append(
+            f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: FA2 takes KV scales as host numbers, "
+            "and draftmark's lie on the device"
+        )
+    threads = a.num_qo_heads * a.head_dim // 8
+    if levels.masked_modes(geometry) and threads > MERGE_THREADS:
+        reasons.append(
+            f"num_qo_heads {a.num_qo_heads} of head_dim {a.head_dim} is not served for trees: the merge needs "
+            f"{threads} threads a row and a block has {MERGE_THREADS}; split the heads over more ranks"
+        )
+    return reasons
+
+
+def _indices(geometry: Geometry) -> list[str]:
+    """FlashInfer's indices are int32: page ids and their prefix sums; token slots and mask bytes for trees."""
+    pages = geometry.max_reqs * geometry.max_pages_per_req
+    modes = levels.masked_modes(geometry)
+    if not modes:
+        if pages > INT32_MAX:
+            return [f"{pages} pages over all requests are not served: FlashInfer's indptr holds {INT32_MAX}"]
+        return []
+    slots = (1 + pages) * geometry.attention.page_size - 1
+    extents = [geometry.extent(mode, levels.last_step(geometry, mode)) for mode in modes]
+    masks = [levels.mask_bytes(one.q_len, levels.masked_len(geometry, one.tail_len)) for one in extents]
+    largest = maximum(slots, *(geometry.max_reqs * size for size in masks))
+    if largest > INT32_MAX:
+        return [
+            f"token slots or mask bytes up to {largest} are not served for trees: FlashInfer's indices hold {INT32_MAX}"
+        ]
+    return []

@@ -1,0 +1,166 @@
+"""Geometries and batches for the plugin's tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark import TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark.batch import BatchBuffers
+from draftmark.lengths import Exact
+
+H200 = DeviceProfile("cuda", 90, 132)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "device: needs an accelerator")
+
+
+@pytest.fixture
+def make_geometry():
+    """Keywords of any of a geometry's parts → a geometry on an H200."""
+
+    def make(**fields):
+        parts = {
+            "attention": AttentionShape(8, 2, 128, 64),
+            "draft": DraftShape(3, 4, 7),
+            "limits": Limits(6, 1000, 256, (1, 4, 8)),
+            "device": H200,
+        }
+        for name, part in parts.items():
+            mine = {key: value for key, value in fields.items() if hasattr(part, key)}
+            parts[name] = replace(part, **mine)
+        modes = fields.get("modes", TARGET_MODES)
+        return Geometry.create(parts["attention"], parts["limits"], parts["draft"], parts["device"], modes)
+
+    return make
+
+
+@pytest.fixture
+def make_batch():
+    """(geometry, mode, lens, …) → a batch on scattered pages, with a random tree where the tail may be one."""
+
+    def make(geometry, mode, lens, *, padded=None, step=0, tree=True, seed=0, device="cpu"):
+        extent, dice = geometry.extent(mode, step), random.Random(seed)
+        count, live = padded or len(lens), len(lens)
+        buffers = BatchBuffers(geometry, device)
+        batch = buffers.uniform(mode, step, count, live, Exact(tuple(lens)), tree=tree and mode is not Mode.DECODE)
+        batch.prefix_lens.zero_()
+        batch.prefix_lens[:live] = torch.tensor(lens, dtype=torch.int32)
+        width, ids = geometry.max_pages_per_req, list(range(1, 1 + live * geometry.max_pages_per_req))
+        dice.shuffle(ids)
+        batch.page_table.zero_()
+        batch.page_table[:live] = torch.tensor(ids, dtype=torch.int32).view(live, width)
+        if batch.tail.__class__.__name__ == "Tree":
+            seen, depth = _trees(count, extent, dice)
+            words = torch.zeros(count * extent.q_len, geometry.mask_words, dtype=torch.int64)
+            for slot in range(extent.tail_len):
+                words[:, slot // 32] |= seen[:, slot].long() << (slot % 32)
+            batch.tail.mask.copy_(words.to(torch.int32))
+            batch.tail.depth.copy_(depth)
+        return batch
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def truth():
+    """(geometry, batch, request) → per row the KV slots that it sees, from the definition."""
+    return _truth
+
+
+def _truth(geometry, batch, r):
+    """Prefix tokens in the row's window, and the tail slots that its row names."""
+    a, extent = geometry.attention, batch.uniform
+    prefix = int(batch.prefix_lens[r])
+    table = batch.page_table[r].tolist()
+
+    def slot(position):
+        return table[position // a.page_size] * a.page_size + position % a.page_size
+
+    rows = []
+    for row in range(extent.q_len):
+        own = extent.tail_len - extent.q_len + row
+        words = batch.tail.mask[r * extent.q_len + row].tolist() if hasattr(batch.tail, "mask") else None
+        depth = batch.tail.depth[r].tolist() if words else list(range(extent.tail_len))
+        here, seen = prefix + depth[own], []
+        for position in range(prefix):
+            if a.window_left < 0 or here - position <= a.window_left:
+                seen.append(slot(position))
+        for j in range(extent.tail_len):
+            named = (words[j // 32] >> (j % 32)) & 1 if words else j <= own
+            if named and (a.window_left < 0 or depth[own] - depth[j] <= a.window_left):
+                seen.append(slot(prefix + j))
+        rows.append(sorted(seen))
+    return rows
+
+
+@pytest.fixture(scope="session")
+def library_plan():
+    """FA2's partition as FlashInfer 0.6.18.post1 follows it, request by request; shares nothing with the plugin.
+
+    Reference: `PrefillSplitQOKVIndptr` and `PrefillPlanImpl`, `include/flashinfer/attention/scheduler.cuh`.
+    """
+    return _plan
+
+
+def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0, window=-1, fixed=-1):
+    """(float bytes, int bytes, CTAs that work, grid) of one plan. `pages` are KV pages of each request."""
+    group, count = heads // kv_heads, len(q_lens)
+    limit = 2 * sms // kv_heads
+    packed = [n * group for n in q_lens]
+    mean = q_len * group if graph else sum(packed) // count
+    tile = (128 if dim < 256 else 64) if mean > 64 else 64 if mean > 16 else 16
+    grid_tiles = count * -(-q_len * group // tile) if graph else sum(-(-p // tile) for p in packed)
+    seen = [min(-(-(window + tile) // page_size), n) if window >= 0 else n for n in pages]
+    split = False
+    if fixed > 0:
+        chunk = fixed
+    else:
+        low, high = max(128 // page_size, 1), max(1, *seen)
+        longest = high
+        while low < high:
+            middle = (low + high) // 2
+            if sum(-(-p // tile) * -(-max(n, 1) // middle) for p, n in zip(packed, seen, strict=True)) > limit:
+                low = middle + 1
+            else:
+                high = middle
+        split, chunk = graph or low < longest, low
+    work = 0
+    for p, n in zip(packed, seen, strict=True):
+        chunks = -(-max(n, 1) // chunk)
+        split = split or (fixed > 0 and chunks > 1)
+        work += -(-p // tile) * chunks
+    grid = max(limit, grid_tiles) if graph else work
+    offset = 0
+    for size in (4 * grid, 4 * grid, 4 * grid, 4 * (count + 1)):
+        offset = -(-offset // 16) * 16 + size
+    offset += 4
+    if graph:
+        offset = -(-offset // 16) * 16 + 4
+    floats = 0
+    if split:
+        floats = heads * grid * tile * dim * 4 + heads * grid * tile * 4
+        offset = -(-offset // 16) * 16 + 4 * (sum(q_lens) + 1)
+        offset = -(-offset // 16) * 16 + grid
+    assert work <= grid, "FlashInfer would refuse this plan"
+    return floats, offset, work, grid
+
+
+def _trees(count, extent, dice):
+    """bool ``[count · q, T]`` and int32 ``[count, T]``: a random tree over the tail; a row sees its own ancestors."""
+    q, tail = extent.q_len, extent.tail_len
+    seen = torch.zeros(count * q, tail, dtype=torch.bool)
+    depth = torch.zeros(count, tail, dtype=torch.int32)
+    for r in range(count):
+        above: list[list[int]] = []
+        for slot in range(tail):
+            parent = -1 if slot < max(1, tail - q) // max(1, tail - q) else dice.randrange(slot)
+            above.append([*(above[parent] if parent >= 0 else []), slot])
+            depth[r, slot] = len(above[slot]) - 1
+        for row in range(q):
+            seen[r * q + row, above[tail - q + row]] = True
+    return seen, depth

@@ -1,0 +1,234 @@
+"""On a GPU: FlashInfer's own count of its workspaces, what it writes, the pinned race, and graphs of other lengths."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode, load
+from draftmark.arena import Arena
+from draftmark.cache import KVCache
+from draftmark.devices import profile
+from draftmark_cuda_flashinfer import sizing
+from draftmark_cuda_flashinfer.backend import FlashInferBackend
+from draftmark_cuda_flashinfer.staging import Staging
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+def opened(geometry, **kinds):
+    arena = Arena.allocate(sizing.buffers(geometry), "cuda", guard=True)
+    return kinds.get("kind", FlashInferBackend)(geometry, arena), arena
+
+
+def stage(geometry, batch, seed):
+    """Random rows, and a pool whose unused slots are NaN."""
+    a, dice = geometry.attention, torch.Generator().manual_seed(seed)
+    pages = 1 + int(batch.page_table.max())
+    k, v = (torch.randn(pages, a.page_size, a.num_kv_heads, a.head_dim, generator=dice) for _ in range(2))
+    for r in range(batch.padded_reqs):
+        used = int(batch.prefix_lens[r]) + batch.tail_lens[0]
+        table = batch.page_table[r].tolist()
+        for position in range(used, min(used + 2 * a.page_size, len(table) * a.page_size)):
+            if table[position // a.page_size]:
+                k[table[position // a.page_size], position % a.page_size] = float("nan")
+                v[table[position // a.page_size], position % a.page_size] = float("nan")
+    q = torch.randn(batch.num_rows, a.num_qo_heads, a.head_dim, generator=dice)
+    kind = getattr(torch, a.q_dtype)
+    return q.to(kind).cuda(), KVCache(k.to(kind).cuda(), v.to(kind).cuda())
+
+
+def answer(truth, geometry, batch, q, cache):
+    """float64 attention over the slots that the definition shows each row."""
+    a = geometry.attention
+    k, v = (one.flatten(0, 1).double() for one in (cache.k, cache.v))
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for r in range(batch.num_reqs):
+        for row, slots in enumerate(truth(geometry, batch, r)):
+            at = torch.tensor(slots, device=q.device)
+            keys, values = (one[at].repeat_interleave(a.group_size, 1) for one in (k, v))
+            number = r * batch.q_lens[0] + row
+            scores = torch.einsum("hd,shd->hs", q[number].double(), keys) * a.head_dim**-0.5
+            out[number] = torch.einsum("hs,shd->hd", scores.softmax(-1), values)
+    return out[: batch.num_reqs * batch.q_lens[0]]
+
+
+def close(out, wanted):
+    got = out[: len(wanted)].double()
+    return bool(got.isfinite().all()) and float((got - wanted).norm() / wanted.norm()) < 1e-2
+
+
+def shapes(make_geometry):
+    small = {"max_context_len": 3000, "capture_batch_sizes": (1, 2, 4, 8, 16, 33, 64, 80), "max_num_reqs": 70}
+    for attention in (AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 2, 64, 1)):
+        for modes in (TARGET_MODES, DRAFT_MODES):
+            made = make_geometry(**small, topk=8, num_steps=3, num_draft_tokens=33, modes=modes)
+            yield type(made).create(attention, made.limits, made.draft, profile("cuda"), modes)
+
+
+def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
+    """`workspace_size()` of FlashInfer and `usage()` of the plugin, for every captured size, mode and step."""
+    checked = 0
+    for geometry in shapes(make_geometry):
+        backend, arena = opened(geometry)
+        for mode in geometry.modes:
+            if mode is Mode.EXTEND:
+                continue
+            for step in range(geometry.num_draft_steps if mode is Mode.DRAFT else 1):
+                for count in geometry.limits.capture_batch_sizes:
+                    dice = random.Random(count)
+                    live = min(count, geometry.limits.max_num_reqs)
+                    lens = tuple(dice.randrange(3000) for _ in range(live))
+                    batch = make_batch(geometry, mode, lens, padded=count, step=step)
+                    used = sizing.usage(geometry, batch)
+                    (floats, ints), tail = backend.vendor_sizes(batch)
+                    assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (mode, step, count)
+                    if tail is not None:
+                        assert (0, used[sizing.TAIL_INTS]) == tail, (mode, step, count)
+                    checked += 1
+        del backend, arena
+    assert checked > 100
+
+
+def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
+    """The high-water mark of poison in each workspace lies within `usage()`, after a plan and its kernels."""
+    geometry = next(iter(shapes(make_geometry)))
+    backend, arena = opened(geometry)
+    for count, mode in ((1, Mode.VERIFY), (4, Mode.VERIFY), (64, Mode.VERIFY), (2, Mode.DECODE), (64, Mode.DECODE)):
+        batch = make_batch(geometry, mode, (2000, *[77] * (count - 1)), device="cuda")
+        q, cache = stage(geometry, batch, 1)
+        arena.poison()
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        backend.attend(q, cache, batch, torch.empty_like(q))
+        used = sizing.usage(geometry, batch)
+        for name in (sizing.FLOATS, sizing.INTS, sizing.TAIL_INTS):
+            touched = (arena[name] != 0xFF).nonzero()
+            assert touched.numel() == 0 or int(touched[-1]) < used[name], (mode, count, name)
+        arena.check()
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_late_device_reads_each_plan_as_it_was_made(make_geometry, make_batch, truth, monkeypatch, fenced):
+    """Four plans behind a device that sleeps: right with the fence, and wrong without, or the fence tests nothing."""
+    if not fenced:
+        monkeypatch.setattr(Staging, "wait", lambda self, index: None)
+    geometry = make_geometry(num_qo_heads=8, num_kv_heads=2, max_context_len=3000, max_num_reqs=4)
+    geometry = type(geometry).create(
+        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+    )
+    backend, _ = opened(geometry)
+    cases = []
+    for seed, lens in enumerate([(2900, 5, 9, 1), (3, 2800, 2, 7), (1, 1, 2950, 3), (700, 700, 700, 700)]):
+        batch = make_batch(geometry, Mode.VERIFY, lens, seed=seed, device="cuda")
+        q, cache = stage(geometry, batch, seed)
+        cases.append((batch, q, cache, torch.full_like(q, float("nan"))))
+    for batch, q, cache, out in cases:  # compile and load everything, so that nothing below waits for the device
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        backend.attend(q, cache, batch, out)
+        out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    for batch, q, cache, out in cases:
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        backend.attend(q, cache, batch, out)
+    torch.cuda.synchronize()
+    right = [close(out, answer(truth, geometry, batch, q, cache)) for batch, q, cache, out in cases]
+    assert all(right) == fenced, right
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_pinned_memory_outlives_the_copies_from_it(make_geometry, make_batch, monkeypatch, kept):
+    """A backend dropped while its plan is on the way: the block's next owner must not reach the plan."""
+    from draftmark_cuda_flashinfer import staging
+
+    if not kept:
+        monkeypatch.setattr(staging, "_drain", lambda fences, memory: None)
+    geometry = make_geometry(max_context_len=3000, max_num_reqs=4)
+    geometry = type(geometry).create(
+        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+    )
+    batch = make_batch(geometry, Mode.VERIFY, (2900, 5, 9, 1), device="cuda")
+    seen = 0
+    for late in (False, True):  # the first time compiles and loads
+        backend, arena = opened(geometry)
+        device_ints = arena[sizing.INTS]
+        if late:
+            torch.cuda._sleep(200_000_000)
+        backend.plan(batch)
+        del backend, arena
+        torch.full((sizing_rows(geometry),), 0xFF, dtype=torch.uint8, pin_memory=True)
+        torch.cuda.synchronize()
+        seen = int((device_ints != 0xFF).sum())
+    assert (seen > 0) == kept
+
+
+def sizing_rows(geometry):
+    """Bytes of the pinned staging with the arena's guard words, so that the allocator gives the same block again."""
+    (spec,) = (one for one in sizing.buffers(geometry) if one.name == sizing.STAGING)
+    return spec.nbytes + 1024
+
+
+# -- seed (d), sglang#26521 and #26655: capture with zeroed lengths, and what replays keep of it -------------------
+
+
+class PlansOnce(FlashInferBackend):
+    """The engines' bug: what was planned at capture, for empty requests, serves every replay."""
+
+    planned = False
+
+    def plan(self, batch):
+        if not self.planned:
+            super().plan(batch)
+        self.planned = True
+
+
+class KeepsLengths(FlashInferBackend):
+    """The other half: the index buffers are written at capture, outside the graph."""
+
+    def write_metadata(self, batch):
+        if not torch.cuda.is_current_stream_capturing():
+            super().write_metadata(batch)
+
+
+@pytest.mark.parametrize("kind", [FlashInferBackend, PlansOnce, KeepsLengths])
+def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make_batch, truth, kind):
+    """Captured with lengths of zero, replayed with thousands: right here, wrong in both mutants."""
+    geometry = make_geometry(max_context_len=3000, max_num_reqs=4, capture_batch_sizes=(4,))
+    geometry = type(geometry).create(
+        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+    )
+    backend, _ = opened(geometry, kind=kind)
+    static = make_batch(geometry, Mode.VERIFY, (0, 0, 0, 0), device="cuda")
+    static.page_table.copy_(make_batch(geometry, Mode.VERIFY, (1, 1, 1, 1), device="cuda").page_table)
+    q, cache = stage(geometry, static, 0)
+    cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
+    out = torch.empty_like(q)
+
+    def step():
+        backend.write_metadata(static)
+        backend.attend(q, cache, static, out)
+
+    graphs = load("cuda_flashinfer").graph_state(geometry, torch.device("cuda"))
+    from draftmark.graphs import GraphKey, Program
+
+    backend.plan(static)
+    graphs.capture(GraphKey(Program.VERIFY, 4), step)
+    right = []
+    for seed, lens in enumerate([(2900, 1500, 3, 64), (1, 0, 2999, 65), (9, 8, 7, 6)], 1):
+        batch = make_batch(geometry, Mode.VERIFY, lens, seed=seed, device="cuda")
+        for mine, theirs in ((static.prefix_lens, batch.prefix_lens), (static.page_table, batch.page_table),
+                             (static.tail.mask, batch.tail.mask), (static.tail.depth, batch.tail.depth)):  # fmt: skip
+            mine.copy_(theirs)
+        out.fill_(float("nan"))
+        backend.plan(batch)
+        graphs.replay(GraphKey(Program.VERIFY, 4))
+        right.append(close(out, answer(truth, geometry, batch, q, cache)))
+    assert all(right) == (kind is FlashInferBackend), right

@@ -1,0 +1,100 @@
+"""The speculative loop on a GPU: drafts, in captured graphs, change nothing of what FlashInfer decodes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from draftmark.speculative import DraftTree, EngineConfig, generate
+from draftmark.speculative.models import wrap_model
+from draftmark.speculative.models.tiny import tiny_hf_model
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+VOCAB = 256
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Drafts that know the text and mix it with wrong guesses; a random model repeats nothing for n-grams to find."""
+
+    topk: int
+    num_draft_tokens: int
+    texts: tuple[tuple[int, ...], ...]
+
+    def begin(self, request_id, prompt):
+        return Drafter(self, self.texts[request_id], prompt[-1], random.Random(request_id))
+
+
+class Drafter:
+    def __init__(self, oracle, text, last, dice):
+        self.oracle, self.text, self.last, self.dice, self.given = oracle, text, last, dice, 0
+
+    def extend(self, tokens):
+        self.given += len(tokens)
+        self.last = tokens[-1]
+
+    def propose(self):
+        tree, nodes = DraftTree([self.last]), self.oracle.num_draft_tokens
+        for _ in range(self.oracle.topk):
+            right = list(self.text[self.given : self.given + self.dice.randint(0, nodes)])
+            wrong = [self.dice.randrange(VOCAB) for _ in range(self.dice.randint(0, 3))]
+            tree.insert(right + wrong, self.dice.randint(0, nodes - len(tree)))
+        return tree
+
+
+@pytest.fixture(scope="module")
+def models():
+    """(family, dtype) → the same weights in that dtype and in float32, on the GPU."""
+    made = {}
+
+    def make(family, dtype):
+        if (family, dtype) not in made:
+            fields = {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB}
+            exact = tiny_hf_model(family, **fields).cuda()
+            rounded = tiny_hf_model(family, **fields).to(getattr(torch, dtype)).cuda()
+            made[family, dtype] = wrap_model(rounded, name=family), exact
+        return made[family, dtype]
+
+    return make
+
+
+def near_tie(model, exact, tokens):
+    """Whether float32's two best logits behind `tokens` are closer than twice what rounding moves a logit by."""
+    ids = torch.tensor([tokens], device="cuda")
+    with torch.inference_mode():
+        wanted, got = (one(ids).logits[0, -1].float() for one in (exact, model.hf))
+    best = wanted.topk(2).values
+    return float(best[0] - best[1]) < 2 * float((wanted - got).abs().max())
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("graph", [False, True])
+def test_drafts_change_nothing(models, family, dtype, topk, graph):
+    """Chains and trees, full and windowed attention, eager and captured, ragged prompts, more of them than rows.
+
+    Where a text differs from plain decoding, it does so at a near tie of the float32 model, and not often.
+    """
+    model, exact = models(family, dtype)
+    dice = random.Random(7)
+    prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 40))] for _ in range(6)]
+    common = {"backend": "cuda_flashinfer", "page_size": 16, "max_num_reqs": 4, "max_context_len": 100, "guard": True}
+    plain, _ = generate(model, prompts, 24, EngineConfig(**common, graph=graph))
+    texts = tuple(tuple(out.tokens) for out in plain)
+    config = EngineConfig(**common, graph=graph, max_extend_tokens=30, speculate=Oracle(topk, 7, texts))
+    outs, engine = generate(model, prompts, 24, config)
+    assert engine.statistics.mean_accepted > 1.5
+    differing = 0
+    for prompt, out, text in zip(prompts, outs, texts, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(out.tokens, text, strict=True)) if a != b), None)
+        if at is not None:
+            differing += 1
+            assert near_tie(model, exact, [*prompt, *text[:at]]), (prompt, at)
+    assert differing <= 2, differing

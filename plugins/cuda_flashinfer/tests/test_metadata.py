@@ -1,0 +1,106 @@
+"""What the index buffers say, read back by brute force: windows with trees above all, which no contract check reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark import DRAFT_MODES, Mode
+from draftmark.arena import Arena
+from draftmark.errors import BatchError
+from draftmark.lengths import Unknown
+from draftmark_cuda_flashinfer import levels, sizing
+from draftmark_cuda_flashinfer.backend import FlashInferBackend
+
+
+def opened(geometry):
+    arena = Arena.allocate(sizing.buffers(geometry), "cpu", guard=True)
+    return FlashInferBackend(geometry, arena), arena
+
+
+def keys(arena, geometry, batch, r):
+    """Per row of request r, the KV slots that the two passes show it, each with how often."""
+    page, extent = geometry.attention.page_size, batch.uniform
+    starts = arena[sizing.INDPTR].tolist()
+    ids = arena[sizing.PAGES][starts[r] : starts[r + 1]].tolist()
+    common = [one * page + i for one in ids for i in range(page)]
+    if ids:
+        common = common[: len(common) - page + int(arena[sizing.LAST_PAGE][r])]
+    first, end = arena[sizing.TAIL_INDPTR][r : r + 2].tolist()
+    slots = arena[sizing.TAIL_SLOTS][first:end].tolist()
+    bits = arena[sizing.MASK][arena[sizing.MASK_INDPTR][r] :].tolist()
+    rows = []
+    for row in range(extent.q_len):
+        at = [row * len(slots) + i for i in range(len(slots))]
+        rows.append(sorted([*common, *(s for s, i in zip(slots, at, strict=True) if bits[i // 8] >> (i % 8) & 1)]))
+    return rows
+
+
+@pytest.mark.parametrize("window", [-1, 0, 1, 5, 19, 50, 200, 3000])
+@pytest.mark.parametrize("page", [1, 8, 16, 64])
+@pytest.mark.parametrize("tree", [True, False])
+def test_each_row_sees_what_the_definition_says(make_geometry, make_batch, truth, window, page, tree):
+    """W below and above L, no multiple of the page, several depths in a tree: each key once, and no other."""
+    geometry = make_geometry(page_size=page, window_left=window, max_context_len=150)
+    backend, arena = opened(geometry)
+    for seed, lens in enumerate([(0, 1, 7, 8, 9, 150), (64, 63, 65, 23, 24, 25)]):
+        batch = make_batch(geometry, Mode.VERIFY, lens, padded=8, tree=tree, seed=seed)
+        arena.poison()
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        for r in range(8):
+            assert keys(arena, geometry, batch, r) == truth(geometry, batch, r), (r, lens)
+        arena.check()
+
+
+@pytest.mark.parametrize("window", [-1, 4, 21])
+def test_draft_steps_see_their_ancestors(make_geometry, make_batch, truth, window):
+    """Every step of a draft round with topk 3: the tail grows, the mask with it."""
+    geometry = make_geometry(page_size=8, window_left=window, max_context_len=60, modes=DRAFT_MODES)
+    backend, arena = opened(geometry)
+    for step in range(3):
+        batch = make_batch(geometry, Mode.DRAFT, (0, 5, 8, 60), padded=4, step=step, seed=step)
+        arena.poison()
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        for r in range(4):
+            assert keys(arena, geometry, batch, r) == truth(geometry, batch, r), (step, r)
+
+
+def test_masked_keys_are_never_unwritten_memory(make_geometry, make_batch):
+    """A masked key's V is multiplied by zero, so it must not be NaN: all slots of the masked level are stored ones."""
+    geometry = make_geometry(page_size=16, window_left=9, max_context_len=90)
+    backend, arena = opened(geometry)
+    lens = (0, 3, 17, 90)
+    batch = make_batch(geometry, Mode.VERIFY, lens)
+    backend.plan(batch)
+    backend.write_metadata(batch)
+    starts = arena[sizing.TAIL_INDPTR].tolist()
+    for r, length in enumerate(lens):
+        table = batch.page_table[r].tolist()
+        stored = {table[p // 16] * 16 + p % 16 for p in range(length + 7)}
+        assert set(arena[sizing.TAIL_SLOTS][starts[r] : starts[r + 1]].tolist()) <= stored
+
+
+def test_the_host_counts_the_pages_that_the_device_writes(make_geometry, make_batch):
+    """FlashInfer cuts by the host's pages and reads by the device's: the two must agree for every length."""
+    for window in (-1, 13, 70):
+        geometry = make_geometry(page_size=16, window_left=window, max_context_len=150, max_num_reqs=151)
+        backend, arena = opened(geometry)
+        for lens in (tuple(range(75)), tuple(range(75, 151))):
+            for mode in (Mode.VERIFY, Mode.DECODE):
+                batch = make_batch(geometry, mode, lens)
+                backend.write_metadata(batch)
+                counted = [levels.level_pages(geometry, mode, n, batch.tail_lens[0]) for n in lens]
+                assert torch.diff(arena[sizing.INDPTR][: len(lens) + 1]).tolist() == counted
+
+
+def test_a_bound_is_not_a_length(make_geometry, make_batch):
+    """Unknown lengths are refused with the remedy, not planned with."""
+    from dataclasses import replace
+
+    geometry = make_geometry()
+    backend, _ = opened(geometry)
+    batch = replace(make_batch(geometry, Mode.DECODE, (5, 6)), host=Unknown(2, geometry.max_prefix_len))
+    with pytest.raises(BatchError, match="needs Exact lengths"):
+        backend.plan(batch)

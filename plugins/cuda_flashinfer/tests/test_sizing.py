@@ -1,0 +1,162 @@
+"""Workspaces to the byte, and what happens to a plugin that sizes them otherwise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
+from draftmark.buffers import Role
+from draftmark.contract.needs import needs_of
+from draftmark.contract.shapes import BatchShape, Group, wall_batches
+from draftmark.contract.usage import PlainBatch
+from draftmark_cuda_flashinfer import levels, partition, sizing
+
+HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),
+         AttentionShape(8, 1, 256, 128), AttentionShape(9, 3, 64, 3, window_left=100)]  # fmt: skip
+DRAFTS = [(1, 1, 1), (3, 4, 7), (8, 5, 64), (1, 4, 4)]
+
+
+def dimensions(geometry):
+    a = geometry.attention
+    return {"heads": a.num_qo_heads, "kv_heads": a.num_kv_heads, "dim": a.head_dim, "sms": geometry.device.num_sms}
+
+
+def geometries(make_geometry):
+    for shape, (k, s, d), modes in product(HEADS, DRAFTS, (TARGET_MODES, DRAFT_MODES)):
+        fields = {"topk": k, "num_steps": s, "num_draft_tokens": d, "modes": modes, "max_num_reqs": 70}
+        made = make_geometry(**fields, max_context_len=5000, capture_batch_sizes=(1, 2, 4, 8, 16, 33, 80))
+        yield replace(made, attention=shape)
+
+
+def library(plan, geometry, mode, lens, step=0):
+    """What FlashInfer's own partition takes for a uniform batch, with the arguments that the plugin passes."""
+    extent, a = geometry.extent(mode, step), geometry.attention
+    pages = [levels.level_pages(geometry, mode, n, extent.tail_len) for n in lens]
+    cut = partition.uniform(geometry, extent.q_len, len(lens))
+    window = -1 if levels.is_masked(geometry, mode) else a.window_left
+    return plan(
+        [extent.q_len] * len(lens), pages, **dimensions(geometry), page_size=a.page_size, graph=cut.graph,
+        q_len=extent.q_len, window=window, fixed=cut.chunk_pages,
+    )  # fmt: skip
+
+
+def test_usage_is_what_the_library_takes(make_geometry, library_plan):
+    """For every captured size, mode and step, and random lengths, the plugin's count is FlashInfer's, to the byte."""
+    dice, checked = random.Random(1), 0
+    for geometry in geometries(make_geometry):
+        for mode in geometry.modes:
+            for step in range(max(1, geometry.num_draft_steps) if mode is Mode.DRAFT else 1):
+                if mode is Mode.EXTEND or (mode is Mode.DRAFT and geometry.num_draft_steps == 0):
+                    continue
+                for count in geometry.limits.capture_batch_sizes:
+                    lens = [dice.randrange(5000) for _ in range(count)]
+                    floats, ints, _, _ = library(library_plan, geometry, mode, lens, step)
+                    extent = geometry.extent(mode, step)
+                    groups = tuple(Group(1, n, extent.q_len, extent.tail_len) for n in lens)
+                    used = sizing.usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
+                    assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
+                    checked += 1
+    assert checked > 500
+
+
+def test_declared_workspaces_are_the_largest_use(make_geometry):
+    """The two workspaces hold the most that any number of requests takes, and not a byte more."""
+    for geometry in geometries(make_geometry):
+        found: dict[str, int] = {}
+        for mode, count in product((m for m in geometry.modes if m is not Mode.EXTEND), range(1, 81)):
+            extent = geometry.extent(mode)
+            batch = PlainBatch(BatchShape(mode, 0, (Group(count, 900, extent.q_len, extent.tail_len),)))
+            for name, size in sizing.usage(geometry, batch).items():
+                found[name] = max(found.get(name, 0), size)
+        specs = {spec.name: spec for spec in sizing.buffers(geometry)}
+        assert specs[sizing.FLOATS].nbytes == found[sizing.FLOATS]
+        extend = max(partition.int_bytes(n, 80, 256, graph=False, split=False)
+                     for n in partition.extend_tiles(geometry.attention, 256, 80))  # fmt: skip
+        assert specs[sizing.INTS].nbytes == max(found[sizing.INTS], extend)
+        if sizing.TAIL_INTS in specs:
+            assert specs[sizing.TAIL_INTS].nbytes == found[sizing.TAIL_INTS]
+
+
+def test_a_prefill_fits_the_room_of_the_captured_modes(make_geometry, library_plan):
+    """Random ragged batches: the cut that is asked for is the library's own count, within both workspaces."""
+    dice, cut = random.Random(2), 0
+    for geometry in geometries(make_geometry):
+        a = geometry.attention
+        floats, (ints, _) = sizing.float_workspace(geometry), sizing.plan_bytes(geometry)
+        for _ in range(40):
+            count = dice.randint(1, 12)
+            q_lens = [dice.choice((0, 1, 5, 20)) for _ in range(count)]
+            pages = [-(-(dice.randrange(4900) + q) // a.page_size) for q in q_lens]
+            mine = partition.extend(geometry, q_lens, pages, floats, ints)
+            theirs = library_plan(q_lens, pages, **dimensions(geometry), page_size=a.page_size, graph=False,
+                          window=a.window_left, fixed=mine.chunk_pages)  # fmt: skip
+            assert (mine.float_bytes, mine.int_bytes) == theirs[:2], (q_lens, pages)
+            assert mine.float_bytes <= floats and mine.int_bytes <= ints
+            cut += mine.float_bytes > 0
+    assert cut > 100
+
+
+def test_no_workspace_grows_with_rows_times_context(make_geometry):
+    """256 requests x 64 rows x 131072 tokens: FlashInfer's own wrapper would take 1.5 GiB and 256 MiB of mask."""
+    fields = {"num_draft_tokens": 64, "topk": 8, "num_steps": 5, "max_num_reqs": 256, "max_context_len": 131072}
+    geometry = make_geometry(**fields, num_qo_heads=32, num_kv_heads=8, capture_batch_sizes=(256,))
+    sizes = {spec.name: spec.nbytes for spec in sizing.buffers(geometry)}
+    assert sizes[sizing.MASK] == 256 * 64 * 64 // 8
+    assert sizes[sizing.FLOATS] < 72 << 20
+    assert sizes[sizing.INTS] < 128 << 10
+
+
+# -- seed (c), sglang#27338: a factor topk is missing ---------------------------------------------------------------
+
+
+def shortage(geometry, specs):
+    """The first need of a batch at the limits that a declared buffer does not cover."""
+    metadata = sizing.metadata(geometry)
+    for batch in wall_batches(geometry):
+        for spec in specs:
+            named = {name for level in metadata[batch.mode].levels for name in level.buffers.values()}
+            if spec.name in named:
+                for need in needs_of(spec, batch, geometry, metadata):
+                    if need.needed > need.declared:
+                        return f"{need.buffer}: {need.what} {need.needed} > {need.declared}, {need.why}"
+    return ""
+
+
+def draft_geometry(make_geometry):
+    return make_geometry(topk=4, num_steps=5, num_draft_tokens=2, modes=DRAFT_MODES, max_extend_tokens=4)
+
+
+def test_every_draft_batch_fits(make_geometry):
+    """With topk 4 and pages of 64, nothing that a draft step fills is longer than its buffer."""
+    geometry = draft_geometry(make_geometry)
+    assert shortage(geometry, sizing.buffers(geometry)) == ""
+
+
+@pytest.mark.parametrize("name", [sizing.TAIL_SLOTS, sizing.MASK, sizing.SLOTS])
+def test_a_plugin_without_the_topk_factor_is_caught(make_geometry, name):
+    """The engine's bug, made here: a buffer divided by topk falls short of a batch that the message shows."""
+    geometry = draft_geometry(make_geometry)
+    mutated = [replace(spec, shape=(spec.shape[0] // 4,)) if spec.name == name else spec
+               for spec in sizing.buffers(geometry)]  # fmt: skip
+    assert shortage(geometry, mutated).startswith(name)
+
+
+def test_no_index_buffer_holds_topk_copies_of_the_prefix(make_geometry):
+    """The engines' repair multiplied the context by topk; here page ids do not depend on topk at all."""
+    sizes = set()
+    for topk in (1, 4, 8):
+        geometry = make_geometry(topk=topk, num_steps=2, num_draft_tokens=64, modes=DRAFT_MODES)
+        sizes |= {spec.numel for spec in sizing.buffers(geometry) if spec.name == sizing.PAGES}
+    assert len(sizes) == 1
+
+
+def test_staging_holds_two_rounds_of_plans(make_geometry):
+    """A draft program plans once a step before its replay: twice as many slots as steps, each with both plans."""
+    geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=6)
+    spec = next(one for one in sizing.buffers(geometry) if one.role is Role.HOST_STAGING)
+    assert spec.shape[0] == 10
+    assert spec.shape[1] % 16 == 0

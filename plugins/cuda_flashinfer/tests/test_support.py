@@ -1,0 +1,73 @@
+"""Every refusal, as the sentence a user reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark import DRAFT_MODES, DeviceProfile, Limits, Mode, load
+from draftmark.errors import BackendRefusal
+from draftmark_cuda_flashinfer import support
+from draftmark_cuda_flashinfer.support import reasons_against
+from draftmark_cuda_flashinfer.version import TESTED
+
+PLAIN = (Mode.EXTEND, Mode.DECODE)
+REFUSALS = {
+    "device": ({"kind": "npu"}, "device kind npu is not served"),
+    "old": ({"arch": 75}, "sm_75 is not served"),
+    "head_dim": ({"head_dim": 80}, "head_dim 80 is not served: FA2 is built here for 64, 128, 256"),
+    "float32": ({"q_dtype": "float32", "kv_dtype": "float32"}, "q_dtype float32 is not served"),
+    "fp8": ({"kv_dtype": "float8_e4m3fn"}, "FA2 takes KV scales as host numbers"),
+    "mixed": ({"q_dtype": "float16"}, "kv_dtype bfloat16 with q_dtype float16 is not served"),
+    "merge": ({"num_qo_heads": 128, "num_kv_heads": 8}, "the merge needs 2048 threads a row"),
+    "slots": ({"max_num_reqs": 4096, "max_context_len": 1 << 20}, "token slots or mask bytes up to"),
+    "pages": ({"max_num_reqs": 4096, "max_context_len": 1 << 20, "page_size": 1, "modes": PLAIN}, "indptr holds"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_refused_is_refused_by_name(make_geometry, name):
+    """One reason, which names the field, its value and the limit."""
+    fields, told = REFUSALS[name]
+    (reason,) = reasons_against(make_geometry(**fields))
+    assert told in reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"modes": DRAFT_MODES},
+        {"window_left": 5, "logits_soft_cap": 30.0},
+        {"head_dim": 256, "page_size": 1},
+        {"q_dtype": "float16", "kv_dtype": "float16", "page_size": 1024, "num_kv_heads": 1},
+        {"num_qo_heads": 128, "num_kv_heads": 8, "modes": PLAIN},
+    ],
+    ids=str,
+)
+def test_what_is_served_has_no_reason(make_geometry, fields):
+    """Windows with trees, caps, any page size; and many heads where nothing is merged."""
+    assert reasons_against(make_geometry(**fields)) == []
+
+
+@pytest.mark.parametrize("version", ["0.6.13", "0.7.2"])
+def test_another_version_is_refused_by_name(make_geometry, monkeypatch, version):
+    """Plans are laid out by version; the sentence names both and the command that helps."""
+    monkeypatch.setattr(support, "installed", lambda: version)
+    (reason,) = reasons_against(make_geometry())
+    assert f"flashinfer-python {version} is not served" in reason
+    assert reason.endswith(f"install flashinfer-python=={TESTED}")
+
+
+def test_an_absent_library_is_no_refusal(make_geometry, monkeypatch):
+    """Sizing works without it; the registry says that the runtime is absent when a device is asked for."""
+    monkeypatch.setattr(support, "installed", lambda: None)
+    assert reasons_against(make_geometry()) == []
+
+
+def test_overlap_is_refused_with_the_remedy(make_geometry):
+    """Plans need exact host lengths, which the core refuses together with overlap."""
+    geometry = make_geometry()
+    limits = Limits(6, 1000, 256, (1, 4, 8), overlap=True)
+    overlapped = type(geometry).create(geometry.attention, limits, geometry.draft, DeviceProfile("cuda", 90, 132))
+    with pytest.raises(BackendRefusal, match="overlap=False"):
+        load("cuda_flashinfer").require(overlapped)

@@ -1,0 +1,173 @@
+"""The step path on XQA: four plain methods over the arena's buffers and the batch's own tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+from draftmark.arena import Arena
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVCache
+from draftmark.errors import BatchError
+from draftmark.graphs import record_call
+
+from . import forms, launch, sizing
+from .xqa import Xqa
+
+HEADS_OF_POOL = 1 << 32
+"""XQA multiplies page id and page stride, counted in heads, in 32 bits."""
+
+
+class XqaBackend:
+    """One code path for eager, capture and replay. Needs no host lengths and never reads the device on the host.
+
+    On CPU tensors metadata are written (in Triton's interpreter) and KV is stored; attention needs the device.
+    """
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        a = geometry.attention
+        self.geometry = geometry
+        self.arena = arena
+        self._buffer = {name: arena[name] for name in arena}
+        scale = a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5
+        # XQA divides by sqrt(head_dim) itself.
+        self._factor = scale * a.head_dim**0.5
+        self._xqa = self._open() if arena[sizing.SCRATCH].is_cuda else None
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing: XQA has no plan, and lengths are on the device."""
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """Lengths with the tail, slots, masks; one launch, the same in eager, capture and replay."""
+        slots = self._buffer[sizing.SLOTS][: batch.num_rows]
+        if batch.uniform is None:
+            if batch.num_rows:
+                outs = (slots, *self._chunks(batch))
+                record_call(
+                    launch.write_chunks, self.geometry.attention.page_size, batch.prefix_lens, batch.q_indptr,
+                    batch.page_table, *outs, mutates=outs,
+                )  # fmt: skip
+            return
+        extent = batch.uniform
+        lens = self._buffer[sizing.LENS][: batch.padded_reqs]
+        masked = batch.mode in forms.masked_modes(self.geometry)
+        tree = batch.tail.mask if isinstance(batch.tail, Tree) and masked else None
+        indptr, mask = (self._buffer[name] if masked else None for name in (sizing.INDPTR, sizing.MASK))
+        record_call(
+            launch.write_uniform, self.geometry.attention.page_size,
+            (extent.q_len, extent.tail_len, forms.lanes(batch.mode, extent.q_len, extent.tail_len)),
+            batch.prefix_lens, batch.page_table, tree, lens, slots, indptr, mask,
+            forms.mask_words(self.geometry, batch.mode) if masked else 1,
+            mutates=[one for one in (lens, slots, indptr, mask) if one is not None],
+        )  # fmt: skip
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
+        slots = self._buffer[sizing.SLOTS][: batch.num_rows]
+        if batch.num_rows:
+            record_call(
+                launch.write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
+            )
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """One launch of XQA; a draft step behind its first also moves its rows there and back."""
+        if self._xqa is None:
+            raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
+        self._check(cache, batch, out)
+        if not batch.num_rows:
+            return
+        q, scales = q.contiguous(), self._scales(cache)
+        if batch.uniform is None:
+            lens, indptr, table, mask = self._chunks(batch)
+            self._xqa.tree(q, cache, table, lens, out, scales, forms.CHUNK, indptr, mask)
+            return
+        lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], batch.page_table
+        q_len, tail_len = batch.uniform.q_len, batch.uniform.tail_len
+        if q_len == 1 and not forms.is_fp8(self.geometry):
+            self._xqa.decode(q, cache, table, lens, out, scales)
+            return
+        rows = forms.q_rows(self.geometry, batch.mode)
+        lanes = forms.lanes(batch.mode, q_len, tail_len)
+        if batch.padded_reqs == 1 and forms.fills_blocks(self.geometry, q_len, rows):
+            lanes = q_len  # no block reaches a dummy, and no other request comes behind them
+        into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
+        indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]
+        self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK])
+        if lanes != q_len:
+            launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
+
+    def _chunks(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """chunk_lens, chunk_indptr, chunk_table, chunk_mask of an EXTEND."""
+        count, names = forms.chunks(batch.num_rows, batch.padded_reqs), sizing
+        lens = self._buffer[names.CHUNK_LENS]
+        if count > lens.shape[0]:
+            raise BatchError(
+                f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} chunks, but "
+                f"{lens.shape[0]} are allocated; raise max_num_reqs or max_extend_tokens"
+            )
+        return (
+            lens[:count],
+            self._buffer[names.CHUNK_INDPTR][: count + 1],
+            self._buffer[names.CHUNK_TABLE][:count],
+            self._buffer[names.CHUNK_MASK][: batch.num_rows],
+        )
+
+    def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Staged queries, filled, and staged outputs: `lanes` rows a request, the real ones first."""
+        queries, outputs = (self._buffer[name][: requests * lanes] for name in (sizing.QUERIES, sizing.OUTPUTS))
+        launch.move_rows(q, queries, requests * q_len, q_len, (q_len, lanes))
+        return queries, outputs
+
+    def _scales(self, cache: KVCache) -> tuple[Any, Any]:
+        """XQA's (q_scale, kv_scale): logits are multiplied by both, the output by kv_scale."""
+        if cache.k_scale is None or cache.v_scale is None:
+            return self._factor, 1.0
+        if cache.k_scale is cache.v_scale:
+            return self._factor, cache.v_scale
+        q_scale = self._buffer[sizing.Q_SCALE]
+        launch.write_scale(cache.k_scale, cache.v_scale, q_scale, self._factor)
+        return q_scale, cache.v_scale
+
+    def _check(self, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        if not out.is_contiguous() or not batch.page_table.is_contiguous():
+            raise BatchError("out and page_table must be contiguous, as XQA reads no strides of theirs; copy them")
+        heads = cache.k.shape[0] * cache.k.shape[1] * cache.k.shape[2]
+        if heads >= HEADS_OF_POOL:
+            raise BatchError(
+                f"the pool has {heads} heads (pages · page_size · KV heads), but XQA counts them in 32 bits; "
+                "use fewer pages a pool"
+            )
+        if isinstance(batch.tail, Tree) and self.geometry.attention.window_left >= 0 and batch.uniform.q_len > 1:
+            raise BatchError("the tail is a Tree under a window, whose rows XQA would place as a chain's; pass Causal")
+
+    def _open(self) -> Xqa:
+        """The library's function, after every kernel of the geometry was built, loaded and run once."""
+        from flashinfer.xqa import xqa
+
+        a = self.geometry.attention
+        bound = Xqa(
+            xqa, a.num_kv_heads, a.page_size, a.window_left + 1, self.geometry.device.num_sms,
+            self._buffer[sizing.SCRATCH], self._buffer[sizing.SEMAPHORES],
+        )  # fmt: skip
+        for rows in forms.kernels(self.geometry):
+            self._run_once(bound, rows)
+        return bound
+
+    def _run_once(self, xqa: Xqa, rows: int) -> None:
+        """One request of one key. A first call builds and loads a module, which a captured region must not."""
+        a, device = self.geometry.attention, xqa.scratch.device
+        q = torch.zeros(rows, a.num_qo_heads, a.head_dim, dtype=getattr(torch, a.q_dtype), device=device)
+        pages = torch.zeros(
+            2, 1, a.page_size, a.num_kv_heads, a.head_dim, dtype=getattr(torch, a.q_dtype), device=device
+        ).to(getattr(torch, a.kv_dtype))
+        table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+        lens = torch.ones(1, dtype=torch.int32, device=device)
+        cache = KVCache(pages[0], pages[1])
+        if rows == 1:
+            xqa.decode(q, cache, table, lens, torch.empty_like(q), (self._factor, 1.0))
+            return
+        indptr = torch.arange(2, dtype=torch.int32, device=device)
+        mask = torch.ones(forms.ceil_div(rows, forms.MASK_BITS), dtype=torch.int32, device=device)
+        xqa.tree(q[:1], cache, table, lens, torch.empty_like(q[:1]), (self._factor, 1.0), rows, indptr, mask)

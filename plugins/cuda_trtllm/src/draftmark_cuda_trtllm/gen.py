@@ -1,0 +1,88 @@
+"""The step path on trtllm-gen (sm_100, sm_103): causal tails only, its own context kernels for EXTEND.
+
+Never run on hardware. The calls follow FlashInfer 0.6.18.post1's signatures; the kernels are downloaded binaries, so
+opening on such a device needs them in FlashInfer's cubin directory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import Geometry
+from draftmark.arena import Arena
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVCache
+from draftmark.errors import BatchError
+from draftmark.graphs import record_call
+
+from . import gen_sizing as sizing
+from . import launch
+
+
+class GenBackend:
+    """As `backend.XqaBackend`, without masks: every tail is a chain."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        self.geometry = geometry
+        self.arena = arena
+        self._buffer = {name: arena[name] for name in arena}
+        a = geometry.attention
+        self._scale = a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5
+        self._decode = self._context = None
+        if arena[sizing.LENS].is_cuda:
+            from flashinfer.decode import trtllm_batch_decode_with_kv_cache
+            from flashinfer.prefill import trtllm_batch_context_with_kv_cache
+
+            self._decode, self._context = trtllm_batch_decode_with_kv_cache, trtllm_batch_context_with_kv_cache
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Nothing: lengths are on the device."""
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """Lengths with the tail and slots; one launch."""
+        page, slots = self.geometry.attention.page_size, self._buffer[sizing.SLOTS][: batch.num_rows]
+        lens = self._buffer[sizing.LENS][: batch.padded_reqs]
+        if batch.uniform is None:
+            sums = self._buffer[sizing.KV_INDPTR][: batch.padded_reqs + 1]
+            record_call(
+                launch.write_context, page, batch.prefix_lens, batch.q_indptr, batch.page_table, slots, lens, sums,
+                mutates=(slots, lens, sums),
+            )  # fmt: skip
+            return
+        extent = batch.uniform
+        record_call(
+            launch.write_uniform, page, (extent.q_len, extent.tail_len, extent.q_len), batch.prefix_lens,
+            batch.page_table, None, lens, slots, None, None, 1, mutates=(lens, slots),
+        )  # fmt: skip
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        """Scatter the rows to their slots."""
+        slots = self._buffer[sizing.SLOTS][: batch.num_rows]
+        if batch.num_rows:
+            record_call(launch.write_kv, k, v, cache.k, cache.v, None, None, slots, mutates=(cache.k, cache.v))
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """One call of the library."""
+        if self._decode is None or self._context is None:
+            raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
+        if isinstance(batch.tail, Tree):
+            raise BatchError("the tail is a Tree, but trtllm-gen ignores masks; pass Causal, or use topk 1")
+        if not batch.num_rows:
+            return
+        a, lens = self.geometry.attention, self._buffer[sizing.LENS][: batch.padded_reqs]
+        longest = self.geometry.max_pages_per_req * a.page_size
+        common = {
+            "bmm1_scale": self._scale, "bmm2_scale": 1.0, "window_left": a.window_left, "out": out, "kv_layout": "NHD",
+            "multi_ctas_kv_counter_buffer": self._buffer[sizing.COUNTERS],
+        }  # fmt: skip
+        front = (q.contiguous(), (cache.k, cache.v), self._buffer[sizing.WORKSPACE], batch.page_table, lens)
+        if batch.uniform is None:
+            sums = self._buffer[sizing.KV_INDPTR][: batch.padded_reqs + 1]
+            self._context(
+                *front, max_q_len=max(batch.q_lens), max_kv_len=longest, batch_size=batch.padded_reqs,
+                cum_seq_lens_q=batch.q_indptr, cum_seq_lens_kv=sums, **common,
+            )  # fmt: skip
+            return
+        self._decode(
+            *front, max_seq_len=longest, backend="trtllm-gen", q_len_per_req=batch.uniform.q_len, **common
+        )

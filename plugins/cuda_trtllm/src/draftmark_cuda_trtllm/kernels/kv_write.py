@@ -1,0 +1,58 @@
+"""write_kv: new K and V rows to their slots, quantised on the way when the cache is fp8. One launch.
+
+A program moves K and V of BLOCK_ROWS rows: 2 · heads · dim elements in for each, as many out. Worked size, 64 rows,
+8 heads of 128, bf16: 256 KiB read and 256 KiB written, 0.12 µs at 4.3 TB/s; a launch is the floor.
+"""
+
+import triton
+import triton.language as tl
+
+from .convert import convert
+
+
+@triton.jit
+def write_rows(
+    k,
+    v,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    slot_mapping,
+    num_rows,
+    stride_k_row,
+    stride_k_head,
+    stride_v_row,
+    stride_v_head,
+    stride_kc_page,
+    stride_kc_slot,
+    stride_kc_head,
+    stride_vc_page,
+    stride_vc_slot,
+    stride_vc_head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """k, v ``[num_rows, heads, dim]`` → cache ``[pages, P, heads, dim]`` at slot_mapping int64 ``[num_rows]``."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    row_live = row < num_rows
+    slot = tl.load(slot_mapping + row, mask=row_live, other=0)
+    page, offset = (slot // PAGE)[:, None], (slot % PAGE)[:, None]
+    element = tl.arange(0, BLOCK)
+    live = row_live[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
+    head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
+
+    new_k = tl.load(k + row[:, None] * stride_k_row + head * stride_k_head + dim, mask=live)
+    new_v = tl.load(v + row[:, None] * stride_v_row + head * stride_v_head + dim, mask=live)
+    if SCALED:
+        # e4m3 has no infinity: beyond 448 the conversion must saturate, not wrap into NaN.
+        new_k = convert(tl.clamp(new_k.to(tl.float32) / tl.load(k_scale), -448.0, 448.0), k_cache.dtype.element_ty)
+        new_v = convert(tl.clamp(new_v.to(tl.float32) / tl.load(v_scale), -448.0, 448.0), v_cache.dtype.element_ty)
+    k_target = k_cache + page * stride_kc_page + offset * stride_kc_slot + head * stride_kc_head + dim
+    v_target = v_cache + page * stride_vc_page + offset * stride_vc_slot + head * stride_vc_head + dim
+    tl.store(k_target, new_k, mask=live)
+    tl.store(v_target, new_v, mask=live)

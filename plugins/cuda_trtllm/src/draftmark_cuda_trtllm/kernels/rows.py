@@ -1,0 +1,26 @@
+"""Rows of a draft step between the batch's layout and the kernel's, and the one scale that XQA takes for K.
+
+Worked size, 256 requests of 8 rows of 32 heads of 128, bf16: 16 MiB in and 16 MiB out, 8 µs at 4.2 TB/s.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def move_rows(
+    source, target, q_len, source_lanes, target_lanes, row_elements, BLOCK: tl.constexpr
+):
+    """Row j of request r from row ``r · source_lanes + j`` of `source` to row ``r · target_lanes + j`` of `target`."""
+    number = tl.program_id(0).to(tl.int64)
+    request, row = number // q_len, number % q_len
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = element < row_elements
+    value = tl.load(source + (request * source_lanes + row) * row_elements + element, mask=live)
+    tl.store(target + (request * target_lanes + row) * row_elements + element, value, mask=live)
+
+
+@triton.jit
+def write_scale(k_scale, v_scale, q_scale, factor):
+    """q_scale ``[1]`` float32, out: factor · k_scale / v_scale. XQA multiplies logits by q_scale and v_scale both."""
+    tl.store(q_scale, factor * tl.load(k_scale) / tl.load(v_scale))

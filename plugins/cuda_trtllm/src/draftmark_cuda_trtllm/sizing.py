@@ -1,0 +1,180 @@
+"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+
+XQA checks no bound of its scratch, so the sizes here are its own arithmetic, read in `xqa/mha.cu` of FlashInfer
+0.6.18.post1: the keys of a request are split over ``max(1, SMs // (requests · KV heads))`` parts; only with two or more
+there is something to merge, and then all parts together are no more than SMs, each with one record per block of rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from draftmark import (
+    BufferSpec,
+    Geometry,
+    Init,
+    Layout,
+    LengthConvention,
+    Level,
+    MetadataSpec,
+    Mode,
+    Role,
+    Unit,
+    ceil_div,
+    maximum,
+)
+
+from . import forms, gen_sizing
+
+if TYPE_CHECKING:
+    from draftmark.batch import ForwardBatch
+
+LENS, SLOTS, MASK, INDPTR = "kv_lens", "slot_mapping", "tail_mask", "row_indptr"
+QUERIES, OUTPUTS = "staged_queries", "staged_outputs"
+CHUNK_LENS, CHUNK_INDPTR, CHUNK_TABLE, CHUNK_MASK = "chunk_lens", "chunk_indptr", "chunk_table", "chunk_mask"
+SCRATCH, SEMAPHORES, Q_SCALE = "scratch", "semaphores", "q_scale"
+
+STATISTICS = 256
+"""Bytes of row maxima and row sums of one part and block: two times 32 rows of float32 (SMemWarpRowMax)."""
+
+
+def buffers(geometry: Geometry) -> list[BufferSpec]:
+    """The buffers of one geometry, for the modes that it serves."""
+    if forms.uses_gen(geometry):
+        return gen_sizing.buffers(geometry)
+    specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
+    if any(mode is not Mode.EXTEND for mode in geometry.modes):
+        specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
+    specs += _tree_form(geometry)
+    if forms.stages(geometry):
+        specs += _staging(geometry)
+    if Mode.EXTEND in geometry.modes:
+        specs += _chunks(geometry)
+    return specs + _workspace(geometry)
+
+
+def _tree_form(geometry: Geometry) -> list[BufferSpec]:
+    masked = forms.masked_modes(geometry)
+    if not masked:
+        return []
+    rows = geometry.max_reqs
+    words = maximum(*(rows * forms.max_lanes(geometry, m) * 2 * forms.mask_words(geometry, m) for m in masked))
+    formula = "max_reqs · rows per request, dummies included · 2 · ceil(q_rows / 32)"
+    return [
+        BufferSpec(MASK, Role.TAIL_MASK, (words,), "uint16", Unit.WORDS, formula),
+        BufferSpec(INDPTR, Role.QO_INDPTR, (rows + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
+    ]
+
+
+def _staging(geometry: Geometry) -> list[BufferSpec]:
+    a = geometry.attention
+    shape = (geometry.max_reqs * forms.max_lanes(geometry, Mode.DRAFT), a.num_qo_heads, a.head_dim)
+    formula = "max_reqs · k · (S - 1) rows: a row per tail slot, those of no query untouched"
+    return [
+        BufferSpec(QUERIES, Role.QUERY_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
+        BufferSpec(OUTPUTS, Role.OUTPUT_STAGING, shape, a.q_dtype, Unit.ROWS, formula),
+    ]
+
+
+def _chunks(geometry: Geometry) -> list[BufferSpec]:
+    rows, pages = geometry.limits.max_extend_tokens, geometry.max_pages_per_req
+    count = forms.chunks(rows, geometry.max_reqs)
+    formula = f"chunks of {forms.CHUNK} rows: (max_extend_tokens + max_reqs · {forms.CHUNK - 1}) // {forms.CHUNK}"
+    return [
+        BufferSpec(CHUNK_LENS, Role.SPLIT_SCHEDULE, (count,), "int32", Unit.TOKENS, formula),
+        BufferSpec(CHUNK_INDPTR, Role.SPLIT_SCHEDULE, (count + 1,), "int32", Unit.ROWS, f"{formula}, and one"),
+        BufferSpec(CHUNK_TABLE, Role.SPLIT_SCHEDULE, (count, pages), "int32", Unit.PAGES, f"{formula}, by pages"),
+        BufferSpec(CHUNK_MASK, Role.SPLIT_SCHEDULE, (rows, _chunk_words()), "int32", Unit.WORDS, "max_extend_tokens"),
+    ]
+
+
+def _chunk_words() -> int:
+    return forms.CHUNK // forms.MASK_BITS
+
+
+def _workspace(geometry: Geometry) -> list[BufferSpec]:
+    """Scratch is written before it is read; the semaphores must be zero once, and each launch leaves them zero."""
+    a, sms = geometry.attention, geometry.device.num_sms
+    trees = [m for m in geometry.modes if m is Mode.EXTEND or m in forms.masked_modes(geometry)]
+    each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in trees] or [1]
+    most = maximum(*each)
+    held = forms.BLOCK_ROWS if trees else a.group_size
+    formula = "xqa/mha.cu: parts <= SMs · blocks; per part 2 · 32 float32 and a block's rows of the padded head_dim"
+    size = _scratch(geometry, sms * most, held)
+    once = "SMs · blocks: one per merge"
+    specs = [
+        BufferSpec(SCRATCH, Role.WORKSPACE, (size,), "uint8", Unit.BYTES, formula),
+        BufferSpec(SEMAPHORES, Role.WORKSPACE, (sms * most,), "int32", Unit.WORDS, once, init=Init.ZEROS),
+    ]
+    if forms.is_fp8(geometry):
+        specs.append(BufferSpec(Q_SCALE, Role.WORKSPACE, (1,), "float32", Unit.WORDS, "scale · k_scale / v_scale"))
+    return specs
+
+
+def _scratch(geometry: Geometry, parts: Any, rows: int) -> Any:
+    """Bytes of so many parts of `rows` rows; a segment starts at a multiple of its element's size (MemSegmenter)."""
+    head = 64 if geometry.attention.head_dim <= 64 else 128 if geometry.attention.head_dim <= 128 else 256
+    out = rows * head * 2
+    return ceil_div(STATISTICS * parts, out) * out + parts * out
+
+
+def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One masked level over the batch's own page table in every mode; lengths include the tail; no host lengths."""
+    if forms.uses_gen(geometry):
+        return gen_sizing.metadata(geometry)
+    return {mode: _meaning(geometry, mode) for mode in geometry.modes}
+
+
+def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
+    named = {"slot_mapping": SLOTS}
+    if mode is not Mode.EXTEND:
+        named["kv_lens"] = LENS
+    if mode not in forms.masked_modes(geometry):
+        level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+        return MetadataSpec((level,), mask_stride=geometry.mask_words)
+    named |= {"tail_mask": MASK, "qo_indptr": INDPTR}
+    if mode is Mode.DRAFT and forms.stages(geometry):
+        named |= {"query_staging": QUERIES, "output_staging": OUTPUTS}
+    level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+    stride = 2 * forms.mask_words(geometry, mode)
+    return MetadataSpec((level,), mask_stride=stride, mask_dtype="uint16", dummy_rows="last")
+
+
+def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes that one batch takes of the plugin's own buffers.
+
+    Semaphores count whole: they are zeroed once for every batch there will be.
+    """
+    if forms.uses_gen(geometry):
+        return gen_sizing.usage(geometry, batch)
+    used = {spec.name: 0 for spec in buffers(geometry) if spec.role in (Role.SPLIT_SCHEDULE, Role.WORKSPACE)}
+    requests, rows = batch.padded_reqs, _rows_told(geometry, batch)
+    if batch.uniform is None:
+        requests = forms.chunks(batch.num_rows, batch.padded_reqs)
+        used[CHUNK_LENS], used[CHUNK_INDPTR] = requests * 4, (requests + 1) * 4
+        used[CHUNK_TABLE] = requests * geometry.max_pages_per_req * 4
+        used[CHUNK_MASK] = batch.num_rows * _chunk_words() * 4
+    used[SCRATCH] = _used_scratch(geometry, requests, rows)
+    used[SEMAPHORES] = next(spec.nbytes for spec in _workspace(geometry) if spec.name == SEMAPHORES)
+    if Q_SCALE in used:
+        used[Q_SCALE] = 4
+    return used
+
+
+def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
+    """Rows that the kernel of a batch is told of; 1 is the decode form."""
+    extent = batch.uniform
+    if extent is not None and extent.q_len == 1 and not forms.is_fp8(geometry):
+        return 1
+    return forms.q_rows(geometry, batch.mode)
+
+
+def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
+    a = geometry.attention
+    width = geometry.max_pages_per_req * a.page_size
+    parts = min(max(1, geometry.device.num_sms // max(1, requests * a.num_kv_heads)), ceil_div(width, forms.KV_TILE))
+    if parts == 1:
+        return 0
+    blocks = 1 if rows == 1 else forms.blocks(a.group_size, rows)
+    held = a.group_size if rows == 1 else forms.BLOCK_ROWS
+    return _scratch(geometry, parts * requests * a.num_kv_heads * blocks, held)

@@ -1,0 +1,111 @@
+"""What is refused, in sentences. Integers, names and installed versions only."""
+
+from __future__ import annotations
+
+from draftmark import Geometry, Mode
+
+from . import forms, versions
+
+MAX_GROUP = 32
+"""The decode form keeps a group's queries in 16 KiB of shared memory, a tree block has 32 rows."""
+MAX_HEAD_DIM = 256
+MAX_TAIL = 1024
+MAX_GRID_Z = 65535
+"""CUDA's bound on the third extent of a grid, which counts requests, or chunks of an EXTEND."""
+GEN_PAGES = (16, 32, 64)
+GEN_HEAD_DIMS = (64, 128)
+
+
+def reasons_against(geometry: Geometry) -> list[str]:
+    """Every reason why the kernels do not serve `geometry`; none means they do."""
+    reasons = [*_device(geometry), *_version(geometry), *_attention(geometry)]
+    if forms.uses_gen(geometry):
+        reasons += _gen(geometry)
+    # What follows depends on numbers that a proof leaves open, and forks it.
+    if geometry.attention.page_size not in forms.PAGES:
+        return [*reasons, f"page_size {geometry.attention.page_size} is not served: XQA is built for 16, 32, 64 or 128"]
+    return [*reasons, *_tail(geometry), *_counts(geometry)]
+
+
+def _device(geometry: Geometry) -> list[str]:
+    device = geometry.device
+    if device.kind != "cuda":
+        return [f"device kind {device.kind} is not served: the kernels are NVIDIA's, for cuda"]
+    if device.arch not in (*forms.XQA_ARCHS, *forms.GEN_ARCHS):
+        return [f"sm_{device.arch} is not served: XQA runs on sm_90, sm_120, sm_121 and trtllm-gen on sm_100, sm_103"]
+    return []
+
+
+def _version(geometry: Geometry) -> list[str]:
+    found = versions.installed()
+    if found is None or found in versions.TESTED:
+        return []
+    reasons = [
+        f"{versions.DISTRIBUTION} {found} is not served: its device verdict is not recorded; "
+        f"install {versions.DISTRIBUTION}=={versions.TESTED[-1]}"
+    ]
+    if forms.is_fp8(geometry) and forms.masked_modes(geometry) and versions.release(found) < versions.MASKED_FP8_SINCE:
+        reasons.append(f"kv_dtype {forms.FP8} with tree masks on {found} is not served: it ignores them before 0.6.16")
+    return reasons
+
+
+def _attention(geometry: Geometry) -> list[str]:
+    a = geometry.attention
+    reasons = []
+    if a.head_dim % 16 or a.head_dim > MAX_HEAD_DIM:
+        reasons.append(f"head_dim {a.head_dim} is not served: XQA is built for multiples of 16 up to {MAX_HEAD_DIM}")
+    if a.group_size > MAX_GROUP:
+        reasons.append(f"{a.group_size} query heads per KV head are not served: a block holds {MAX_GROUP} rows")
+    if a.q_dtype not in ("bfloat16", "float16"):
+        reasons.append(f"q_dtype {a.q_dtype} is not served: XQA takes bfloat16 or float16 queries")
+    if a.kv_dtype not in (a.q_dtype, forms.FP8):
+        reasons.append(
+            f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {forms.FP8}"
+        )
+    if a.logits_soft_cap > 0:
+        reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served: XQA's softmax has no cap")
+    return reasons
+
+
+def _gen(geometry: Geometry) -> list[str]:
+    a, arch = geometry.attention, geometry.device.arch
+    reasons = []
+    if a.head_dim not in GEN_HEAD_DIMS:
+        reasons.append(f"head_dim {a.head_dim} on sm_{arch} is not served: trtllm-gen is used for 64 and 128")
+    if a.kv_dtype != a.q_dtype:
+        reasons.append(f"kv_dtype {a.kv_dtype} on sm_{arch} is not served: trtllm-gen wants fp8 queries with it")
+    return reasons
+
+
+def _tail(geometry: Geometry) -> list[str]:
+    a, draft, arch = geometry.attention, geometry.draft, geometry.device.arch
+    reasons = []
+    if (a.window_left >= 0 or forms.uses_gen(geometry)) and _has_trees(geometry):
+        if a.window_left >= 0:
+            reasons.append(
+                f"window_left {a.window_left} with topk {draft.topk} is not served: XQA places row r of a tail at "
+                "position L + r, which is no tree's; use topk 1"
+            )
+        if forms.uses_gen(geometry):
+            reasons.append(
+                f"topk {draft.topk} on sm_{arch} is not served: trtllm-gen ignores masks; use topk 1"
+            )
+    if forms.uses_gen(geometry) and a.page_size not in GEN_PAGES:
+        reasons.append(f"page_size {a.page_size} on sm_{arch} is not served: trtllm-gen is built for 16, 32 or 64")
+    return reasons
+
+
+def _has_trees(geometry: Geometry) -> bool:
+    uniform = [mode for mode in geometry.modes if mode in (Mode.VERIFY, Mode.DRAFT)]
+    return bool(uniform) and bool(geometry.draft.topk > 1)
+
+
+def _counts(geometry: Geometry) -> list[str]:
+    if geometry.max_tail > MAX_TAIL:
+        return [f"a tail of {geometry.max_tail} slots is not served: masks are tested up to {MAX_TAIL}"]
+    most = geometry.max_reqs
+    if Mode.EXTEND in geometry.modes:
+        most = forms.chunks(geometry.limits.max_extend_tokens, geometry.max_reqs)
+    if most > MAX_GRID_Z:
+        return [f"{most} requests or chunks of a forward are not served: a grid holds {MAX_GRID_Z}"]
+    return []

@@ -1,0 +1,44 @@
+"""Geometries of the device at hand or of an H200, and a plugin whose step path is another class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import draftmark_cuda_trtllm as plugin
+from draftmark import TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, hookimpl
+from draftmark.hookspecs import HOOKS
+from draftmark.loaded import Backend
+
+H200 = DeviceProfile("cuda", 90, 132)
+
+
+def make_geometry(modes=TARGET_MODES, *, draft=(8, 5, 64), limits=None, device=H200, **attention) -> Geometry:
+    """Llama-3-8B's attention at 256 requests and a context of 131072, or what differs from it."""
+    shape = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 64, **attention}
+    limits = limits or Limits(256, 131072, 8192, (256,))
+    return Geometry.create(AttentionShape(**shape), limits, DraftShape(*draft), device, modes)
+
+
+@pytest.fixture(scope="session")
+def geometry() -> Callable[..., Geometry]:
+    return make_geometry
+
+
+@pytest.fixture(scope="session")
+def loaded_with() -> Callable[[type], Backend]:
+    """The plugin with its step path replaced: ``loaded_with(cls).bind`` makes a `cls`."""
+
+    def load(backend: type) -> Backend:
+        functions: dict[str, Any] = {name: getattr(plugin, name) for name in HOOKS}
+
+        def draftmark_open_backend(geometry, arena):
+            return backend(geometry, arena)
+
+        functions["draftmark_open_backend"] = hookimpl(draftmark_open_backend)
+        return Backend("cuda_trtllm", SimpleNamespace(**functions))
+
+    return load

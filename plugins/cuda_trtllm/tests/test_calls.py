@@ -1,0 +1,151 @@
+"""What reaches the library, seen on the CPU: a function that notes its arguments stands in for XQA."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftmark import DRAFT_MODES, TARGET_MODES, Limits, Mode
+from draftmark.arena import Arena
+from draftmark.batch import BatchBuffers, ragged
+from draftmark.cache import KVCache
+from draftmark.errors import BatchError
+from draftmark.lengths import Unknown
+from draftmark_cuda_trtllm import sizing
+from draftmark_cuda_trtllm.backend import XqaBackend
+from draftmark_cuda_trtllm.xqa import Xqa
+
+
+@pytest.fixture
+def noted(geometry):
+    """Open a backend on the CPU whose XQA writes row numbers and notes what it was given."""
+
+    def open_(modes, draft, **attention):
+        made = geometry(
+            modes, draft=draft, limits=Limits(4, 300, 200), num_qo_heads=4, num_kv_heads=2, head_dim=64, **attention
+        )
+        arena, calls = Arena.allocate(sizing.buffers(made), "cpu", guard=True), []
+        backend = XqaBackend(made, arena)
+
+        def xqa(q, k, v, table, lens, out, scratch, semaphores, kv_heads, page, **tree):
+            calls.append(SimpleNamespace(q=q.clone(), lens=lens, table=table, kv_heads=kv_heads, page=page, **tree))
+            out.copy_(torch.arange(out.shape[0]).view(-1, *[1] * (out.dim() - 1)))
+
+        a = made.attention
+        rest = a.num_kv_heads, a.page_size, a.window_left + 1, 132, arena["scratch"], arena["semaphores"]
+        backend._xqa = Xqa(xqa, *rest)
+        buffers = BatchBuffers(made, "cpu")
+        buffers.prefix_lens.copy_(torch.tensor([7, 64, 130, 0]))
+        return SimpleNamespace(geometry=made, backend=backend, arena=arena, calls=calls, buffers=buffers)
+
+    return open_
+
+
+def cache_of(made, scales=(None, None)):
+    a = made.attention
+    pages = torch.zeros(2, 3, a.page_size, a.num_kv_heads, a.head_dim).to(getattr(torch, a.kv_dtype))
+    return KVCache(pages[0], pages[1], *scales)
+
+
+def attend(one, batch, cache=None):
+    a = one.geometry.attention
+    q = torch.arange(batch.num_rows).view(-1, 1, 1).expand(-1, a.num_qo_heads, a.head_dim).to(torch.bfloat16)
+    out = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
+    one.backend.write_metadata(batch)
+    one.backend.attend(q, cache or cache_of(one.geometry), batch, out)
+    return out[:, 0, 0].tolist()
+
+
+def test_decode_takes_the_form_without_a_mask(noted):
+    """One row a request: no q_seq_len, no mask; the split is computed from the sizing's number of SMs."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
+    (call,) = one.calls
+    assert call.q.shape == (4, 1, 4, 64) and call.lens.tolist() == [8, 65, 131, 1]
+    assert call.sm_count == 132 and call.sliding_win_size == 0
+    assert not hasattr(call, "mask") and not hasattr(call, "q_seq_len")
+
+
+def test_scales_multiply_as_the_kernel_expects(noted):
+    """XQA divides by sqrt(head_dim) itself; fp8 takes v_scale for both, and the rest of k_scale goes to the queries."""
+    one = noted(TARGET_MODES, (1, 1, 1), softmax_scale=0.25)
+    batch = one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False)
+    attend(one, batch)
+    assert one.calls[0].q_scale == pytest.approx(0.25 * 8) and one.calls[0].kv_scale == 1.0
+
+    one = noted(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
+    scales = torch.tensor([0.5]), torch.tensor([2.0])
+    attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False), cache_of(one.geometry, scales))
+    assert one.calls[0].q_scale.item() == pytest.approx(0.25 * 8 * 0.5 / 2.0)
+    assert one.calls[0].kv_scale is scales[1]
+    assert one.calls[0].q_seq_len == 2 and one.calls[0].q_cu_seq_lens.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_window_counts_the_row_itself(noted):
+    """window_left positions to the left and its own."""
+    one = noted(TARGET_MODES, (1, 1, 1), window_left=63)
+    attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
+    assert one.calls[0].sliding_win_size == 64
+
+
+def test_a_draft_step_moves_its_rows_there_and_back(noted):
+    """Rows lie T apart on the way in and are gathered on the way out; the kernel is told of k rows."""
+    one = noted(DRAFT_MODES, (3, 4, 6))
+    for step in range(3):
+        out = attend(one, one.buffers.uniform(Mode.DRAFT, step, 4, 3, Unknown(3, 300), tree=True))
+        call, tail = one.calls[-1], 3 * (step + 1)
+        assert call.q_seq_len == 3 and call.q_cu_seq_lens.tolist() == [tail * r for r in range(5)]
+        where = [tail * r + j for r in range(4) for j in range(3)]
+        assert call.q[where, 0, 0].tolist() == list(range(12))
+        assert out == where
+
+
+def test_one_request_that_fills_its_blocks_is_not_moved(noted):
+    """16 rows of groups of 2 are a block of 32: the kernel gets the rows where they are."""
+    one = noted(DRAFT_MODES, (16, 3, 6))
+    out = attend(one, one.buffers.uniform(Mode.DRAFT, 1, 1, 1, Unknown(1, 300), tree=True))
+    assert one.calls[0].q.shape[0] == 16 and one.calls[0].q_cu_seq_lens.tolist() == [0, 32]
+    assert out == list(range(16))
+
+
+def test_a_prefill_is_handed_over_in_chunks(noted):
+    """Chunks as requests, with the causal mask; a batch without rows calls nothing."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    b = one.buffers
+    attend(one, ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (70, 1), Unknown(2, 300)))
+    (call,) = one.calls
+    assert call.q_seq_len == 64 and call.q.shape[0] == 71
+    assert call.lens.tolist() == [71, 77, 65] and call.q_cu_seq_lens.tolist() == [0, 64, 70, 71]
+    attend(one, ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300)))
+    assert len(one.calls) == 1
+
+
+def test_more_chunks_than_there_is_room_for_is_an_error(noted):
+    """An EXTEND of more requests than the geometry has is refused before anything is written."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    prefix, table = torch.zeros(9, dtype=torch.int32), torch.zeros(9, 5, dtype=torch.int32)
+    batch = ragged(one.geometry, prefix, table, (1,) * 9, Unknown(9, 300))
+    with pytest.raises(BatchError, match="9 requests"):
+        one.backend.write_metadata(batch)
+
+
+def test_what_xqa_cannot_address_is_an_error(noted):
+    """A strided page table, a strided output, and a pool past 2^32 heads."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    batch = one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False)
+    q, out = torch.zeros(4, 4, 64, dtype=torch.bfloat16), torch.zeros(4, 64, 4, dtype=torch.bfloat16)
+    with pytest.raises(BatchError, match="contiguous"):
+        one.backend.attend(q, cache_of(one.geometry), batch, out.transpose(1, 2))
+    huge = torch.empty(1 << 26, 64, 2, 64, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(BatchError, match="32 bits"):
+        one.backend.attend(q, KVCache(huge, huge), batch, torch.zeros_like(q))
+
+
+def test_without_a_device_attend_says_so(noted):
+    """A backend opened on CPU tensors has no kernels of the library."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    one.backend._xqa = None
+    with pytest.raises(BatchError, match="CUDA"):
+        attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))

@@ -1,0 +1,173 @@
+"""On a GPU: long contexts, wide drafts and every head shape against float64, with guard words behind each buffer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from draftmark import (
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    DraftShape,
+    Geometry,
+    Limits,
+    Mode,
+    load,
+)
+from draftmark.errors import BackendRefusal, BatchError
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+LLAMA = AttentionShape(32, 8, 128, 64)
+SHAPES = {
+    "llama": LLAMA,
+    "gqa2-64": AttentionShape(4, 2, 64, 16),
+    "fp16": AttentionShape(8, 2, 128, 64, "float16", "float16"),
+    "fp8": AttentionShape(8, 2, 128, 64, "bfloat16", "float8_e4m3fn"),
+    "mha": AttentionShape(8, 8, 128, 64),
+    "mqa8": AttentionShape(8, 1, 128, 64),
+    "gqa3": AttentionShape(6, 2, 128, 64),
+    "dim80": AttentionShape(8, 2, 80, 64),
+    "dim256": AttentionShape(8, 2, 256, 64),
+    "page128": AttentionShape(8, 2, 128, 128),
+}
+DRAFT = DraftShape(2, 3, 7)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    from draftmark.contract.check import Tier
+    from draftmark.contract.subject import Subject
+
+    return Subject(load("cuda_trtllm"), "cuda", Tier.DEVICE)
+
+
+@pytest.fixture(scope="module")
+def check(subject):
+    """Run turns on one opened backend: each right, semaphores back at zero."""
+    from draftmark.contract.scenarios import verify
+    from draftmark.contract.scenarios.rig import Rig, place
+
+    def run(turns):
+        rig = Rig(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
+        for turn in turns:
+            turn = place(rig, turn)
+            rig.arena.poison()
+            verify.turn_holds(rig, turn, rig.load(turn))
+            assert not rig.arena["semaphores"].any(), "a launch left its counters behind"
+        return rig
+
+    return run
+
+
+def turn(geometry, mode, lens, padded, step=0, tree="random", seed=0):
+    from draftmark.contract.scenarios.turns import uniform
+
+    return uniform(f"{mode.value}{step}", geometry, mode, lens, padded, step=step, tree=tree, seed=seed)
+
+
+def make(shape, draft, modes, context=4000, extend=512, window=None):
+    from dataclasses import replace
+
+    shape = shape if window is None else replace(shape, window_left=window)
+    return Geometry.create(shape, Limits(8, context, extend, (8,)), draft, modes=modes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_contexts_that_are_split(check, name):
+    """One request of thousands of keys is split over all SMs and merged; eight are split less, or not at all."""
+    from draftmark.contract.scenarios.turns import ragged
+
+    draw = random.Random(name)
+    for modes in (TARGET_MODES, DRAFT_MODES):
+        geometry = make(SHAPES[name], DRAFT, modes)
+        turns = [ragged("extend", geometry, (3000, 0, 65), (130, 64, 1), padded=1)]
+        for mode in modes[1:]:
+            for step in range(2) if mode is Mode.DRAFT else (0,):
+                lens = tuple(draw.randrange(3900) for _ in range(5))
+                turns += [turn(geometry, mode, (3999,), 1, step), turn(geometry, mode, lens, 8, step)]
+        check(turns)
+
+
+@pytest.mark.parametrize(("k", "steps"), [(3, 4), (8, 5), (8, 9), (40, 3)])
+def test_wide_drafts(check, k, steps):
+    """Every step of drafts whose tails end inside, at and behind a mask word, with prefixes of many tiles."""
+    geometry = make(SHAPES["gqa2-64"], DraftShape(k, steps, 2), (Mode.DRAFT,), context=1500)
+    check([turn(geometry, Mode.DRAFT, (1500, 0, 250, 17), 8, step, seed=step) for step in range(steps - 1)])
+
+
+@pytest.mark.parametrize("lens", [(3990,), (0,), (17, 3000)])
+def test_drafts_whose_rows_fill_their_blocks(check, lens):
+    """8 rows of groups of 4: one request alone is read and written in place, two are staged."""
+    geometry = make(LLAMA, DraftShape(8, 5, 2), (Mode.DRAFT,))
+    check([turn(geometry, Mode.DRAFT, lens, len(lens), step, seed=step) for step in range(4)])
+
+
+@pytest.mark.parametrize("nodes", [2, 31, 33, 64, 65, 100])
+def test_trees_of_many_nodes(check, nodes):
+    """Random trees and stars about the edges of mask words and of blocks of 32 rows."""
+    geometry = make(SHAPES["gqa2-64"], DraftShape(4, 1, nodes), TARGET_MODES, context=1500)
+    lens = (1500 - nodes, 1, 255)
+    check([turn(geometry, Mode.VERIFY, lens, 4, tree=tree) for tree in ("random", "star", "chain", "unused")])
+
+
+@pytest.mark.parametrize("window", [0, 63, 700])
+def test_chains_under_a_window(check, window):
+    """A window moves with the row: decode, verify of a chain, draft steps of topk 1, and prefill in chunks."""
+    from draftmark.contract.scenarios.turns import ragged
+
+    for modes in (TARGET_MODES, DRAFT_MODES):
+        geometry = make(LLAMA, DraftShape(1, 4, 7), modes, context=1500, window=window)
+        turns = [ragged("extend", geometry, (900, 0), (150, 70), padded=1)]
+        for mode in modes[1:]:
+            for step in range(3) if mode is Mode.DRAFT else (0,):
+                turns.append(turn(geometry, mode, (1490, 3, 700), 4, step, tree="chain"))
+        check(turns)
+
+
+def test_a_tree_under_a_window_is_an_error(subject):
+    """A geometry of topk 1 that is handed a Tree under a window raises, and computes nothing."""
+    from draftmark.contract.scenarios.rig import Rig, place
+
+    geometry = make(LLAMA, DraftShape(1, 1, 7), TARGET_MODES, context=1500, window=63)
+    one = turn(geometry, Mode.VERIFY, (100,), 1, tree="star")
+    rig = Rig(subject, geometry, one.num_pages)
+    one = place(rig, one)
+    with pytest.raises(BatchError, match="window"):
+        rig.run(one, rig.load(one))
+    with pytest.raises(BackendRefusal, match="window_left 63 with topk 2"):
+        load("cuda_trtllm").open(make(LLAMA, DRAFT, TARGET_MODES, window=63), "cuda")
+
+
+def test_rows_that_are_not_contiguous(subject):
+    """Queries by head first are copied; an output by head first is refused, for nobody would read the copy."""
+    from draftmark.contract.scenarios.rig import Rig, place
+
+    geometry = make(SHAPES["gqa2-64"], DRAFT, TARGET_MODES, context=200)
+    one = turn(geometry, Mode.VERIFY, (100, 30), 2)
+    rig = Rig(subject, geometry, one.num_pages)
+    one = place(rig, one)
+    batch = rig.load(one)
+    wanted = rig.run(one, batch)
+    q, _, _, out = rig.stage.rows(one)
+    by_head = q.transpose(0, 1).contiguous().transpose(0, 1)
+    out.fill_(float("nan"))
+    rig.backend.attend(by_head, rig.stage.cache, batch, out)
+    assert torch.equal(out, wanted)
+    with pytest.raises(BatchError, match="contiguous"):
+        rig.backend.attend(q, rig.stage.cache, batch, torch.empty_like(by_head))
+
+
+def test_batches_of_changing_size_share_scratch(check):
+    """Many forwards of one arena, of one to eight requests, whose splits and merges lie over each other."""
+    geometry = make(SHAPES["gqa2-64"], DraftShape(3, 3, 9), TARGET_MODES, context=3000)
+    draw, turns = random.Random(5), []
+    for seed in range(40):
+        lens = tuple(draw.choice((0, 1, 255, 256, 257, draw.randrange(2990))) for _ in range(draw.randint(1, 8)))
+        turns.append(turn(geometry, draw.choice((Mode.DECODE, Mode.VERIFY)), lens, 8, seed=seed))
+    check(turns)

@@ -1,0 +1,127 @@
+"""What of FlashInfer is touched, and whether the installed one still is what was read and tested.
+
+Read as text: nothing here imports the library. Without it, what says so is skipped.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import draftmark_cuda_trtllm as plugin
+from draftmark_cuda_trtllm import forms, versions
+
+SOURCES = Path(plugin.__file__).parent
+PUBLIC = {
+    "flashinfer.xqa": {"xqa"},
+    "flashinfer.decode": {"trtllm_batch_decode_with_kv_cache"},
+    "flashinfer.prefill": {"trtllm_batch_context_with_kv_cache"},
+}
+"""Every name of the library that the plugin uses. None is private, and none is called by position beyond tensors."""
+KEYWORDS = {
+    "xqa.py": ("xqa", "q_scale kv_scale sliding_win_size kv_layout sm_count q_seq_len mask q_cu_seq_lens"),
+    "decode.py": (
+        "trtllm_batch_decode_with_kv_cache",
+        "bmm1_scale bmm2_scale window_left out kv_layout multi_ctas_kv_counter_buffer max_seq_len backend "
+        "q_len_per_req",
+    ),
+    "prefill.py": (
+        "trtllm_batch_context_with_kv_cache",
+        "bmm1_scale bmm2_scale window_left out kv_layout multi_ctas_kv_counter_buffer max_q_len max_kv_len batch_size "
+        "cum_seq_lens_q cum_seq_lens_kv",
+    ),
+}
+POSITIONAL = [
+    *("q", "k_cache", "v_cache", "page_table", "seq_lens", "output", "workspace_buffer", "semaphores"),
+    *("num_kv_heads", "page_size"),
+]
+READ = {
+    "mha.cu": "fac9c9a116be125b800257c455ee3abe2a2a620b2816a3c254792d3a5033ace4",
+    "defines.h": "722dd1cba129d23ba532bdab69c15c7255d6870af52d0d3e1d5667734e752973",
+    "mhaUtils.cuh": "9a62daf9bc47e03d68eb4ea8e650d4f72b29ad50538a07404f3a0793d5a1ade8",
+    "xqa_wrapper.cu": "31fbba7d0e912091b9aa16a1fd28338372be56b4543edcf556e21e33924a34aa",
+}
+"""sha256 of the kernel sources that two things rest on beyond the documentation: the sizes of scratch and semaphores
+(`sizing`), and that a grid of q_rows rows serves the first q_rows rows of requests that have more (`forms`)."""
+
+
+def library() -> Path:
+    found = importlib.util.find_spec("flashinfer")
+    if found is None or found.origin is None:
+        pytest.skip("flashinfer is not installed")
+    return Path(found.origin).parent
+
+
+def imports(path: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("flashinfer"):
+            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("flashinfer") for alias in node.names), path.name
+    return found
+
+
+def test_only_public_functions_are_used():
+    """The names that the plugin takes from the library are the listed ones, and all of them are public."""
+    found: dict[str, set[str]] = {}
+    for path in SOURCES.rglob("*.py"):
+        for module, names in imports(path).items():
+            found.setdefault(module, set()).update(names)
+    assert found == PUBLIC
+    assert not any(name.startswith("_") for names in found.values() for name in names)
+
+
+def test_the_library_is_imported_on_opening_only():
+    """No module imports it at the top: sizing, metadata and this test run without it."""
+    for path in SOURCES.rglob("*.py"):
+        body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+        assert not any((node.module or "").startswith("flashinfer") for node in body), path.name
+
+
+@pytest.mark.parametrize("file", KEYWORDS)
+def test_the_functions_still_take_what_is_passed(file):
+    """Each keyword is a parameter, and what is passed to xqa by position stands where it stood."""
+    name, keywords = KEYWORDS[file]
+    tree = ast.parse((library() / file).read_text())
+    function = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
+    positional = [one.arg for one in function.args.args]
+    missing = set(keywords.split()) - set(positional) - {one.arg for one in function.args.kwonlyargs}
+    what = f"flashinfer's {name} no longer takes {sorted(missing)}; change the call and run the device tests"
+    assert not missing, what
+    if name == "xqa":
+        assert positional[: len(POSITIONAL)] == POSITIONAL, "flashinfer's xqa takes its tensors in another order"
+
+
+@pytest.mark.parametrize("file", READ)
+def test_the_kernel_sources_are_the_ones_that_were_read(file):
+    """Another source may size its scratch otherwise: read it again, run the device tests, and record the new hash."""
+    text = (library() / "data" / "csrc" / "xqa" / file).read_bytes()
+    assert hashlib.sha256(text).hexdigest() == READ[file], (
+        f"xqa/{file} differs from the one of {versions.TESTED[-1]}: sizing.py and forms.py rest on that one; "
+        "compare launchMHAFlashInfer and kernel_mha_impl, run the device tests, then record the hash"
+    )
+
+
+def test_the_constants_are_the_source_s():
+    """Tile of rows and tile of keys, where the source says them."""
+    sources = library() / "data" / "csrc" / "xqa"
+    (rows,) = re.findall(r"#define M_TILESIZE (\d+)", (sources / "defines.h").read_text())
+    text = (sources / "mha.cu").read_text()
+    assert int(rows) == forms.BLOCK_ROWS
+    assert "constexpr uint3 ctaShapeInWarps = {4, 1, 2};" in text
+    assert "constexpr uint2 warpTile = {64," in text
+    assert forms.KV_TILE == 4 * 64
+
+
+def test_the_installed_version_is_a_tested_one():
+    """Otherwise every geometry is refused by name; see versions.TESTED."""
+    found = versions.installed()
+    if found is None:
+        pytest.skip("flashinfer-python is not installed")
+    assert found in versions.TESTED

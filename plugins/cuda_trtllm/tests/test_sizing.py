@@ -1,0 +1,102 @@
+"""Scratch and semaphores against XQA's own arithmetic, written down a second time from its source."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from draftmark import DRAFT_MODES, TARGET_MODES, Mode
+from draftmark_cuda_trtllm import forms, sizing
+
+KINDS = ((TARGET_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 9, 3)), (TARGET_MODES, (1, 1, 1)))
+
+
+def sizes(geometry):
+    return {spec.name: spec.nbytes for spec in sizing.buffers(geometry)}
+
+
+def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
+    """(bytes of scratch, semaphores) that `launchMHAFlashInfer` and `kernel_mha_impl` of xqa/mha.cu use."""
+    parts = min(max(1, sms // (batch * kv_heads)), math.ceil(max_len / 256))
+    blocks = 1 if rows == 1 else math.ceil(rows * group / 32)
+    if parts == 1:
+        return 0, 0
+    sequences = kv_heads * blocks * batch
+    row_max = 128  # float data[1][8][4]: up to 32 rows
+    record = (group if rows == 1 else 32) * next(n for n in (64, 128, 256) if n >= dim) * 2
+    offset = 2 * row_max * parts * sequences
+    return math.ceil(offset / record) * record + parts * sequences * record, sequences
+
+
+@pytest.mark.parametrize("sms", [4, 66, 132, 170])
+@pytest.mark.parametrize(("modes", "draft"), KINDS)
+@pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
+def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, heads):
+    """For every number of requests, or of chunks of a prefill, of every mode: inside what is declared."""
+    from dataclasses import replace
+
+    made = geometry(modes, draft=draft, num_qo_heads=heads[0], num_kv_heads=heads[1])
+    made = replace(made, device=replace(made.device, num_sms=sms))
+    declared, a = sizes(made), made.attention
+    width = made.max_pages_per_req * a.page_size
+    for mode in made.modes:
+        most = forms.chunks(8192, made.max_reqs) if mode is Mode.EXTEND else made.max_reqs
+        alone = mode is not Mode.EXTEND and made.extent(mode).q_len == 1
+        rows = 1 if alone else forms.q_rows(made, mode)
+        for batch in range(1, most + 1):
+            scratch, counters = xqa_scratch(sms, batch, a.num_kv_heads, a.group_size, a.head_dim, width, rows)
+            assert scratch <= declared["scratch"], (mode, batch)
+            assert counters * 4 <= declared["semaphores"], (mode, batch)
+
+
+def test_the_declared_scratch_is_met(geometry):
+    """One request of 64 rows on an H200 uses all of it but the rounding of 132 SMs to whole KV heads."""
+    made = geometry()
+    scratch, _ = xqa_scratch(132, 1, 8, 4, 128, made.max_pages_per_req * 64, 64)
+    assert 0.96 * sizes(made)["scratch"] < scratch <= sizes(made)["scratch"] < 9 << 20
+
+
+def test_graph_state_of_a_target_is_small(geometry):
+    """256 requests, context 131072, 64 draft tokens: under 16 MiB, where 128 MiB of workspace is the custom."""
+    assert sum(sizes(geometry(TARGET_MODES)).values()) < 16 << 20
+
+
+def test_only_drafts_with_dummies_are_staged(geometry):
+    """A chain, and a draft of one step, need no rows but their own."""
+    assert "staged_queries" in sizes(geometry(DRAFT_MODES))
+    for draft in ((1, 5, 64), (8, 2, 64), (8, 1, 64)):
+        assert "staged_queries" not in sizes(geometry(DRAFT_MODES, draft=draft))
+    assert "staged_queries" not in sizes(geometry(TARGET_MODES))
+
+
+@pytest.mark.parametrize("k", [2, 3, 8, 9, 40])
+@pytest.mark.parametrize("steps", range(2, 14))
+def test_a_mask_row_holds_the_tail_and_the_grid_holds_the_rows(geometry, k, steps):
+    """Of every draft step: the kernel's mask row has a bit per tail slot, and its blocks cover the k real rows."""
+    made = geometry(DRAFT_MODES, draft=(k, steps, 3))
+    rows = forms.q_rows(made, Mode.DRAFT)
+    assert 32 * forms.mask_words(made, Mode.DRAFT) >= k * (steps - 1)
+    assert rows >= k
+    if k * (steps - 1) <= 32:
+        assert rows == k
+
+
+@pytest.mark.parametrize("draft", [(1, 1, 1), (1, 70, 2), (8, 2, 32), (8, 5, 33), (8, 9, 64), (40, 2, 65), (3, 12, 99)])
+def test_a_mask_row_is_as_long_as_the_kernel_takes_it(geometry, draft):
+    """XQA derives the stride from q_rows alone."""
+    for made in (geometry(DRAFT_MODES, draft=draft), geometry(TARGET_MODES, draft=draft)):
+        for mode in made.modes:
+            assert forms.mask_words(made, mode) == math.ceil(forms.q_rows(made, mode) / 32), mode
+
+
+def test_one_tree_kernel_serves_every_draft_step(geometry):
+    """A draft geometry asks for three kernels: its steps', DRAFT_EXTEND's and the chunks'."""
+    assert forms.kernels(geometry(DRAFT_MODES, draft=(8, 5, 16))) == [8, 16, 64]
+    assert forms.kernels(geometry(TARGET_MODES, draft=(8, 5, 64))) == [1, 64]
+    assert forms.kernels(geometry(DRAFT_MODES, draft=(1, 5, 16))) == [1, 16, 64]
+
+
+def test_an_fp8_cache_never_asks_for_the_decode_form(geometry):
+    """On sm_90 FlashInfer would run it on a kernel that rounds the queries to fp8."""
+    assert 1 not in forms.kernels(geometry(kv_dtype="float8_e4m3fn", draft=(1, 1, 1)))

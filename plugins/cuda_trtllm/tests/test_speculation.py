@@ -1,0 +1,76 @@
+"""On a GPU: the loop decodes with n-gram drafts and trees, eagerly and in graphs, as it does without drafts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark.speculative import EngineConfig, HostKind, Ngram, generate
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """head_dim → a tiny random Llama in bf16 on CUDA, whose logits lie far apart."""
+    from draftmark.speculative.models import wrap_model
+    from draftmark.speculative.models.tiny import tiny_hf_model
+
+    made = {}
+
+    def make(head_dim):
+        if head_dim not in made:
+            hf = tiny_hf_model(
+                "llama", vocab_size=64, dtype="bfloat16", hidden_size=128, num_attention_heads=4,
+                num_key_value_heads=2, head_dim=head_dim,
+            )  # fmt: skip
+            made[head_dim] = wrap_model(hf.cuda(), name="llama")
+        return made[head_dim]
+
+    return make
+
+
+PROMPTS = [[5, 6, 7, 8] * 5 + [5, 6], [9] * 17, list(range(40)), [1, 2, 3, 1, 2, 3, 1, 2], [33]]
+
+
+def decode(model, **settings):
+    config = EngineConfig(
+        backend="cuda_trtllm", page_size=16, max_num_reqs=3, max_context_len=128, max_extend_tokens=48, guard=True,
+        **settings,
+    )  # fmt: skip
+    outs, engine = generate(model, PROMPTS, 40, config)
+    return [out.tokens for out in outs], engine.statistics.mean_accepted
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("topk", [1, 3])
+def test_drafts_change_nothing(model, head_dim, graph, topk):
+    """Greedy, bf16: rounds with drafts give the tokens of plain decoding, and some drafts are accepted."""
+    plain, _ = decode(model(head_dim))
+    drafted, accepted = decode(
+        model(head_dim), speculate=Ngram(topk, 7, 2, 1), graph=graph, host_lengths=HostKind.UNKNOWN
+    )
+    assert drafted == plain
+    assert accepted > 1.0
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_it_parts_from_the_reference_at_near_ties_only(model, graph):
+    """The same model on the reference backend gives the same text up to where two tokens are about as likely.
+
+    In bf16 two correct attentions differ in the last bit, and a random model has near ties.
+    """
+    config = EngineConfig(backend="reference", page_size=16, max_num_reqs=3, max_context_len=128, max_extend_tokens=48)
+    outs, _ = generate(model(64), PROMPTS, 40, config)
+    ours, _ = decode(model(64), graph=graph)
+    for prompt, mine, theirs in zip(PROMPTS, ours, (out.tokens for out in outs), strict=True):
+        same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), None)
+        if same is not None:
+            ids = torch.tensor([[*prompt, *mine[:same]]], device="cuda")
+            logits = model(64).hf(ids).logits[0, -1].float()
+            gap = (logits.max() - torch.minimum(logits[mine[same]], logits[theirs[same]])).item()
+            assert gap < 0.05 * (logits.max() - logits.min()).item(), (prompt, same)

@@ -1,0 +1,87 @@
+"""Refusals: each is one sentence that names the value, and what is not refused has buffers and metadata."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark import DRAFT_MODES, TARGET_MODES, DeviceProfile, Limits, Mode
+from draftmark_cuda_trtllm import sizing, versions
+from draftmark_cuda_trtllm.support import reasons_against
+
+FP8 = "float8_e4m3fn"
+B200 = DeviceProfile("cuda", 100, 148)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"page_size": 1}, "page_size 1 "),
+        ({"page_size": 8}, "page_size 8 "),
+        ({"page_size": 256}, "page_size 256 "),
+        ({"head_dim": 100}, "head_dim 100"),
+        ({"head_dim": 512}, "head_dim 512"),
+        ({"num_qo_heads": 72, "num_kv_heads": 1}, "72 query heads"),
+        ({"q_dtype": "float32", "kv_dtype": "float32"}, "q_dtype float32"),
+        ({"q_dtype": "float16", "kv_dtype": "bfloat16"}, "kv_dtype bfloat16"),
+        ({"logits_soft_cap": 30.0}, "logits_soft_cap 30.0"),
+        ({"window_left": 127}, "window_left 127"),
+        ({"draft": (8, 200, 64)}, "tail of 1592"),
+        ({"limits": Limits(70000, 128, 128)}, "grid holds 65535"),
+        ({"device": DeviceProfile("cuda", 80, 108)}, "sm_80"),
+        ({"device": DeviceProfile("cuda", 89, 142)}, "sm_89"),
+        ({"device": DeviceProfile("npu", 0, 20)}, "npu"),
+        ({"device": B200}, "trtllm-gen ignores masks"),
+        ({"device": B200, "draft": (1, 1, 4), "page_size": 128}, "page_size 128 on sm_100"),
+        ({"device": B200, "draft": (1, 1, 4), "kv_dtype": FP8}, "kv_dtype float8_e4m3fn on sm_100"),
+        ({"device": B200, "draft": (1, 1, 4), "head_dim": 96}, "head_dim 96 on sm_100"),
+    ],
+)
+def test_refusals_name_the_value(geometry, change, word):
+    """What is not served is refused with a reason that names it."""
+    assert any(word in reason for reason in reasons_against(geometry(**change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"page_size": 16},
+        {"page_size": 128},
+        {"window_left": 127, "draft": (1, 1, 8)},
+        {"window_left": 0, "modes": (Mode.EXTEND, Mode.DECODE)},
+        {"kv_dtype": FP8},
+        {"q_dtype": "float16", "kv_dtype": "float16"},
+        {"head_dim": 80, "num_qo_heads": 24},
+        {"device": DeviceProfile("cuda", 120, 170)},
+        {"device": B200, "draft": (1, 1, 4)},
+        {"device": B200, "draft": (1, 3, 4), "modes": DRAFT_MODES},
+    ],
+)
+def test_what_is_not_refused_has_buffers_and_metadata(geometry, change):
+    """The accepted neighbours of the refusals are sized, and every mode says what its metadata means."""
+    made = geometry(**change)
+    assert reasons_against(made) == []
+    assert sizing.buffers(made)
+    assert set(sizing.metadata(made)) == set(made.modes)
+
+
+def test_another_version_is_refused_by_name(geometry, monkeypatch):
+    """A FlashInfer whose device verdict is not recorded is refused, and the remedy names the one that is."""
+    monkeypatch.setattr(versions, "installed", lambda: "0.7.2")
+    (reason,) = reasons_against(geometry())
+    assert "0.7.2" in reason and "0.6.18.post1" in reason
+
+
+@pytest.mark.parametrize(("version", "ignored"), [("0.6.13", True), ("0.6.15.post2", True), ("0.6.16.post1", False)])
+def test_an_fp8_cache_with_trees_is_refused_where_masks_are_ignored(geometry, monkeypatch, version, ignored):
+    """flashinfer#4199: before 0.6.16 XQA takes a causal tail for an fp8 cache, whatever the mask."""
+    monkeypatch.setattr(versions, "installed", lambda: version)
+    reasons = reasons_against(geometry(kv_dtype=FP8))
+    assert any("it ignores them" in reason for reason in reasons) is ignored
+    assert not any("it ignores them" in reason for reason in reasons_against(geometry()))
+
+
+def test_the_library_need_not_be_installed_to_size(geometry, monkeypatch):
+    """Sizing on a laptop: no FlashInfer, no reason against."""
+    monkeypatch.setattr(versions, "installed", lambda: None)
+    assert reasons_against(geometry(TARGET_MODES)) == []
