@@ -197,12 +197,14 @@ def _hash(folder: Path | None) -> str:
 def _commit(folder: Path | None) -> tuple[str, bool]:
     """Commit that holds the folder, and whether the folder equals it; ("", False) outside a repository.
 
-    A copy without its repository (a machine that only lends its device) is told by DRAFTMARK_COMMIT. It is taken at
-    its word for being clean: the hash of the files tells whether it was.
+    A machine that only lends its device has a copy without history, or with an older one: there DRAFTMARK_COMMIT tells.
+    It is taken at its word for being clean: the hash of the files tells whether it was.
     """
+    told = os.environ.get(COMMIT_VARIABLE, "")
+    if told:
+        return told, True
     if folder is None or not _git(folder, "ls-files", "."):
-        told = os.environ.get(COMMIT_VARIABLE, "")
-        return told, bool(told)
+        return "", False
     return _git(folder, "rev-parse", "HEAD"), not _git(folder, "status", "--porcelain", "--", ".")
 
 
