@@ -25,7 +25,8 @@ def read_bits(
     A backend that re-encodes names a ``tail_mask`` buffer. With ``mask_indptr`` the bits of a request lie one after
     the other, row by row of T bits, from that word on; otherwise row r starts ``mask_stride`` words after row r - 1,
     where ``qo_indptr`` (if named) counts the rows: a request with more rows there than it has queries begins with
-    dummies, or ends with them (``dummy_rows``). A buffer that still holds poison while the batch is causal was not written, so its kernel does not read it.
+    dummies, or ends with them (``dummy_rows``). A buffer that still holds poison while the batch is causal was not
+    written, so its kernel does not read it.
     """
     tree = getattr(batch.tail, "mask", None)
     name = level.buffers.get("tail_mask")
