@@ -15,10 +15,6 @@ from draftmark.lengths import Exact
 H200 = DeviceProfile("cuda", 90, 132)
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "device: needs an accelerator")
-
-
 @pytest.fixture
 def make_geometry():
     """Keywords of any of a geometry's parts → a geometry on an H200."""

@@ -14,6 +14,7 @@ from ..batch import ForwardBatch, validate
 from ..cache import KVPool
 from ..devices import profile
 from ..geometry import TARGET_MODES, AttentionShape, Geometry, Mode
+from ..lengths import Exact, HostLengths, Unknown
 from ..loaded import Backend
 from ..metadata import HostLengthsNeed
 from ..verdict import Verdict
@@ -99,6 +100,16 @@ class AttentionLayers:
             self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
         self._homes = _homes(model.layers, shapes)
         self._batch: ForwardBatch | None = None
+
+    def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
+        """What `plan` is told of the null rows that a graph is captured on.
+
+        What it decides on the host is frozen in the graph, so it plans as if every request could be as long as can
+        be; a backend that needs exact lengths is told those of the null rows.
+        """
+        if self.host_need is HostLengthsNeed.EXACT:
+            return Exact((0,) * padded_reqs)
+        return Unknown(padded_reqs, self.geometry.max_prefix_len)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Host side of every backend; before the forward, and before every replay."""

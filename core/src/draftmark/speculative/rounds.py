@@ -9,8 +9,7 @@ import torch
 from ..batch import ForwardBatch, Tree
 from ..geometry import Geometry, Mode
 from ..graphs import GraphKey, Program
-from ..lengths import Exact, HostLengths, Unknown
-from ..metadata import HostLengthsNeed
+from ..lengths import HostLengths
 from ..verdict import Verdict
 from .eagle.drafter import HeadDrafter
 from .forced import ForcedAcceptance
@@ -57,11 +56,7 @@ class Rounds:
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             for mode in modes:
                 self._state.fill((), size)
-                # Planned as if every request were as long as can be: what plan() decides is frozen in the graph. A
-                # backend that needs exact lengths is told those of the null rows.
-                exact = self._layers.host_need is HostLengthsNeed.EXACT
-                host = Exact((0,) * size) if exact else Unknown(size, self._geometry.max_prefix_len)
-                batch = self._batch(mode, size, size, host)
+                batch = self._batch(mode, size, size, self._layers.lengths_at_capture(size))
                 self._layers.plan(batch)
                 self._programs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
 

@@ -3,8 +3,8 @@
 Written from `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.6.18.post1. Every CTA takes one tile of packed
 rows (query rows x heads of a group) against one chunk of keys.
 
-* Few tiles, at most two CTAs a multiprocessor: the plan may cut the keys. The grid is padded to a fixed number of CTAs,
-  so that it can be captured, and partial results are merged.
+* Few tiles, under three quarters of two CTAs a multiprocessor: the plan cuts the keys. The grid is padded to a fixed
+  number of CTAs, so that it can be captured, and partial results are merged.
 * More tiles than that are never cut. Then the grid is the tiles themselves, it depends on no length, nothing is merged,
   and no float workspace is read. FlashInfer's own wrappers reserve one here too, which is what grows to gigabytes.
 """
@@ -55,8 +55,13 @@ def widest_tile(head_dim: int) -> int:
 
 
 def max_split_ctas(attention: AttentionShape, device: DeviceProfile) -> int:
-    """CTAs a KV head up to which keys are cut: two a multiprocessor."""
+    """CTAs a KV head of a plan that cuts keys: two a multiprocessor."""
     return 2 * device.num_sms // attention.num_kv_heads
+
+
+def most_cut_tiles(attention: AttentionShape, device: DeviceProfile) -> int:
+    """Tiles up to which keys are cut: with fewer CTAs than a quarter to spare, the merge costs more than it spreads."""
+    return 3 * max_split_ctas(attention, device) // 4
 
 
 def uniform_tiles(attention: AttentionShape, q_len: Any) -> Any:
@@ -88,7 +93,7 @@ def uniform(geometry: Geometry, q_len: Any, num_reqs: Any) -> Partition:
     """The plan of num_reqs requests with q_len rows each: of the causal or the common level."""
     a = geometry.attention
     tiles, limit = num_reqs * uniform_tiles(a, q_len), max_split_ctas(a, geometry.device)
-    if tiles > limit:
+    if tiles > most_cut_tiles(a, geometry.device):
         return unsplit(geometry, tiles, num_reqs, num_reqs * q_len)
     tile = row_tile(q_len * a.group_size, a.head_dim)
     ints = int_bytes(limit, num_reqs, num_reqs * q_len, graph=True, split=True)

@@ -139,9 +139,8 @@ def float_workspace(geometry: Geometry) -> Any:
 
 def _most_cut(geometry: Geometry, q_len: Any) -> Any:
     """Requests of the largest batch whose keys are cut."""
-    a = geometry.attention
-    limit = partition.max_split_ctas(a, geometry.device)
-    return minimum(geometry.max_reqs, limit // partition.uniform_tiles(a, q_len))
+    most = partition.most_cut_tiles(geometry.attention, geometry.device)
+    return minimum(geometry.max_reqs, most // partition.uniform_tiles(geometry.attention, q_len))
 
 
 def _uniform(geometry: Geometry) -> list[Mode]:

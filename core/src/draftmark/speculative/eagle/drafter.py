@@ -14,7 +14,7 @@ import torch
 from ...batch import BatchBuffers, ForwardBatch
 from ...geometry import Mode
 from ...graphs import GraphKey, Program
-from ...lengths import HostLengths, Unknown
+from ...lengths import HostLengths
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..programs import Programs
@@ -56,7 +56,7 @@ class HeadDrafter:
         """Capture both programs at every captured batch size; the state is filled with null rows."""
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             self._state.fill((), size)
-            host = Unknown(size, self._geometry.max_prefix_len)
+            host = self._layers.lengths_at_capture(size)
             batch, steps = self._extension(size, size, host), self._steps(size, size, host)
             for planned in (batch, *steps):
                 self._layers.plan(planned)
