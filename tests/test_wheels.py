@@ -54,7 +54,7 @@ def judge(python, source, name, folder):
         draftmark = python.parent / "draftmark"
         found = run(draftmark, "list")
         assert found.returncode == 0 and name in found.stdout, found.stderr
-        sized = run(draftmark, "size", name)
+        sized = run(draftmark, "size", name, "--page-size", 128)  # of the profile that all serve
         judged = run(draftmark, "contract", name, "--tier", "sizing")
         return sized, judged
     finally:

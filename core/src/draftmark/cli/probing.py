@@ -107,7 +107,7 @@ def sample_geometry(device: str) -> Geometry:
     """A Llama-like layer, bfloat16, drafts of 8 tokens: what every backend is expected to serve."""
     from ..devices import profile
 
-    shape = AttentionShape(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=16)
+    shape = AttentionShape(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=128)
     limits = Limits(max_num_reqs=2, max_context_len=256, max_extend_tokens=64, capture_batch_sizes=(1, 2))
     return Geometry.create(shape, limits, DraftShape(topk=2, num_draft_tokens=8), profile(device))
 

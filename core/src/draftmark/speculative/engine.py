@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import BackendRefusal, CacheExhausted, GeometryError, RequestError
+from ..errors import BackendRefusal, CacheExhausted, GeometryError
 from ..geometry import DRAFT_MODES, GeometryPair, Mode
 from ..graphs import padded_batch_size
 from ..lengths import HostLengths
@@ -24,7 +24,7 @@ from .layers import AttentionLayers, Pages, geometries_of
 from .models import CausalLM
 from .prefill import Prefill
 from .programs import Programs
-from .request import FinishReason, Progress, Request
+from .request import FinishReason, Progress, Request, check_prompt
 from .rounds import Rounds
 from .scheduler import Scheduler, by_row
 from .state import DeviceState
@@ -84,6 +84,11 @@ class Engine:
         """Whether any request is not finished."""
         return self._scheduler.busy
 
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes that all captured graphs hold; 0 without graphs."""
+        return 0 if self._programs.graphs is None else self._programs.graphs.pool_bytes
+
     def submit(self, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()) -> int:
         """Add a request; it joins at the next step.
 
@@ -100,7 +105,7 @@ class Engine:
             CacheExhausted: the pool could never hold this request, even alone.
         """
         limit = self.geometry.limits.max_context_len
-        self._check(prompt, max_new_tokens)
+        check_prompt(prompt, max_new_tokens, limit, self.model.vocab_size)
         needed = self._scheduler.pages_at_worst(min(len(prompt) + max_new_tokens, limit))
         if needed > self.pages.total:
             raise CacheExhausted(needed, self.pages.total, self.pages.total)
@@ -226,8 +231,8 @@ class Engine:
     def _settle(self, landed: Landed, at_most: int) -> None:
         """Tell the host what the round committed: at once, or a round late on the sync-free path without overlap."""
         request, count = landed.request, len(landed.tokens)
-        if request.row is None or request.seat != landed.seat:
-            return  # it was sent back to wait: its row is another's, or begins anew
+        if request.row is None:
+            return  # it was sent back to wait, and gets a row again only when this has landed
         if self.config.overlap or self.config.host_lengths is HostKind.EXACT:
             self._state.lengths.settle([request.row], [count], at_most)
             return
@@ -270,21 +275,3 @@ class Engine:
             self._drafter.capture()
         else:
             self._rounds.capture((Mode.DECODE, Mode.VERIFY) if self.config.speculate else (Mode.DECODE,))
-
-    def _check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
-        limit = self.geometry.limits.max_context_len
-        if not prompt:
-            raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but max_context_len is {limit} and one must be free for the "
-                "answer; shorten the prompt or raise max_context_len"
-            )
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}, but it must be >= 1; ask for at least one token")
-        wrong = next((t for t in prompt if not 0 <= t < self.model.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(
-                f"the prompt has token {wrong}, but the vocabulary is 0 … {self.model.vocab_size - 1}; "
-                "use this model's tokenizer"
-            )

@@ -13,14 +13,9 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Landed:
-    """What a forward brought one request.
-
-    Attributes:
-        seat: the request's seat when the forward was sent; see `Request.seat`.
-    """
+    """What a forward brought one request."""
 
     request: Request
-    seat: int
     tokens: list[int]
 
 
@@ -40,7 +35,7 @@ class Flight:
             counts: int64 ``[n]``, how many of them are tokens; None means all.
         """
         self.at_most = at_most
-        self._seats = [(request, request.seat) for request in requests]
+        self._requests = list(requests)
         self._arrival = Arrival([tokens] if counts is None else [tokens, counts])
         for request in requests:
             request.in_flight += 1
@@ -49,6 +44,6 @@ class Flight:
         """Wait for the results; once."""
         tokens, *counts = self._arrival.wait()
         lengths = counts[0] if counts else [len(row) for row in tokens]
-        for (request, seat), row, count in zip(self._seats, tokens, lengths, strict=True):
+        for request, row, count in zip(self._requests, tokens, lengths, strict=True):
             request.in_flight -= 1
-            yield Landed(request, seat, row[:count])
+            yield Landed(request, row[:count])

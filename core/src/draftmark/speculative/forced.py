@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ..batch import ForwardBatch, Tree
+from ..errors import RequestError
 from .sampling import uniform
 
 
@@ -20,9 +21,14 @@ class ForcedAcceptance:
     Args:
         profile: profile[i] is the probability that a path which kept i drafts keeps another one; none beyond its end.
         seed: of the draw, which is a function of (seed, request, position) as a sample is.
+
+    Raises:
+        RequestError: a profile that is no list of probabilities.
     """
 
     def __init__(self, profile: Sequence[float], seed: int, device: torch.device) -> None:
+        if not all(0 <= share <= 1 for share in profile):
+            raise RequestError(f"forced_acceptance is {tuple(profile)}, but each entry is a probability in [0, 1]")
         reach = torch.tensor(profile, dtype=torch.float64).cumprod(0)
         self._reach, self._seed = reach.to(device), seed
 

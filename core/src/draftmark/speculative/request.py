@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..errors import RequestError
 from .drafts import Drafter
 
 
@@ -40,7 +41,7 @@ class Request:
         stop: token ids that end it.
         drafter: what guesses its next tokens, when speculating.
         row: row of the engine's device state, None while waiting.
-        seat: how often it was given a row; tells whether a late result belongs to the row it has now.
+        seat: how often it was given a row; tells whether a count that the host still withholds is of this row.
         in_flight: forwards whose tokens for it are not here yet; each brings at least one.
         pages: KV pages owned, in order of position.
     """
@@ -89,3 +90,21 @@ class Request:
         if len(self.tokens) == max_context_len:
             return FinishReason.CONTEXT
         return None
+
+
+def check_prompt(prompt: Sequence[int], max_new_tokens: int, max_context_len: int, vocab_size: int) -> None:
+    """Raise `RequestError` for a request that no engine of this context and vocabulary could serve."""
+    if not prompt:
+        raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")
+    if len(prompt) >= max_context_len:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but max_context_len is {max_context_len} and one must be free for "
+            "the answer; shorten the prompt or raise max_context_len"
+        )
+    if max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens is {max_new_tokens}, but it must be >= 1; ask for at least one token")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"the prompt has token {wrong}, but the vocabulary is 0 … {vocab_size - 1}; use this model's tokenizer"
+        )

@@ -123,6 +123,14 @@ def test_a_stop_token_found_a_round_late_is_the_last(markov, plain, shape):
     assert engine.statistics.late > 0, "no round was under way: this tests nothing"
 
 
+def test_no_round_is_sent_for_a_request_that_ends_with_what_is_under_way(markov, prompts):
+    """Plain decoding of 8 tokens takes 7 rounds with overlap too: the host counts what must come."""
+    model, _ = markov(STRENGTH)
+    config = EngineConfig(max_context_len=32, overlap=True, host_lengths=HostKind.UNKNOWN)
+    _, engine = generate(model, prompts(1, 9), 8, config)
+    assert (engine.statistics.rounds, engine.statistics.late, engine.statistics.host_syncs) == (7, 0, 8)
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_random_joins_cancels_and_exhaustion(seed, markov, plain_of):

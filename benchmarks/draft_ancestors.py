@@ -1,0 +1,103 @@
+"""What true ancestors in the masks of the draft steps are worth: mean accepted length, against slots by branch index.
+
+    python benchmarks/draft_ancestors.py --head PATH --json benchmarks/results/draft-ancestors.json
+
+The same head, prompts and trees; only what a beam sees of the earlier draft steps differs. Greedy; the text is the same
+either way, and is compared. Runs on any device; nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftmark.speculative import Eagle, EngineConfig, generate
+from draftmark.speculative.eagle.growth import Growth
+from draftmark.speculative.models import CausalLM, load_model
+
+PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
+SHAPES = ((2, 4, 8), (4, 4, 16), (8, 4, 32), (4, 6, 24))
+
+
+BEAMS = {"all": 0, "other": 0}
+"""Beams placed behind another beam, and those of them that continue another branch index than their own."""
+
+
+def by_branch_index(growth: Growth) -> torch.Tensor:
+    """Beam b sees the earlier slots of index b, whichever beam it continues."""
+    placed, k = growth.slots.shape[1], growth.topk
+    own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
+    parents = own + (placed - k) if placed else torch.full_like(growth.tokens, -1)
+    if placed:
+        BEAMS["all"] += own.numel()
+        BEAMS["other"] += int((own != growth.parents).sum())
+    growth.slots = torch.cat((growth.slots, parents), 1)
+    return growth.slots
+
+
+@contextmanager
+def placed_by(place: Any) -> Iterator[None]:
+    """Run with another way of seeing earlier slots."""
+    own = Growth.place
+    Growth.place = place  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Growth.place = own  # type: ignore[method-assign]
+
+
+def encode(model: CausalLM, prompt: str) -> list[int]:
+    """Token ids behind the chat template."""
+    tokenizer: Any = model.tokenizer
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
+    ids: list[int] = tokenizer(chat, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--head")
+    parser.add_argument("--model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", default="reference")
+    parser.add_argument("--prompts", type=int, default=16, help="of examples/prompts/benchmark.jsonl")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    model = load_model(args.model, device=args.device)
+    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines() if line.strip()][: args.prompts]
+    prompts = [encode(model, row["prompt"]) for row in rows]
+    found = []
+    for topk, steps, nodes in SHAPES:
+        config = EngineConfig(
+            backend=args.backend, speculate=Eagle(args.head, topk, steps, nodes), max_num_reqs=len(prompts),
+            max_context_len=max(map(len, prompts)) + args.max_new_tokens,
+        )  # fmt: skip
+        right, engine = generate(model, prompts, args.max_new_tokens, config)
+        BEAMS.update(all=0, other=0)
+        with placed_by(by_branch_index):
+            other, beside = generate(model, prompts, args.max_new_tokens, config)
+        row = {
+            "topk": topk, "num_steps": steps, "num_draft_tokens": nodes, "rounds": engine.statistics.verified,
+            "true_ancestors": round(engine.statistics.mean_accepted, 4),
+            "branch_index": round(beside.statistics.mean_accepted, 4), "same_text": right == other,
+            "beams_that_changed_branch": round(BEAMS["other"] / max(1, BEAMS["all"]), 4),
+        }  # fmt: skip
+        found.append(row)
+        print(json.dumps(row), flush=True)
+    if args.json:
+        result = {"model": model.name, "prompts": len(prompts), "max_new_tokens": args.max_new_tokens, "rows": found}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
