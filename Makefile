@@ -8,7 +8,7 @@ BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow contract-full kills soak lint clean
+.PHONY: demo test test-npu test-npu-hardware test-slow contract-full kills soak lint clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
@@ -42,6 +42,25 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# torch-npu breaks `import torch` where its vendor's libraries are absent, so it has an environment of its own.
+NPU_VENV ?= .venv-npu
+NPU = OMP_NUM_THREADS=1 $(NPU_VENV)/bin/python plugins/ascend_npu/tools/verdict.py
+EMULATOR = plugins/ascend_npu/emulator
+# The plugin's tests and all three tiers of the contract, on the emulated device.
+test-npu: $(NPU_VENV)/npu.stamp
+	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
+	. $(EMULATOR)/build/set_env.sh && $(NPU) --out $(EMULATOR)/build/verdict.json
+
+# The same on an Ascend NPU, after `source set_env.sh` of CANN. Attach the file that it writes.
+test-npu-hardware: $(NPU_VENV)/npu.stamp
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU) --hardware --workers 1 --out verdict-npu.json
+
+$(NPU_VENV)/npu.stamp: constraints.txt core/pyproject.toml plugins/ascend_npu/pyproject.toml
+	$(PYTHON) -m venv $(NPU_VENV)
+	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    -e "core[hf,contract]" -e "plugins/ascend_npu[runtime,test]"
+	touch $@
+
 $(VENV)/demo.stamp: constraints.txt core/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e "core[hf]"
@@ -54,4 +73,4 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(NPU_VENV) $(EMULATOR)/build

@@ -11,14 +11,16 @@ torch=$(site torch)
 wheel=$(site torch_npu)
 mkdir -p "$out/objects"
 
-flags=(-std=c++20 -O2 -fPIC -Wall -Wno-unknown-pragmas -Wno-array-bounds -isystem "$torch/include"
+flags=(-std=c++20 -O1 -fPIC -Wall -Wno-unknown-pragmas -Wno-array-bounds -isystem "$torch/include"
        -isystem "$torch/include/torch/csrc/api/include")
 cp "$here/operators/aten.h" "$out/objects/aten.h"
 [ -n "${KEEP:-}" ] && [ -e "$out/objects/aten.h.gch" ] || g++ "${flags[@]}" -x c++-header "$out/objects/aten.h" -o "$out/objects/aten.h.gch"
 compile() {
     local object=$out/objects/$(basename "$1" .cpp).o
     if [ -n "${KEEP:-}" ] && [ "$object" -nt "$1" ]; then return; fi
-    g++ "${flags[@]}" -include "$out/objects/aten.h" -c "$1" -o "$object"
+    local torch_headers=()
+    if [[ $1 == */operators/* ]]; then torch_headers=(-include "$out/objects/aten.h"); fi
+    g++ "${flags[@]}" "${torch_headers[@]}" -c "$1" -o "$object"
 }
 find "$here/runtime" "$here/operators" -name '*.cpp' -print0 | sort -z > "$out/objects/sources"
 export -f compile; export out here

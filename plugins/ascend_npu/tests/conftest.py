@@ -71,8 +71,9 @@ def in_process_of_its_own() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a program in a fresh process: after an asynchronous failure torch_npu drops later work without a word."""
 
     def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment}
+        own = {"PYTHONPATH": str(Path(__file__).parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         command = [sys.executable, "-W", "ignore", "-c", program]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+        env = {**os.environ, **own, **environment}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=90)
 
     return run

@@ -1,7 +1,7 @@
 """Known mistakes on an NPU. Each test has two halves: with its guard the mistake is refused by name; without, it shows.
 
-The second half is what makes the first worth having: where the guard is removed, outputs are wrong, the operator rejects
-the call, or the device never comes back.
+The second half is what makes the first worth having: where the guard is removed, outputs are wrong, the operator
+rejects the call, or the device never comes back.
 """
 
 import pytest
@@ -103,7 +103,7 @@ def test_stale_lists_in_a_replay(subject, monkeypatch):
         return first.setdefault((id(self), step, requests), self.latest(step))
 
     monkeypatch.setattr(lengths.Plans, "for_replay", captured_lists)
-    with pytest.raises(ContractViolation, match="replay . of verify.*is wrong"):
+    with pytest.raises(ContractViolation, match=r"replay \d of verify.*is wrong"):
         graphs.replay_equals_eager(subject, (TARGET, Program.VERIFY))
 
 
@@ -145,7 +145,7 @@ from draftmark.registry import load
 from draftmark_ascend_npu import sizing
 {change}
 subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
-turn = next(one for one in scenes(geometries()["target"]) if one.name == "verify-edges")
+turn = next(one for one in scenes(geometries()["target"]) if one.name == "verify-wall")
 rig = Rig(subject, turn.geometry, turn.num_pages)
 turn = place(rig, turn)
 rig.run(turn, rig.load(turn))

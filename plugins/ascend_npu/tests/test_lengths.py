@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ascend_shapes import ATTENTION
 
 from draftmark import DraftShape, Geometry, Limits, Mode
 from draftmark.batch import BatchBuffers, ragged
@@ -9,8 +10,6 @@ from draftmark.errors import GraphError, LengthsError
 from draftmark.geometry import TARGET_MODES
 from draftmark.lengths import Exact, Unknown
 from draftmark_ascend_npu.lengths import HostLists, Plans
-
-from ascend_shapes import ATTENTION
 
 GEOMETRY = Geometry.create(ATTENTION, Limits(4, 300, 64), DraftShape(3, 1, 5), modes=TARGET_MODES)
 

@@ -1,6 +1,7 @@
 """The tree's tail as the operator reads it, against the token histories of the contract; on the CPU."""
 
 import pytest
+from ascend_shapes import geometries
 
 from draftmark import Mode
 from draftmark.contract.check import Tier
@@ -10,8 +11,6 @@ from draftmark.contract.scenarios.scenes import scenes
 from draftmark.contract.subject import Subject
 from draftmark.registry import load
 from draftmark_ascend_npu.metadata import is_tree
-
-from ascend_shapes import geometries
 
 
 def trees():

@@ -44,7 +44,7 @@ def close(out, lse, q, k, v, visible, scale):
 @pytest.mark.parametrize("dtype", list(NAMES))
 @pytest.mark.parametrize("causal", [True, False])
 def test_fused_attention_over_pages(library, dtype, causal):
-    """TND: rows as running sums, keys of each request, pages shuffled; causal by the lower right corner, or unmasked."""
+    """TND: rows as running sums, keys by request, shuffled pages; causal by the lower right corner, or unmasked."""
     q, k, v = problem(dtype, 6)
     table, rows, keys = torch.tensor([[4, 2, 0], [1, 5, 3]], dtype=torch.int32), [4, 6], [300, 129]
     mask = torch.ones(2048, 2048, dtype=torch.int8).triu(1).npu() if causal else None

@@ -1,6 +1,7 @@
 """The operators' documented rules, held before any call: these run without torch_npu, because no call is made."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,7 @@ def test_a_scatter_that_the_page_forbids_is_refused(dtype, slots, words):
 
 def test_every_rule_cites_where_it_comes_from():
     """A refusal ends with the page's section, or with the caller whose practice it follows."""
-    sources = [line.rsplit('"', 2)[1] for line in open(ops.__file__) if "_rule(" in line and line.count('"') >= 4]
+    lines = Path(ops.__file__).read_text().splitlines()
+    sources = [line.rsplit('"', 2)[1] for line in lines if "_rule(" in line and line.count('"') >= 4]
     assert len(sources) > 10
     assert all(one.startswith(("FIA, ", "SCATTER, ", "CALLS ")) for one in sources)

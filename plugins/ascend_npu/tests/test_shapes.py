@@ -1,13 +1,13 @@
 """The contract's own behaviour checks on geometries that an NPU serves, trees in all modes among them.
 
-The suite's geometries have pages of 1 to 32 tokens and heads of 64, which the operator does not take: there the contract
-decides that they are refused alike. Here the same checks run on pages of 128 and heads of 128.
+The suite's geometries have pages of 1 to 32 tokens and heads of 64, which the operator does not take: there the
+contract decides that they are refused alike. Here the same checks run on pages of 128 and heads of 128.
 """
 
 import pytest
 from ascend_shapes import geometries
 
-from draftmark.contract.checks import graphs, guards, padding, purity
+from draftmark.contract.checks import graphs, purity
 from draftmark.contract.scenarios.rounds import programs_of
 from draftmark.contract.scenarios.scenes import scenes
 
@@ -38,6 +38,29 @@ def test_the_captured_run_is_right(subject, value):
 def test_replays_equal_eager(subject, value):
     """Growing and shrinking batches and lengths, on poisoned and on dirty buffers."""
     graphs.replay_equals_eager(subject, value)
+
+
+SCHEDULED = """
+import torch_npu
+from ascend_shapes import geometries
+from draftmark.contract.check import Tier
+from draftmark.contract.checks import graphs
+from draftmark.contract.scenarios.rounds import programs_of
+from draftmark.contract.subject import Subject
+from draftmark.registry import load
+subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
+for name in ("target", "draft"):
+    for program in programs_of(geometries()[name]):
+        graphs.replay_equals_eager(subject, (geometries()[name], program))
+print("right")
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_no_schedule_breaks_a_replay(in_process_of_its_own, emulated, seed):
+    """Streams run ahead of the host and in any order that their waits allow."""
+    done = in_process_of_its_own(SCHEDULED, DRAFTMARK_NPU_SEED=seed)
+    assert "right" in done.stdout, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("value", PROGRAMS)

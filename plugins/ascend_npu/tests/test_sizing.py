@@ -46,7 +46,7 @@ def test_seed_e_a_table_without_the_draft_tokens_is_refuted(monkeypatch):
     subject = Subject(load("ascend_npu"), "cpu", Tier.SIZING)
     assert_covered(subject, subject.fit(geometry()))
     monkeypatch.setattr(sizing, "buffers", without_draft_tokens)
-    with pytest.raises(ContractViolation, match="block_tables.*columns"):
+    with pytest.raises(ContractViolation, match=r"block_tables.*columns"):
         assert_covered(subject, subject.fit(geometry()))
 
 

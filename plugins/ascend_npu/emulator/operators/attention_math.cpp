@@ -14,6 +14,15 @@ at::Tensor gather(const AttentionCall& c, const at::Tensor& cache, int64_t reque
     return cache.index_select(0, ids).flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, -1});
 }
 
+// "The user must ensure a triangle": ones above the diagonal. A corner and the last row tell it from poison and zeros.
+void check_triangle(const at::Tensor& mask) {
+    constexpr int64_t CORNER = 128;
+    auto whole = mask.view({mask.size(-2), mask.size(-1)});
+    auto corner = whole.slice(0, 0, CORNER).slice(1, 0, CORNER).to(at::kBool);
+    bool triangle = corner.equal(at::ones({CORNER, CORNER}, at::kBool).triu(1)) && !whole[-1].any().item<bool>();
+    if (!triangle) throw std::invalid_argument("atten_mask of sparse_mode 2 … 4 is no triangle of ones above the diagonal");
+}
+
 // What a row may see, or undefined for all: bool [rows, keys].
 at::Tensor visible(const AttentionCall& c, int64_t request, int64_t rows, int64_t keys) {
     if (!c.mask.defined()) return {};
@@ -21,7 +30,7 @@ at::Tensor visible(const AttentionCall& c, int64_t request, int64_t rows, int64_
         auto full = c.mask.size(0) == 1 ? c.mask[0][0] : c.mask[request][0];
         return full.to(at::kBool).logical_not();
     }
-    // The 2048 × 2048 operand is a tile; where it is a triangle of ones above the diagonal this is what it means.
+    check_triangle(c.mask);
     auto shift = c.sparse_mode == 2 ? 0 : keys - rows;
     auto row = at::arange(rows).unsqueeze(1) + shift, key = at::arange(keys).unsqueeze(0);
     if (c.sparse_mode != 4) return key.le(row);

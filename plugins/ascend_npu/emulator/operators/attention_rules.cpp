@@ -69,10 +69,13 @@ void check_pages(const AttentionCall& c) {
     rule(c.table.size(0) == int64_t(c.kv_lens.size()),
          "block_table has " + std::to_string(c.table.size(0)) + " rows for " + std::to_string(c.kv_lens.size()) + " requests" + page("block_table"));
     // PAGE forbids TND with pages in one section and limits its block size in another; CALLS use it with 128.
-    if (c.packed()) rule(c.block_size > 0 && c.block_size % 16 == 0 && c.block_size <= 1024, "block_size in TND is a multiple of 16, at most 1024" + page("TND limits"));
-    else rule(c.block_size >= 128 && c.block_size <= 512 && c.block_size % 128 == 0, "block_size is 128, 256, 384 or 512" + page("block_size"));
+    if (c.packed())
+        rule(c.block_size > 0 && c.block_size % 16 == 0 && c.block_size <= 1024,
+             "block_size in TND is a multiple of 16, at most 1024" + page("TND limits; vllm-ascend 0.23 pages TND with 128"));
+    else
+        rule(c.block_size >= 128 && c.block_size <= 512 && c.block_size % 128 == 0, "block_size is 128, 256, 384 or 512" + page("block_size"));
     // PAGE: [blocks, block, heads · D] for every layout. CALLS: so in TND too.
-    rule(c.k.dim() == 3 && c.k.size(1) == c.block_size, "a paged key is [blocks, block_size, heads · D]" + page("PageAttention"));
+    rule(c.k.dim() == 3 && c.k.size(1) == c.block_size, "a paged key is [blocks, block_size, heads · D]" + page("PageAttention; vllm-ascend 0.23 does so in TND too"));
     rule(c.k.size(2) % c.num_kv_heads == 0 && c.k.size(2) <= 65535, "heads · D of a paged key is at most 65535" + page("PageAttention"));
     for (auto length : c.kv_lens)
         rule((length + c.block_size - 1) / c.block_size <= c.table.size(1),

@@ -9,7 +9,7 @@ using Tensor = aclTensor*;
 
 namespace {
 
-constexpr const char* PAGE = " (page torch_npu.npu_scatter_pa_kv_cache)";
+const std::string PAGE = " (page torch_npu.npu_scatter_pa_kv_cache)";
 
 void check(const at::Tensor& rows, const at::Tensor& cache, const at::Tensor& slots, const std::string& what) {
     rule(rows.dim() == 3, what + " must be [tokens, heads, head size]" + PAGE);
@@ -18,7 +18,7 @@ void check(const at::Tensor& rows, const at::Tensor& cache, const at::Tensor& sl
     rule(rows.scalar_type() == cache.scalar_type(), what + " and its cache must have one data type" + PAGE);
     rule(cache.size(2) == rows.size(1) && cache.size(3) == rows.size(2),
          what + "_cache must be [blocks, block size, heads, head size] in cache_mode Norm" + PAGE);
-    rule(slots.dim() == 1 && slots.size(0) == rows.size(0), "slot_mapping must have one slot for each row" + std::string(PAGE));
+    rule(slots.dim() == 1 && slots.size(0) == rows.size(0), "slot_mapping must have one slot for each row" + PAGE);
 }
 
 // Seen only when the slots' values are: when the operator runs.
@@ -41,9 +41,9 @@ ACLNN(aclnnScatterPaKvCache,
        Tensor compress_offsets, Tensor seq_lens, char* cache_mode, char*, aclIntArray*, aclIntArray*),
       {
           rule(cache_mode == nullptr || std::string(cache_mode) == "Norm",
-               "this cache_mode means the NZ layout, but the cache is ND: pass Norm" + std::string(PAGE));
+               "this cache_mode means the NZ layout, but the cache is ND: pass Norm" + PAGE);
           rule(compress_lens == nullptr && compress_offsets == nullptr && seq_lens == nullptr, "compression is not emulated");
-          rule(slots->dtype == at::kInt || slots->dtype == at::kLong, std::string("slot_mapping must be int32 or int64") + PAGE);
+          rule(slots->dtype == at::kInt || slots->dtype == at::kLong, "slot_mapping must be int32 or int64" + PAGE);
           check(T(key), T(key_cache), T(slots), "key");
           check(T(value), T(value_cache), T(slots), "value");
           return [k = T(key), v = T(value), kc = T(key_cache), vc = T(value_cache), s = T(slots)]() mutable {

@@ -58,7 +58,8 @@ Status synchronize(Event* event) {
     Lock lock(machine().lock);
     if (event->captured != nullptr) return refuse(event->captured, "a captured event cannot be synchronised");
     if (auto* model = strictest_capture()) return refuse(model, "an event cannot be synchronised while a stream captures");
-    return machine().drive([event] { return finished(event); }, nullptr);
+    // No lock in the predicate: it runs on the machine's thread, while this one holds the lock.
+    return machine().drive([event] { return event->done >= event->asked; }, nullptr);
 }
 
 }  // namespace emulator

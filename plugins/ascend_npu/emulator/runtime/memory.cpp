@@ -41,7 +41,7 @@ Status device_malloc(void** pointer, size_t bytes) {
     if (base == MAP_FAILED) return fail(OUT_OF_MEMORY, "the host has no memory left for the emulated device");
     auto start = reinterpret_cast<uintptr_t>(base) + FENCE_BYTES;
     std::memset(base, FENCE, FENCE_BYTES);
-    std::memset(reinterpret_cast<void*>(start), POISON, bytes);
+    if (bytes <= POISON_BYTES) std::memset(reinterpret_cast<void*>(start), POISON, bytes);
     std::memset(reinterpret_cast<void*>(start + bytes), FENCE, slack(bytes));
     device[start] = bytes;
     used += bytes;

@@ -10,6 +10,7 @@
 namespace emulator {
 
 constexpr unsigned char POISON = 0xFF;  // NaN in every floating-point format, -1 in every signed integer
+constexpr size_t POISON_BYTES = size_t(1) << 30;  // larger allocations stay untouched: a sparse one must not fill the host
 constexpr unsigned char FENCE = 0xA5;
 constexpr size_t FENCE_BYTES = 4096;
 

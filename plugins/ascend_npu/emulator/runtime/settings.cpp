@@ -14,7 +14,7 @@ static Settings read() {
     const char* seed = std::getenv("DRAFTMARK_NPU_SEED");
     found.fuzz = seed != nullptr && *seed != 0;
     found.seed = number("DRAFTMARK_NPU_SEED", 0);
-    found.hbm_bytes = number("DRAFTMARK_NPU_HBM_MIB", 8192) << 20;
+    found.hbm_bytes = number("DRAFTMARK_NPU_HBM_MIB", 65536) << 20;
     found.log = number("DRAFTMARK_NPU_LOG", 0) != 0;
     return found;
 }

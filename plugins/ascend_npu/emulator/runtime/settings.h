@@ -9,7 +9,7 @@ namespace emulator {
 struct Settings {
     bool fuzz = false;          // DRAFTMARK_NPU_SEED set: run streams ahead and in an order drawn from `seed`
     uint64_t seed = 0;
-    size_t hbm_bytes = 0;       // DRAFTMARK_NPU_HBM_MIB, 8192 by default: all that aclrtMalloc gives out
+    size_t hbm_bytes = 0;       // DRAFTMARK_NPU_HBM_MIB, 65536 by default: all that aclrtMalloc gives out
     bool log = false;           // DRAFTMARK_NPU_LOG=1: keep the call log from the start
 };
 

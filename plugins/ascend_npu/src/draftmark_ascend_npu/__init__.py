@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftmark import BackendInfo, Geometry, Mode, hookimpl
+from draftmark.version import CONTRACT_MINOR
 
 from . import sizing
 from .support import reasons_against
@@ -30,7 +31,7 @@ def draftmark_describe() -> BackendInfo:
     return BackendInfo(
         name="ascend_npu",
         device="npu",
-        contract_minor=0,
+        contract_minor=CONTRACT_MINOR,
         host_kernels=False,
         runtime=("torch_npu",),
         install="pip install 'draftmark-ascend-npu[runtime]', in an environment with CANN",

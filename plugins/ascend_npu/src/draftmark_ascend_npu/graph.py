@@ -47,7 +47,7 @@ class Record:
 
     Attributes:
         call: the operator's other arguments; holds none of the graph's memory.
-        workspace: scratch memory of the captured task, kept because the update names it too.
+        workspace: scratch memory of the captured task, kept because the update names it too; calls of a graph share it.
         requests: padded requests of the capture.
     """
 
@@ -71,6 +71,7 @@ class Capture:
         self.key = key
         self.warming = warming
         self.records: dict[RecordKey, Record] = {}
+        self._workspace: torch.Tensor | None = None
 
     def add(self, layer: int, step: StepKey, call: PagedAttention, plans: Plans, pick: Pick, requests: int) -> None:
         """Capture `call` as an updatable task group.
@@ -86,7 +87,7 @@ class Capture:
             )
         lists = plans.latest(step)
         stream = torch.npu.current_stream()
-        workspace = call.workspace(*pick(lists))
+        workspace = self._enough(call.workspace(*pick(lists)))
         event = torch.npu.ExternalEvent()
         event.wait(stream)
         event.reset(stream)
@@ -94,6 +95,12 @@ class Capture:
         call.launch(*pick(lists), workspace)
         handle = torch.npu.graph_task_group_end(stream)
         self.records[key] = Record(call.weak(), workspace, event, handle, plans, pick, requests)
+
+    def _enough(self, needed: torch.Tensor) -> torch.Tensor:
+        """One workspace for all calls of a graph, which run one after the other; the first one that is large enough."""
+        if self._workspace is None or self._workspace.nbytes < needed.nbytes:
+            self._workspace = needed
+        return self._workspace
 
 
 ACTIVE: ContextVar[Capture | None] = ContextVar("draftmark_ascend_capture", default=None)

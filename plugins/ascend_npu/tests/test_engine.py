@@ -1,0 +1,52 @@
+"""The speculative loop on an NPU: a tiny Llama with heads of 128 gives the text that the reference backend gives."""
+
+import pytest
+
+from draftmark.speculative import EngineConfig, Ngram, generate
+
+pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [1, 2, 3, 4] * 5, [9, 9, 9]]
+TOKENS = 40
+SETTINGS = {"page_size": 128, "max_context_len": 256, "max_num_reqs": 2}
+
+
+def tiny_llama(device, dtype):
+    """Two layers, 4/2 heads of 128, random weights; the probe at load time runs its own eager attention."""
+    pytest.importorskip("transformers")
+    from draftmark.speculative.models import wrap_model
+    from draftmark.speculative.models.tiny import tiny_hf_model
+
+    shape = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+    model = tiny_hf_model("llama", dtype=dtype, **shape)
+    model.set_attn_implementation("eager")
+    return wrap_model(model.to(device), name="tiny-llama-128")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The reference backend's text on the CPU, one token a round."""
+    config = EngineConfig(backend="reference", **SETTINGS)
+    found, _ = generate(tiny_llama("cpu", "float16"), PROMPTS, TOKENS, config)
+    # Repetition is what n-gram drafts live on; one endless token would prove nothing.
+    assert len({token for out in found for token in out.tokens}) > 10
+    return [out.tokens for out in found]
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "NPUGraph"])
+@pytest.mark.parametrize("speculate", [None, Ngram(1, 4), Ngram(3, 8)], ids=["plain", "chain", "tree"])
+def test_the_text_is_the_references(texts, graph, speculate):
+    """Greedy, float16, guards on; three requests of which two run together, so that one joins late."""
+    config = EngineConfig(backend="ascend_npu", speculate=speculate, graph=graph, guard=True, **SETTINGS)
+    found, engine = generate(tiny_llama("npu", "float16"), PROMPTS, TOKENS, config)
+    assert [out.tokens for out in found] == texts
+    assert (engine.statistics.mean_accepted > 1.5) == (speculate is not None)
+
+
+def test_inexact_host_lengths_are_refused():
+    """The operator takes exact lists, so the engine refuses a sync-free configuration before the first token."""
+    from draftmark.errors import BackendRefusal
+    from draftmark.speculative import HostKind
+
+    config = EngineConfig(backend="ascend_npu", host_lengths=HostKind.UPPER_BOUND, **SETTINGS)
+    with pytest.raises(BackendRefusal, match="exact host lengths"):
+        generate(tiny_llama("npu", "float16"), PROMPTS, 4, config)

@@ -1,0 +1,75 @@
+"""Run the plugin's tests and the contract's three tiers on whatever NPU is here, and write one file that says so.
+
+    python plugins/ascend_npu/tools/verdict.py --out verdict.json              # stamped, on the emulator too
+    python plugins/ascend_npu/tools/verdict.py --out verdict.json --hardware   # refuses to run on the emulator
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata as md
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from draftmark_ascend_npu.device import EMULATED, require_hardware, stamp
+
+TESTS = Path(__file__).parent.parent / "tests"
+SEED = "1"
+"""Of the emulator's schedule while the contract runs."""
+PACKAGES = ("draftmark", "draftmark-ascend-npu", "torch", "torch-npu", "transformers")
+
+
+def main() -> int:
+    """The worse of the two runs' exit codes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where to write the verdict")
+    parser.add_argument("--hardware", action="store_true", help="refuse to run without an NPU")
+    parser.add_argument("--workers", default="2", help="pytest-xdist processes for the contract")
+    args = parser.parse_args()
+    device = require_hardware("make test-npu-hardware") if args.hardware else stamp()
+    print(f"device: {device}", flush=True)
+    record: dict[str, Any] = {"device": device, "hardware": device != EMULATED, "versions": _versions()}
+    with tempfile.TemporaryDirectory() as folder:
+        record["tests"] = _pytest([str(TESTS)], args.workers)
+        contract = Path(folder, "contract.json")
+        tier = ["--attn-backend=ascend_npu", "--attn-tier=device", f"--attn-json={contract}"]
+        config = Path(folder, "pytest.ini")
+        config.write_text("[pytest]\n", encoding="utf-8")
+        own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark.contract"]
+        # Lazy streams for the tests, a drawn schedule for the contract; hardware has its own.
+        run = _pytest([*own, *tier], args.workers, DRAFTMARK_NPU_SEED=SEED)
+        record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}
+        record["contract"] |= {"device": device, "schedule_seed": SEED if device == EMULATED else None, **run}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{device}: {record['contract'].get('line', 'the contract gave no verdict')}\nwrote {args.out}")
+    return int(max(record["tests"]["exit_code"], run["exit_code"]))
+
+
+def _pytest(arguments: list[str], workers: str, **environment: str) -> dict[str, Any]:
+    start = time.monotonic()
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers]
+    command += ["--dist", "worksteal", *arguments]
+    code = subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+    return {"exit_code": code, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = md.version(name)
+        except md.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
