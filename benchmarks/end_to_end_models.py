@@ -1,0 +1,122 @@
+"""The models of the end-to-end benchmark: SmolLM2 with its trained head, and a Llama-3-8B in shape only.
+
+The second one has random weights, so its text means nothing, no draft of it would ever be right, and contexts are
+seated instead of computed: what is measured is what the loop costs at a stated accepted length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from draftmark.speculative import Engine
+from draftmark.speculative.drafts import DraftTree
+from draftmark.speculative.eagle import DraftHead, HeadConfig
+from draftmark.speculative.models import CausalLM, load_model, wrap_model
+from draftmark.speculative.ngram import Ngram, NgramIndex
+
+SMOLLM2, LLAMA = "SmolLM2-135M-Instruct", "Llama-3-8B-shape"
+PEAK = 5.0
+"""Factor on a random head's last norm. Its best token then has about half of the probability, as a trained head's has;
+a flat head would grow trees that are wide and one level deep."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its head, and the acceptance that is forced on it, if its own means nothing.
+
+    Attributes:
+        forced: by way of drafting, `EngineConfig.forced_acceptance`.
+    """
+
+    name: str
+    model: CausalLM
+    head: DraftHead | None
+    forced: dict[str, tuple[float, ...]]
+
+
+def smollm2(path: str | None, head: str | None, dtype: str, device: str) -> Subject:
+    """The bundled model, and the head in a folder or the installed one."""
+    model = load_model(path, dtype=dtype, device=device)
+    loaded = DraftHead.load(head) if head else None
+    return Subject(SMOLLM2, model, loaded, {})
+
+
+def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Subject:
+    """Random weights made on the device. `tiny` is for trying the benchmark where there is none."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    sizes: dict[str, Any] = {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    }  # fmt: skip
+    if tiny:
+        sizes = {**sizes, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1000}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        **sizes, max_position_embeddings=131072, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device), torch.inference_mode():
+        model = wrap_model(AutoModelForCausalLM.from_config(config, dtype=dtype), name=LLAMA)
+        layers = sizes["num_hidden_layers"]
+        head = DraftHead(
+            HeadConfig(
+                sizes["hidden_size"], sizes["vocab_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"],
+                sizes["hidden_size"] // sizes["num_attention_heads"], sizes["intermediate_size"],
+                (1, layers // 2, layers), min(32000, sizes["vocab_size"]), 500000.0, target=LLAMA,
+            )
+        ).to(dtype)  # fmt: skip
+        head.output_norm.weight.fill_(PEAK)
+    return Subject(LLAMA, model, head, profiles)
+
+
+@torch.inference_mode()
+def seat(engine: Engine, requests: int, context: int) -> None:
+    """Requests whose `context` tokens count as stored, without the forwards that would store them.
+
+    The KV pools are filled with random numbers; for half a million tokens a prefill of the 8B shape would take longer
+    than everything that is measured.
+    """
+    for layers in (engine._layers, engine._draft_layers):
+        for group in layers.groups if layers is not None else ():
+            for cache in group.pool.layers:
+                for tensor in (cache.k, cache.v):
+                    tensor[engine._layers.pages.null :].normal_()
+    vocab, state = engine.model.vocab_size, engine._state
+    for first in range(requests):
+        prompt = [(first + i * 7919) % vocab for i in range(context)]
+        engine.submit(prompt, engine.config.max_context_len)
+    engine._scheduler.admit()
+    for request in list(engine._scheduler.prefilling):
+        state.lengths.dispatched([request.row], context)
+        state.lengths.settle([request.row], [context], context)
+        row, stored = torch.tensor([[request.row], [context]], device=state.device)
+        state.lengths.advance(row, stored)
+        state.pending[request.row] = request.tokens[-1]
+        request.computed = context
+        engine._scheduler.prefilled(request)
+        engine._give(request, [request.tokens[-1]])
+
+
+@dataclass(frozen=True)
+class FindingNgram(Ngram):
+    """Prompt look-up that goes on with old text where it finds no match.
+
+    Random text never repeats, so a real look-up would draft nothing; the search is done all the same.
+    """
+
+    def begin(self, request_id: int, prompt: Any) -> Any:
+        """A look-up that always has a draft."""
+        return _FindingIndex(self, prompt)
+
+
+class _FindingIndex(NgramIndex):
+    def propose(self) -> DraftTree:
+        tree = super().propose()
+        if len(tree) == 1:
+            tree.insert(self._tokens[: self._settings.num_draft_tokens - 1], self._settings.num_draft_tokens - 1)
+        return tree

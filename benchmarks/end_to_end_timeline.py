@@ -1,0 +1,85 @@
+"""Where a step's time goes: the host's share, and the device's by kind of kernel, from torch's profiler."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from draftmark.speculative import Engine
+from draftmark.transfer import Arrival
+
+KINDS = (
+    ("attention", ("attend", "merge_pieces", "fmha", "flash", "batchdecode", "batchprefill", "xqa", "mha")),
+    ("matrix products", ("gemm", "gemv", "cutlass", "nvjet", "matmul", "splitk", "cublas")),
+    ("metadata, KV, tree", ("write_", "walk", "compact", "schedule", "index", "gather", "scatter")),
+)
+"""A kernel is of the first kind of which its name holds a word; the rest is "elementwise and others"."""
+
+
+def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
+    """A summary of some rounds of an engine in full swing.
+
+    host_us is the time inside `Engine.step` that is not spent waiting for tokens; the round's length with the profiler
+    off is round_us; device_us is the union of kernel times, so that 1 - device_us / round_us is idle.
+    """
+    host, waited = _host(engine, rounds)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(rounds):
+            engine.step()
+        torch.cuda.synchronize()
+    kernels = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    busy = _union([(event.time_range.start, event.time_range.end) for event in kernels])
+    by_name: Counter[str] = Counter()
+    for event in kernels:
+        by_name[event.name] += event.time_range.elapsed_us()
+    by_kind: Counter[str] = Counter()
+    for name, us in by_name.items():
+        by_kind[_kind(name)] += us
+    return {
+        "rounds": rounds, "overlap": engine.config.overlap, "round_us": round((host + waited) / rounds * 1e6, 1),
+        "host_us": round(host / rounds * 1e6, 1), "waited_us": round(waited / rounds * 1e6, 1),
+        "device_us": round(busy / rounds, 1), "kernels": len(kernels) // rounds,
+        "by_kind_us": {kind: round(us / rounds, 1) for kind, us in by_kind.most_common()},
+        "largest_us": {name[:100]: round(us / rounds, 1) for name, us in by_name.most_common(16)},
+    }  # fmt: skip
+
+
+def _host(engine: Engine, rounds: int) -> tuple[float, float]:
+    """Seconds in steps, without and in waits for tokens."""
+    waited, wait = 0.0, Arrival.wait
+
+    def timed(arrival: Arrival) -> list[list[Any]]:
+        nonlocal waited
+        start = time.perf_counter()
+        try:
+            return wait(arrival)
+        finally:
+            waited += time.perf_counter() - start
+
+    Arrival.wait = timed  # type: ignore[method-assign]
+    try:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            engine.step()
+        total = time.perf_counter() - start
+    finally:
+        Arrival.wait = wait  # type: ignore[method-assign]
+    return total - waited, waited
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _kind(name: str) -> str:
+    lower = name.lower()
+    return next((kind for kind, words in KINDS if any(word in lower for word in words)), "elementwise and others")
