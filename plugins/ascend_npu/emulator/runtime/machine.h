@@ -9,9 +9,14 @@
 
 namespace emulator {
 
+// By number, not by address: one seed is one schedule in every process.
+struct ByNumber {
+    bool operator()(const Stream* a, const Stream* b) const { return a->id < b->id; }
+};
+
 struct Machine {
     std::recursive_mutex lock;
-    std::set<Stream*> streams;
+    std::set<Stream*, ByNumber> streams;
     std::set<Event*> events;
     Stream* standard = nullptr;
     int next_id = 0;
