@@ -1,6 +1,6 @@
 """Mean accepted length of a draft head on held-out prompts, greedy.
 
-    python benchmarks/eagle_held_out.py --texts /tmp/held_out.pt --check 4 --json benchmarks/results/eagle-held-out.json
+    python benchmarks/eagle_held_out.py --texts held_out.pt --check 4 --json benchmarks/results/eagle-held-out.json
 
 The target answers every prompt once; trees are then grown by the head alone over the known answers (`eagle_trees`).
 `--check` also runs the engine on some of the prompts: in float32 its texts and its number of rounds must be the same;

@@ -105,9 +105,8 @@ class Backend:
 
     def host_lengths(self, geometry: Geometry) -> HostLengthsNeed:
         """The strongest need for host lengths over the modes that `geometry` serves."""
-        needs = {spec.host_lengths for mode, spec in self.metadata(geometry).items() if mode in geometry.modes}
-        strongest = (HostLengthsNeed.EXACT, HostLengthsNeed.UPPER_BOUND, HostLengthsNeed.NONE)
-        return next(need for need in strongest if need in needs)
+        metadata = self.metadata(geometry)
+        return HostLengthsNeed.strongest(metadata[mode].host_lengths for mode in geometry.modes)
 
     def unique_slots(self, geometry: Geometry) -> bool:
         """Whether any mode needs unique KV slots for padded rows too; see `Geometry.null_pages`."""

@@ -6,6 +6,7 @@ its lengths include the tail, and what it writes for padded requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,6 +41,11 @@ class HostLengthsNeed(StrEnum):
     NONE = "none"
     UPPER_BOUND = "upper_bound"
     EXACT = "exact"
+
+    @classmethod
+    def strongest(cls, needs: Iterable[HostLengthsNeed]) -> HostLengthsNeed:
+        """The need that covers all of `needs`."""
+        return max(needs, key=tuple(cls).index)
 
 
 @dataclass(frozen=True)

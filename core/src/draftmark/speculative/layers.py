@@ -90,8 +90,7 @@ class AttentionLayers:
         shapes = list(dict.fromkeys(model.layers))
         self.geometry = geometries[0]
         self.pages = pages
-        needs = [loaded.host_lengths(geometry) for geometry in geometries]
-        self.host_need = HostLengthsNeed.EXACT if HostLengthsNeed.EXACT in needs else needs[0]
+        self.host_need = HostLengthsNeed.strongest(loaded.host_lengths(geometry) for geometry in geometries)
         self.tree_ops = loaded.tree_ops(self.geometry, device)
         self.groups = []
         for shape, geometry in zip(shapes, geometries, strict=True):
