@@ -40,10 +40,13 @@ def _pass(subject: Any, case: Any) -> None:
 
 
 def _end(
-    run: Callable[[Any, Any], None], known: tuple[KnownFailure, ...] = (), since: tuple[int, int] = (1, 0)
+    run: Callable[[Any, Any], None],
+    known: tuple[KnownFailure, ...] = (),
+    since: tuple[int, int] = (1, 0),
+    case_since: tuple[int, int] = (1, 0),
 ) -> Result:
     check = Check("some.check", Tier.SIZING, lambda: [], run, since, (), "A rule.", limit_s=0.3)
-    return run_item(Item(check, Case("a", None)), correct("page_table"), list(known))
+    return run_item(Item(check, Case("a", None, case_since)), correct("page_table"), list(known))
 
 
 KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", "https://example.org/1", "vendor")
@@ -87,6 +90,13 @@ def test_newer_check_is_upcoming() -> None:
     """A plugin written for contract 1.0 does not fail a check of 1.1; it is told of it."""
     assert _end(_raise(ValueError("x")), since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_pass, since=(1, 1)).outcome is Outcome.PASSED
+
+
+def test_newer_case_of_an_old_check_is_upcoming() -> None:
+    """An item is as new as the newer of its check and its case."""
+    assert _end(_raise(ValueError("x")), case_since=(1, 1)).outcome is Outcome.UPCOMING
+    assert _end(_raise(ValueError("x")), since=(1, 1), case_since=(1, 0)).outcome is Outcome.UPCOMING
+    assert _end(_pass, case_since=(1, 1)).outcome is Outcome.PASSED
 
 
 def test_marks_are_those_of_one_item() -> None:

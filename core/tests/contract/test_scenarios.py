@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from draftmark import Mode
+from draftmark.contract.check import Tier
+from draftmark.contract.item import all_items
 from draftmark.contract.scenarios.rounds import programs_of, replays
 from draftmark.contract.scenarios.scenes import scenes
-from draftmark.contract.scenarios.shapes import behaviours
+from draftmark.contract.scenarios.shapes import EVERYWHERE, LARGE_PAGES, behaviours
 from draftmark.contract.scenarios.turns import Turn
 
 TURNS = [turn for geometry in behaviours().values() for turn in scenes(geometry)]
@@ -19,7 +23,34 @@ def test_no_equality_hides_a_factor() -> None:
         assert geometry.draft.num_draft_tokens != geometry.draft.num_steps + 1
         assert geometry.max_pages_per_req * geometry.attention.page_size > geometry.limits.max_context_len
         assert geometry.limits.max_num_reqs not in geometry.limits.capture_batch_sizes
-    assert {g.attention.page_size for g in trees} >= {1, 8, 16, 32}
+    assert {g.attention.page_size for g in trees} >= {1, 8, 16, 32, 128}
+
+
+def test_large_pages_are_crossed_by_trees() -> None:
+    """On pages of 128: prefixes over a boundary, and in every mode but DECODE a tail on both sides of one."""
+    size = 128
+    for name in LARGE_PAGES:
+        geometry = behaviours()[name]
+        turns = [turn for turn in scenes(geometry) if turn.mode is not Mode.DECODE]
+        assert geometry.attention.page_size == geometry.attention.head_dim == size
+        for mode, step in {(turn.mode, turn.step) for turn in turns}:
+            live = [r for turn in turns if (turn.mode, turn.step) == (mode, step) for r in turn.requests if r.live]
+            assert any(one.prefix > size for one in live)
+            assert any(one.prefix % size and one.prefix // size < (one.prefix + one.tail - 1) // size for one in live)
+
+
+def test_every_check_takes_the_shapes_that_are_for_all() -> None:
+    """A check of behaviour with cases on a shape for all has cases on all of them that have its modes."""
+    names: dict[str, Counter[str]] = {}
+    for item in all_items((Tier.HOST,)):
+        found = [name for name in EVERYWHERE if item.case.id == name or item.case.id.startswith(f"{name}-")]
+        if found:
+            names.setdefault(item.check.name, Counter()).update(found)
+    of_pairs = {"guards.keep_target_and_draft_apart"}
+    of_odd = {"supports.opens_what_it_supports", "numerics.serve_what_is_not_refused"}
+    checks = names.keys() - of_odd - of_pairs
+    assert len(checks) > 15
+    assert {name: set(names[name]) for name in checks} == {name: set(EVERYWHERE) for name in checks}
 
 
 def test_every_mode_and_step_occurs_with_padding() -> None:

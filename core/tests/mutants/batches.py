@@ -84,7 +84,7 @@ def _step_zero(backend: Any, batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, step=0, tail_lens=tails, tail=kept)
 
 
-def _live_only(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+def live_only(backend: Any, batch: ForwardBatch) -> ForwardBatch:
     n = batch.num_reqs
     rows = sum(batch.q_lens[:n])
     kept = batch.tail if isinstance(batch.tail, Causal) else Tree(batch.tail.mask[:rows], batch.tail.depth[:n])
@@ -170,7 +170,7 @@ MUTANTS = (
         "M28",
         "metadata for live requests only, launch padded",
         "sglang#29262",
-        patch=on_batch(_live_only, "write_metadata"),
+        patch=on_batch(live_only, "write_metadata"),
     ),
     Mutant(
         "M09",

@@ -23,7 +23,7 @@ def _power(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def _slots(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+def placed(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
     """Positions in KV of a batch's rows → slots, by another formula."""
 
     def write(backend: Any, batch: ForwardBatch) -> None:
@@ -257,7 +257,7 @@ def _stride(backend: Any, batch: ForwardBatch) -> None:
 
 
 MUTANTS = (
-    Mutant("X01", "pages found by a shift, right for powers of two", "sglang#15664", patch=_slots(_by_shift)),
+    Mutant("X01", "pages found by a shift, right for powers of two", "sglang#15664", patch=placed(_by_shift)),
     Mutant("X02", "mask words behind the second one not read", "TRT-LLM#13081", patch=_mask(_third)),
     Mutant("X03", "bit 31 lost as a sign", "TRT-LLM#13006", patch=_mask(lambda m: m & 0x7FFFFFFF)),
     Mutant("X04", "bit 32 lost", "TRT-LLM#13006", patch=_mask(_bit_32)),
@@ -278,15 +278,15 @@ MUTANTS = (
     Mutant("X17", "soft cap forgotten in EXTEND", "ROCm/ATOM#1591", patch=_cap_in(Mode.EXTEND)),
     Mutant("X18", "soft cap forgotten in VERIFY", "ROCm/ATOM#1591", patch=_cap_in(Mode.VERIFY)),
     Mutant("X19", "slot from the clamped position in DECODE", "TRT-LLM#16280",
-           patch=_slots(_by_positions(Mode.DECODE))),
-    Mutant("X20", "slot from the depth in VERIFY", "sglang#38187", patch=_slots(_by_positions(Mode.VERIFY))),
-    Mutant("X21", "slot from the depth in DRAFT", "sglang#38187", patch=_slots(_by_positions(Mode.DRAFT))),
-    Mutant("X22", "the first token of a page looked up in the page before", "sglang#15469", patch=_slots(_page_before)),
-    Mutant("X23", "a tail touches two pages at most", "sglang#15469", patch=_slots(_two_pages)),
-    Mutant("X24", "an empty live prefix taken for padding", "sglang#1779", patch=_slots(_empty_is_padding)),
-    Mutant("X25", "request numbers in 7 bits", "vllm#47671", patch=_slots(_small_ids(128))),
-    Mutant("X26", "request numbers in 8 bits", "vllm#47671", patch=_slots(_small_ids(256))),
-    Mutant("X27", "page numbers in 8 bits", "vllm#47671", patch=_slots(_small_pages)),
+           patch=placed(_by_positions(Mode.DECODE))),
+    Mutant("X20", "slot from the depth in VERIFY", "sglang#38187", patch=placed(_by_positions(Mode.VERIFY))),
+    Mutant("X21", "slot from the depth in DRAFT", "sglang#38187", patch=placed(_by_positions(Mode.DRAFT))),
+    Mutant("X22", "the first token of a page looked up in the page before", "sglang#15469", patch=placed(_page_before)),
+    Mutant("X23", "a tail touches two pages at most", "sglang#15469", patch=placed(_two_pages)),
+    Mutant("X24", "an empty live prefix taken for padding", "sglang#1779", patch=placed(_empty_is_padding)),
+    Mutant("X25", "request numbers in 7 bits", "vllm#47671", patch=placed(_small_ids(128))),
+    Mutant("X26", "request numbers in 8 bits", "vllm#47671", patch=placed(_small_ids(256))),
+    Mutant("X27", "page numbers in 8 bits", "vllm#47671", patch=placed(_small_pages)),
     Mutant("X28", "row numbers in 7 bits", "vllm#47671", patch=edit(_small_rows)),
     Mutant("X29", "lengths in 16 bits", "vllm#47671", patch=_wrap(torch.int16)),
     Mutant("X30", "lengths through bfloat16", "vllm#34043", patch=_wrap(torch.bfloat16)),

@@ -23,6 +23,8 @@ ORDER = (
 """Modules of checks, quick and telling ones first."""
 SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "sizing.covers_processors": 999}
 """Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
+FAR = ("V62", "Z11")
+"""Mutants that are shown to the check with a pool of 2**31 elements."""
 HOOK_TIER = ("buffers", "metadata", "supports", "usage", "describe")
 """Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
 TREE_OPS = "tree_ops"
@@ -36,7 +38,7 @@ def checks_for(mutant: Mutant | None = None) -> list[Check]:
     hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
     wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
     # The 2**31 pool costs a gigabyte copy in a backend that does not gather in place: kept out of the matrix.
-    wanted = [one for one in wanted if mutant is None or mutant.id == "V62" or one.name != "numerics.reach_past_int32"]
+    wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
     if mutant is not None:
         # Tree operations are their own world: nobody else calls them, and they call nobody.
         of_trees = set(mutant.hooks or {}) == {TREE_OPS}

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftmark import Geometry, HostLengthsNeed
+from draftmark import HostLengthsNeed
 from draftmark.contract.check import Tier
 from draftmark.contract.subject import Subject
 
 from . import catalog, corners, suite
 from .mutant import LAYOUTS, Mutant
+from .test_opaque import OPAQUE
 
 torch.set_num_threads(1)
 MODULES = ("metadata", "padding", "lengths", "guards", "graphs")
@@ -100,12 +101,4 @@ def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
 @pytest.mark.slow
 def test_opaque_levels_are_left_to_numerics() -> None:
     """A layout that cannot be decoded passes by its outputs."""
-
-    def change(geometry: Geometry, found: dict[Any, Any]) -> dict[Any, Any]:
-        from draftmark.metadata import Layout
-
-        return {
-            m: replace(s, levels=tuple(replace(x, layout=Layout.OPAQUE) for x in s.levels)) for m, s in found.items()
-        }
-
-    assert not wrong(Mutant("none", "", "", {"metadata": change}).build("csr"), *MODULES)
+    assert not wrong(Mutant("none", "", "", OPAQUE).build("csr"), *MODULES)

@@ -37,10 +37,16 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One input of a check. `id` is a short stable slug; results, known failures and -k go by it."""
+    """One input of a check.
+
+    Attributes:
+        id: a short stable slug; results, known failures and -k go by it.
+        since: contract (major, minor) in which the input joined its check.
+    """
 
     id: str
     value: Any
+    since: tuple[int, int] = (1, 0)
 
 
 @dataclass(frozen=True)

@@ -135,3 +135,20 @@ def odd_geometries() -> Sequence[Case]:
         for (served, modes), (name, (shape, draft)), overlap in product(SERVED.items(), found.items(), (False, True))
         if modes != PLAIN_MODES or draft == DraftShape(2, 3, 7)
     ]
+
+
+def odd_trees() -> Sequence[Case]:
+    """Heads and trees on pages of 128, for kernels that have no other, and trees far deeper than their window."""
+    tree = DraftShape(2, 3, 7)
+    found = {
+        "page128-mqa": (replace(MANDATORY, num_kv_heads=1), tree),
+        "page128-gqa3": (replace(MANDATORY, num_qo_heads=6), tree),
+        "page128-k8s5d64": (MANDATORY, DraftShape(8, 5, 64)),
+        "page128-k3s2d65": (MANDATORY, DraftShape(3, 2, 65)),
+        "window7-k2s20d40": (replace(MANDATORY, page_size=64, window_left=7), DraftShape(2, 20, 40)),
+    }
+    return [
+        Case(f"{served}-{name}", Geometry.create(shape, Limits(3, 300, 40, (4,)), draft, modes=modes), (1, 2))
+        for (served, modes), (name, (shape, draft)) in product(SERVED.items(), found.items())
+        if modes != PLAIN_MODES
+    ]

@@ -19,11 +19,13 @@ from .subject import Subject
 
 
 class Outcome(StrEnum):
-    """How an item ended. PASSED, REFUSED, KNOWN and UPCOMING do not fail the run."""
+    """How an item ended. FAILED alone fails the run."""
 
     PASSED = "passed"
     REFUSED = "refused"
     """Passed: the geometry is refused, alike everywhere."""
+    UNJUDGED = "unjudged"
+    """Nothing was found wrong, but what rows see was not looked at: see `Subject.unjudged`."""
     KNOWN = "known"
     """Failed as `contract.toml` says it does."""
     UPCOMING = "upcoming"
@@ -70,6 +72,11 @@ class Item:
         return self.check.tier
 
     @property
+    def since(self) -> tuple[int, int]:
+        """Contract (major, minor) from which on the item counts."""
+        return max(self.check.since, self.case.since)
+
+    @property
     def doc(self) -> str:
         """What the check says about itself."""
         return f"{self.check.name}: {self.check.doc}"
@@ -82,14 +89,14 @@ def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[It
 
 def run_item(item: Item, subject: Subject, known: list[KnownFailure]) -> Result:
     """Run one item. Whatever the plugin raises, prints or hangs in becomes a `Result`."""
-    subject = replace(subject, tier=item.tier, marks=set())
+    subject = replace(subject, tier=item.tier, marks=set(), attended=False)
     start = time.monotonic()
     outcome, message = _run(item, subject)
     seconds = round(time.monotonic() - start, 3)
     entry = next((one for one in known if one.matches(item.id)), None)
     if outcome is Outcome.FAILED and entry is not None:
         outcome, message = Outcome.KNOWN, f"{entry.id}: {entry.reason} ({entry.fault}, {entry.url})\n{message}"
-    elif outcome is Outcome.FAILED and item.check.since > (CONTRACT_MAJOR, subject.backend.info.contract_minor):
+    elif outcome is Outcome.FAILED and item.since > (CONTRACT_MAJOR, subject.backend.info.contract_minor):
         outcome = Outcome.UPCOMING
     elif entry is not None and outcome is Outcome.PASSED:
         outcome, message = Outcome.FAILED, f"known failure {entry.id!r} passes now: remove it from contract.toml"
@@ -109,6 +116,8 @@ def _run(item: Item, subject: Subject) -> tuple[Outcome, str]:
         return Outcome.FAILED, f"{item.doc}\n{_explain(error)}"
     if said.getvalue():
         return Outcome.FAILED, f"{item.doc}\nthe backend printed {said.getvalue()[:200]!r}; use logging"
+    if subject.unjudged:
+        return Outcome.UNJUDGED, "the layout is opaque, and no kernel that reads it ran here"
     return Outcome.PASSED, ""
 
 

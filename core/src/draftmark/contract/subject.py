@@ -29,12 +29,14 @@ class Subject:
         device: ``"cpu"`` in the sizing and host tiers, the real device in the device tier.
         tier: the tier of the item that runs.
         marks: what the item says about itself for the verdict, see `interpreted`.
+        attended: whether the backend's own kernels ran.
     """
 
     backend: Backend
     device: str
     tier: Tier
     marks: set[str] = field(default_factory=set)
+    attended: bool = False
 
     @property
     def kernels(self) -> bool:
@@ -46,8 +48,13 @@ class Subject:
         self.marks.add("interpreted")
 
     def opaque(self) -> None:
-        """Say that this item met a layout that nobody can decode, where the backend's kernels do not run either."""
+        """Say that this item met a layout that nobody can decode."""
         self.marks.add("opaque")
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether what rows see was left open: the layout is opaque, and no kernel's output told either."""
+        return "opaque" in self.marks and not self.attended
 
     @property
     def profile(self) -> DeviceProfile:

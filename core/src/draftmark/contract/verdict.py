@@ -72,16 +72,13 @@ class Verdict:
     def line(self) -> str:
         """The verdict in one line."""
         total, counts = sum(self.denominator.values()), self.counts
-        good = len(self.results) - counts["failed"] - counts["known"] - counts["upcoming"]
+        good = counts["passed"] + counts["refused"]
         word = "conforms to" if self.conforms else "does not conform to" if self.failures else "has no verdict on"
         parts = [f"{good} of {total} items passed"]
         parts += [f"{counts[name]} {text}" for name, text in _COUNTED.items() if counts[name]]
         interpreted = sum("interpreted" in result.marks for result in self.results)
         if interpreted:
             parts.append(f"{interpreted} by the metadata interpreter")
-        opaque = sum("opaque" in result.marks for result in self.results)
-        if opaque:
-            parts.append(f"{opaque} of an opaque layout, without its kernels")
         if len(self.results) < sum(self.denominator[tier] for tier in self.tiers_run) or not self.tiers_run:
             parts.append(f"only {len(self.results)} items selected")
         parts.append(f"tiers run: {', '.join(self.tiers_run) or 'none in full'}")
@@ -124,6 +121,7 @@ class Verdict:
 _COUNTED = {
     "refused": "of them by refusing alike",
     "failed": "failed",
+    "unjudged": "not judged, of an opaque layout whose kernels did not run",
     "known": "known failures",
     "upcoming": "upcoming",
 }

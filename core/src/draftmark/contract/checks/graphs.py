@@ -9,7 +9,7 @@ from ...geometry import Geometry
 from ...graphs import GraphKey, Program
 from ..check import Case, ContractViolation
 from ..scenarios.rounds import captured, programs_of, replays
-from ..scenarios.shapes import behaviours
+from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from ..scenarios.program import Programs
     from ..subject import Subject
 
-GEOMETRIES = (
-    *("small", "target", "draft", "target-window", "draft-window", "draft-page1-words2", "target-page1-words2"),
+ALSO = (
+    *("target-window", "draft-window", "draft-page1-words2", "target-page1-words2"),
     *("target-overlap", "target-page32-long", "draft-chain"),
 )
+"""Shapes beside those that every check takes."""
 Value = tuple[Geometry, Program]
 
 
 def _programs() -> list[Case]:
     return [
-        Case(f"{name}-{program.value}", (geometry, program))
-        for name, geometry in behaviours().items()
-        if name in GEOMETRIES
-        for program in programs_of(geometry)
+        shape.case((shape.geometry, program), program.value)
+        for shape in shapes(*ALSO)
+        for program in programs_of(shape.geometry)
     ]
 
 
 def _geometries() -> list[Case]:
-    return [Case(name, geometry) for name, geometry in behaviours().items() if name in GEOMETRIES]
+    return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
 @behaviour(cases=_programs, bugs=("sglang#26521", "vllm#53821", "sglang#31367", "vllm#53658"))

@@ -9,7 +9,7 @@ from ...geometry import Geometry, Mode
 from ..check import Case
 from ..needs import PER_REQUEST
 from ..scenarios.scenes import scenes
-from ..scenarios.shapes import behaviours, describe
+from ..scenarios.shapes import all_shapes, describe
 from ..scenarios.tiers import behaviour
 
 if TYPE_CHECKING:
@@ -17,21 +17,15 @@ if TYPE_CHECKING:
 
 
 def _geometries() -> list[Case]:
-    return [Case(name, geometry) for name, geometry in behaviours().items()]
+    return [shape.case(shape.geometry) for shape in all_shapes()]
 
 
 def _pairs() -> list[Case]:
-    made = behaviours()
-    names = [name.removeprefix("target") for name in made if name.startswith("target")]
-    twins = Case("twins", (made["target"], made["target"]))
-    return [
-        twins,
-        *(
-            Case(f"pair{name}", (made[f"target{name}"], made[f"draft{name}"]))
-            for name in names
-            if f"draft{name}" in made
-        ),
-    ]
+    made = {shape.name: shape for shape in all_shapes()}
+    drafts = {name: made.get(name.replace("target", "draft")) for name in made if name.startswith("target")}
+    pairs = {"twins": (made["target"], made["target"])}
+    pairs |= {name.replace("target", "pair"): (made[name], draft) for name, draft in drafts.items() if draft}
+    return [Case(name, (one.geometry, other.geometry), one.since) for name, (one, other) in pairs.items()]
 
 
 @behaviour(cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344"))

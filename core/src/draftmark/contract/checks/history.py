@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING
 
 from ...geometry import Geometry, Mode
 from ..check import Case
-from ..scenarios.scenes import programs, scenes
-from ..scenarios.shapes import behaviours
+from ..scenarios.scenes import few_scenes, programs
+from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn, uniform
 
 if TYPE_CHECKING:
     from ..subject import Subject
 
-GEOMETRIES = ("small", "target", "draft", "target-window", "draft-window", "target-page1-words2", "target-page32-long")
+ALSO = ("target-window", "draft-window", "target-page1-words2", "target-page32-long")
+"""Shapes beside those that every check takes."""
 
 
 def _sequences() -> list[Case]:
     found = []
-    for name, geometry in behaviours().items():
-        if name not in GEOMETRIES:
-            continue
-        for mode, step in programs(geometry):
-            label = f"{name}-{mode.value}{step or ''}"
-            found.append(Case(f"{label}-shrink-grow", _shrink_and_grow(label, geometry, mode, step)))
-        turns = list(scenes(geometry))
-        found.append(Case(f"{name}-modes", turns))
-        found.append(Case(f"{name}-modes-backwards", turns[::-1]))
-        found.append(Case(f"{name}-modes-shuffled", turns[::3] + turns[1::3] + turns[2::3]))
+    for shape in shapes(*ALSO):
+        for mode, step in programs(shape.geometry):
+            label = f"{mode.value}{step or ''}"
+            turns = _shrink_and_grow(f"{shape.name}-{label}", shape.geometry, mode, step)
+            found.append(shape.case(turns, f"{label}-shrink-grow"))
+        turns = list(few_scenes(shape))
+        found.append(shape.case(turns, "modes"))
+        found.append(shape.case(turns[::-1], "modes-backwards"))
+        found.append(shape.case(turns[::3] + turns[1::3] + turns[2::3], "modes-shuffled"))
     return found
 
 

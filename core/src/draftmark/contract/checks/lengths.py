@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from ...geometry import Geometry
 from ...metadata import HostLengthsNeed
 from ..check import Case
-from ..scenarios.scenes import scenes
-from ..scenarios.shapes import behaviours
+from ..scenarios.scenes import turn_cases
+from ..scenarios.shapes import all_shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn
 
 if TYPE_CHECKING:
     from ..subject import Subject
 
-GEOMETRIES = ("small", "target", "draft", "target-overlap", "target-page32-long")
+ALSO = ("target-overlap", "target-page32-long")
+"""Shapes beside those that every check takes."""
 KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
 SUFFICIENT = {
     HostLengthsNeed.NONE: KINDS,
@@ -27,12 +28,11 @@ SUFFICIENT = {
 
 
 def _turns() -> list[Case]:
-    chosen = {name: geometry for name, geometry in behaviours().items() if name in GEOMETRIES}
-    return [Case(f"{name}-{turn.name}", turn) for name, geometry in chosen.items() for turn in scenes(geometry)]
+    return turn_cases(*ALSO)
 
 
 def _geometries() -> list[Case]:
-    return [Case(name, geometry) for name, geometry in behaviours().items()]
+    return [shape.case(shape.geometry) for shape in all_shapes()]
 
 
 @behaviour(cases=_turns, bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"))

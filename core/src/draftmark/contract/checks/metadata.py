@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...geometry import Mode
+from ...geometry import Geometry, Mode
 from ..check import Case
-from ..scenarios.scenes import programs, scenes
-from ..scenarios.shapes import behaviours, wide
+from ..scenarios.scenes import programs, telling, turn_cases
+from ..scenarios.shapes import all_shapes, wide
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn, ragged, uniform
 
@@ -19,22 +19,31 @@ HIGH_SLOT = 2**31
 
 
 def _turns() -> list[Case]:
-    return [Case(f"{name}-{turn.name}", turn) for name, geometry in behaviours().items() for turn in scenes(geometry)]
+    return turn_cases(*(shape.name for shape in all_shapes()))
 
 
 def _wide() -> list[Case]:
-    geometries = wide()
-    crowd = geometries["crowd"]
-    turns = [
-        uniform("crowd-decode", crowd, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
-        ragged("crowd-extend", crowd, [n * 5 % 37 for n in range(290)], [1 + n % 3 for n in range(290)], padded=10),
+    return [
+        shape.case(turn, turn.mode.value)
+        for shape in wide()
+        for turn in (_crowd if shape.name.startswith("crowd") else _long)(shape.geometry)
     ]
-    for name in ("long", "long-target"):
-        geometry = geometries[name]
-        lens = (69_999, 4_097, 33_333)
-        turns += [uniform(f"{name}-{mode.value}", geometry, mode, lens, 4) for mode, _ in programs(geometry)]
-        turns.append(ragged(f"{name}-extend", geometry, (69_990, 2_049), (9, 3), padded=1))
-    return [Case(turn.name, turn) for turn in turns]
+
+
+def _crowd(geometry: Geometry) -> list[Turn]:
+    many = range(290)
+    return [
+        uniform("crowd-decode", geometry, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
+        ragged("crowd-extend", geometry, [n * 5 % 37 for n in many], [1 + n % 3 for n in many], padded=10),
+    ]
+
+
+def _long(geometry: Geometry) -> list[Turn]:
+    lens = (69_999, 4_097, 33_333)
+    return [
+        *(uniform(f"long-{mode.value}", geometry, mode, lens, 4) for mode, _ in programs(geometry)),
+        ragged("long-extend", geometry, (69_990, 2_049), (9, 3), padded=1),
+    ]
 
 
 @behaviour(cases=_wide, bugs=("vllm#47671", "sglang#27840"))
@@ -45,13 +54,11 @@ def survives_large_counts(subject: Subject, turn: Turn) -> None:
 
 def _high() -> list[Case]:
     found = []
-    for name, geometry in behaviours().items():
-        size = geometry.attention.page_size
+    for shape in all_shapes():
+        size = shape.geometry.attention.page_size
         if size > 1:
-            turns = scenes(geometry, first_page=HIGH_SLOT // size + 7)
-            found += [
-                Case(f"{name}-{turn.name}", turn) for turn in turns if "edges" in turn.name or "ragged" in turn.name
-            ]
+            turns = telling(shape.geometry, first_page=HIGH_SLOT // size + 7)
+            found += [shape.case(turn, turn.name) for turn in turns]
     return found
 
 

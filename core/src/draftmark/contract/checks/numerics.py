@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...geometry import Geometry, Mode
 from ..check import Case
-from ..corners import odd_geometries
+from ..corners import odd_geometries, odd_trees
 from ..scenarios.scenes import extends, programs
-from ..scenarios.shapes import mandatory, numerics
+from ..scenarios.shapes import Shape, mandatory, numerics
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn, ragged, uniform
 
@@ -23,12 +24,13 @@ PEAKED = 2.0
 
 def _cases() -> list[Case]:
     found = []
-    for name, geometry in {"mandatory": mandatory(), **numerics()}.items():
-        lens = (0, 1, 37)
+    for shape in (Shape("mandatory", mandatory()), *numerics()):
+        geometry = shape.geometry
+        lens = (0, 1, 37) if shape.since < (1, 2) else (0, 129, 250)
         turns = [uniform("decode", geometry, Mode.DECODE, lens, 4), *extends(geometry)[1:2]]
         if Mode.VERIFY in geometry.modes:
             turns.append(uniform("verify", geometry, Mode.VERIFY, lens, 4))
-        found += [Case(f"{name}-{turn.name}", turn) for turn in turns]
+        found += [shape.case(turn, turn.name) for turn in turns]
     return found
 
 
@@ -49,7 +51,7 @@ def match_float64(subject: Subject, turn: Turn) -> None:
 def _odd() -> list[Case]:
     """One forward of each kind on every geometry that a backend may refuse: what it does not refuse, it computes."""
     found = []
-    for case in odd_geometries():
+    for case in (*odd_geometries(), *odd_trees()):
         geometry: Geometry = case.value
         if geometry.limits.overlap or (Mode.DECODE in geometry.modes and Mode.VERIFY not in geometry.modes):
             continue
@@ -61,7 +63,10 @@ def _odd() -> list[Case]:
             uniform(f"{mode.value}{step or ''}", geometry, mode, lens, 3, step=step)
             for mode, step in sorted(set(kinds), key=str)
         ]
-        found.append(Case(case.id, [*turns, ragged("extend", geometry, (3, 0), (2, 5), padded=1)]))
+        turns.append(ragged("extend", geometry, (3, 0), (2, 5), padded=1))
+        if case.since >= (1, 2) and Mode.VERIFY in geometry.modes:
+            turns.append(uniform("verify-deep", geometry, Mode.VERIFY, lens, 3, tree="deep"))
+        found.append(replace(case, value=turns))
     return found
 
 
@@ -79,14 +84,16 @@ def serve_what_is_not_refused(subject: Subject, turns: list[Turn]) -> None:
 
 def _high() -> list[Case]:
     """Pages whose first element lies past 2**31 elements of the pool; 4.3 GB a tensor, most of it never touched."""
-    geometry = numerics()["bf16-gqa4-128"]
-    a = geometry.attention
-    first = HIGH_OFFSET // (a.page_size * a.num_kv_heads * a.head_dim) + 3
-    turns = [
-        uniform("verify", geometry, Mode.VERIFY, (17, 1), 4, first_page=first),
-        *extends(geometry, first_page=first)[1:2],
-    ]
-    return [Case(turn.name, turn) for turn in turns]
+    found = []
+    for shape in (one for one in numerics() if one.name in ("bf16-gqa4-128", "bf16-gqa4-128-page128")):
+        a = shape.geometry.attention
+        first = HIGH_OFFSET // (a.page_size * a.num_kv_heads * a.head_dim) + 3
+        turns = [
+            uniform("verify", shape.geometry, Mode.VERIFY, (17, 1), 4, first_page=first),
+            *extends(shape.geometry, first_page=first)[1:2],
+        ]
+        found += [Case(f"{turn.name}{'-page128' * (a.page_size == 128)}", turn, shape.since) for turn in turns]
+    return found
 
 
 @behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))

@@ -6,32 +6,32 @@ from typing import TYPE_CHECKING
 
 from ..check import Case
 from ..scenarios.scenes import programs
-from ..scenarios.shapes import behaviours
+from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn, ragged, uniform
 
 if TYPE_CHECKING:
     from ..subject import Subject
 
-GEOMETRIES = ("small", "target", "draft", "target-window", "draft-window", "draft-page1-words2")
+ALSO = ("target-window", "draft-window", "draft-page1-words2")
+"""Shapes beside those that every check takes."""
 
 
 def _cases() -> list[Case]:
     found = []
-    for name, geometry in behaviours().items():
-        if name not in GEOMETRIES:
-            continue
+    for shape in shapes(*ALSO):
+        geometry = shape.geometry
         size = geometry.attention.page_size
         largest = geometry.limits.capture_batch_sizes[-1]
         for live in (0, 1, 3):
             lens = (size, 0, size + 2)[:live]
             for mode, step in programs(geometry):
-                label = f"{name}-{mode.value}{step or ''}-{live}of{largest}"
-                found.append(Case(label, uniform(label, geometry, mode, lens, largest, step=step, seed=live)))
+                label = f"{mode.value}{step or ''}-{live}of{largest}"
+                found.append(shape.case(uniform(label, geometry, mode, lens, largest, step=step, seed=live), label))
             if live:
-                label = f"{name}-extend-{live}of{largest}"
+                label = f"extend-{live}of{largest}"
                 turn = ragged(label, geometry, lens, (3, 7, 1)[:live], padded=largest - live, seed=live)
-                found.append(Case(label, turn))
+                found.append(shape.case(turn, label))
     return found
 
 

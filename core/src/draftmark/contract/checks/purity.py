@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ...geometry import Geometry
 from ..check import Case
-from ..scenarios.scenes import scenes
-from ..scenarios.shapes import behaviours
+from ..scenarios.scenes import scenes, turn_cases
+from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from ..scenarios.rig import Rig
     from ..subject import Subject
 
-GEOMETRIES = ("small", "target", "draft", "target-window", "draft-chain")
+ALSO = ("target-window", "draft-chain")
+"""Shapes beside those that every check takes."""
 
 
 def _turns() -> list[Case]:
-    chosen = {name: geometry for name, geometry in behaviours().items() if name in GEOMETRIES}
-    return [Case(f"{name}-{turn.name}", turn) for name, geometry in chosen.items() for turn in scenes(geometry)]
+    return turn_cases(*ALSO, few=True)
 
 
 def _geometries() -> list[Case]:
-    return [Case(name, geometry) for name, geometry in behaviours().items() if name in GEOMETRIES]
+    return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
 @behaviour(cases=_turns, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from ...graphs import GraphKey, Program
 from ..check import Case
+from ..scenarios.shapes import PAGE128, PAGE128_LIMITS, Shape
 from ..scenarios.tiers import behaviour
 
 if TYPE_CHECKING:
@@ -22,35 +23,39 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 SINCE = (1, 1)
+LARGE = (1, 2)
+"""Contract that brought pages of 128."""
 SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, capture_batch_sizes=(2, 6))
 
 
-def _trees() -> dict[str, Geometry]:
+def _trees() -> list[Shape]:
     """Trees of 2 to 70 nodes, masks of one to three words, of which a tail may need fewer than there are."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
     make = Geometry.create
-    return {
-        "pair": make(SMALL, LIMITS, DraftShape(2, 1, 2)),
-        "page1-overlap": make(tokens, replace(LIMITS, overlap=True), DraftShape(3, 4, 6)),
-        "words2": make(replace(SMALL, head_dim=80), LIMITS, DraftShape(8, 6, 64)),
-        "words3-for-2": make(replace(SMALL, page_size=32), LIMITS, DraftShape(9, 9, 33)),
-        "words3": make(replace(SMALL, page_size=8), LIMITS, DraftShape(4, 2, 70)),
-        "kv8": make(replace(SMALL, kv_dtype="float8_e4m3fn"), LIMITS, DraftShape(4, 3, 7)),
-        "chain": make(SMALL, LIMITS, DraftShape(1, 5, 5)),
-        "far": make(AttentionShape(8, 8, 128, 64), LIMITS, DraftShape(3, 2, 6)),
-    }
+    return [
+        Shape("pair", make(SMALL, LIMITS, DraftShape(2, 1, 2))),
+        Shape("page1-overlap", make(tokens, replace(LIMITS, overlap=True), DraftShape(3, 4, 6))),
+        Shape("words2", make(replace(SMALL, head_dim=80), LIMITS, DraftShape(8, 6, 64))),
+        Shape("words3-for-2", make(replace(SMALL, page_size=32), LIMITS, DraftShape(9, 9, 33))),
+        Shape("words3", make(replace(SMALL, page_size=8), LIMITS, DraftShape(4, 2, 70))),
+        Shape("kv8", make(replace(SMALL, kv_dtype="float8_e4m3fn"), LIMITS, DraftShape(4, 3, 7))),
+        Shape("chain", make(SMALL, LIMITS, DraftShape(1, 5, 5))),
+        Shape("far", make(AttentionShape(8, 8, 128, 64), LIMITS, DraftShape(3, 2, 6))),
+        Shape("page128", make(PAGE128, PAGE128_LIMITS, DraftShape(8, 3, 35)), LARGE),
+        Shape("far-page128", make(AttentionShape(8, 8, 128, 128), LIMITS, DraftShape(3, 2, 6)), LARGE),
+    ]
 
 
 def _cases(*names: str) -> Callable[[], list[Case]]:
-    return lambda: [Case(name, geometry) for name, geometry in _trees().items() if name in names]
+    return lambda: [shape.case(shape.geometry) for shape in _trees() if shape.name in names]
 
 
 def _tailed() -> list[Case]:
     """With the modes of a target and of a draft model."""
     both = tuple(Mode)
-    names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain")
-    return [Case(case.id, replace(case.value, modes=both)) for case in _cases(*names)()]
+    names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128")
+    return [replace(case, value=replace(case.value, modes=both)) for case in _cases(*names)()]
 
 
 @behaviour(cases=_tailed, since=SINCE)
@@ -74,7 +79,7 @@ def tail_follows_the_parents(subject: Subject, geometry: Geometry) -> None:
         tail_holds(stage, batch, requests, f"{mode.value} step {step}")
 
 
-@behaviour(cases=_cases("pair", "page1-overlap", "words2", "words3"), since=SINCE)
+@behaviour(cases=_cases("pair", "page1-overlap", "words2", "words3", "page128"), since=SINCE)
 def walk_follows_the_target(subject: Subject, geometry: Geometry) -> None:
     """The verdict on trees of every kind: first of equal children, unused nodes, padding, 64-bit tokens."""
     from ..scenarios.tree_holds import verdict_holds
@@ -87,7 +92,7 @@ def walk_follows_the_target(subject: Subject, geometry: Geometry) -> None:
         verdict_holds(one, ops.walk(*stage.trees(), stage.targets), f"round {seed}")
 
 
-@behaviour(cases=_cases("pair", "page1-overlap", "words2", "kv8"), since=SINCE)
+@behaviour(cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
 def kept_path_is_made_contiguous(subject: Subject, geometry: Geometry) -> None:
     """Any ascending paths in all layers, overlapping ones too; every byte that is no kept node's stays."""
     from ..scenarios.tree_stage import TreeStage
@@ -95,7 +100,7 @@ def kept_path_is_made_contiguous(subject: Subject, geometry: Geometry) -> None:
     _compacts(subject, geometry, TreeStage(subject, geometry), 3)
 
 
-@behaviour(cases=_cases("far"), since=SINCE, bugs=("vllm#47671",))
+@behaviour(cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
 def kept_path_reaches_past_int32(subject: Subject, geometry: Geometry) -> None:
     """The same in pages whose flat element offset no longer fits 32 bits."""
     import torch
@@ -138,7 +143,11 @@ def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
     return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
 
 
-@behaviour(cases=_cases("page1-overlap", "words2"), since=SINCE, bugs=("sglang#26655", "sglang#26521", "sglang#29413"))
+@behaviour(
+    cases=_cases("page1-overlap", "words2", "page128"),
+    since=SINCE,
+    bugs=("sglang#26655", "sglang#26521", "sglang#29413"),
+)
 def replays_follow_the_round(subject: Subject, geometry: Geometry) -> None:
     """All three captured in one graph without a sync, replayed on other trees, lengths and pages."""
     from ..oracle.walk import kept_path

@@ -47,9 +47,10 @@ def _head(verdict: Verdict) -> str:
     words = {"good": "keeps the contract", "bad": "does not keep the contract", "none": "has no verdict yet"}[kind]
     counts = verdict.counts
     facts = [
-        (f"{len(verdict.results) - counts['failed']:,}", f"of {sum(verdict.denominator.values()):,} items met"),
+        (f"{counts['passed'] + counts['refused']:,}", f"of {sum(verdict.denominator.values()):,} items met"),
         (f"{counts['failed']:,}", "failed"),
         (f"{counts['refused']:,}", "met by refusing alike"),
+        (f"{counts['unjudged']:,}", "not judged"),
         (f"{counts['known']:,}", "known failures"),
         (", ".join(verdict.tiers_run) or "none in full", "tiers run"),
         (", ".join(tier for tier in verdict.denominator if tier not in verdict.tiers_run) or "none", "not run"),
@@ -75,9 +76,8 @@ def _checks(verdict: Verdict) -> str:
         ended.setdefault(result.item.partition("[")[0], Counter())[result.outcome.value] += 1
     for check in all_checks():
         counts = ended.get(check.name, Counter())
-        total = sum(counts.values())
-        bad = counts["failed"]
-        state = f'<span class="{"bad" if bad else "good"}">{total - bad} / {total}</span>' if total else "not run"
+        total, met = sum(counts.values()), counts["passed"] + counts["refused"]
+        state = f'<span class="{"bad" if counts["failed"] else "good"}">{met} / {total}</span>' if total else "not run"
         bugs = ", ".join(check.bugs)
         rows.append(
             f'<tr><td class="m">{escape(check.name)}</td><td>{escape(check.doc)}'

@@ -80,6 +80,7 @@ class Rig:
         stage = stage or self.stage
         q, k, v, out = stage.rows(turn)
         if self.kernels:
+            self.subject.attended = True
             self.backend.write_kv(k, v, stage.cache, batch)
             self.backend.attend(q, stage.cache, batch, out)
         else:
@@ -96,7 +97,10 @@ class Rig:
         a = self.geometry.attention
         staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
         shape = Shape(a.page_size, a.window_left, staged)
-        return decode(self.spec(turn), arena or self.buffers(), batch, list(turn.requests), shape)
+        found = decode(self.spec(turn), arena or self.buffers(), batch, list(turn.requests), shape)
+        if found.opaque:
+            self.subject.opaque()
+        return found
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The backend's buffers."""
@@ -124,8 +128,6 @@ class Rig:
         """What correct kernels would make of the metadata."""
         q, k, v, out = stage.rows(turn)
         found = self.decoded(turn, batch, arena)
-        if found.opaque:
-            self.subject.opaque()
         visible = truth_of(turn).visible if found.opaque else found.visible
         writes = found.writes or truth_of(turn).writes
         pools = [pool.view(-1, *pool.shape[2:]) for pool in (stage.cache.k, stage.cache.v)]

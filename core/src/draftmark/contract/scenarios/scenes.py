@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from ...geometry import Geometry, Mode
+from ..check import Case
+from .shapes import Shape, shapes
 from .turns import Turn, extent, ragged, uniform
 
 
@@ -27,11 +30,11 @@ def _wall(geometry: Geometry) -> int:
 
 @cache
 def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
-    """Every mode and draft step of a geometry, with padding (1 of 1, 3 of 4, 6 of 8), several trees, ragged extends."""
+    """Every mode and draft step of a geometry, with and without padding, several trees, ragged extends."""
     found: list[Turn] = []
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
-            padded = {1: 1, 3: 4}.get(len(lens), 8)
+            padded = {1: 1, 3: 4}.get(len(lens), geometry.limits.capture_batch_sizes[-1])
             for tree in ("random", "unused", "chain") if mode is Mode.VERIFY and name == "edges" else ("random",):
                 label = f"{mode.value}{step or ''}-{name}{'' if tree == 'random' else '-' + tree}"
                 turn = uniform(label, geometry, mode, lens, padded, step=step, tree=tree, seed=n, first_page=first_page)
@@ -44,6 +47,25 @@ def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
     if Mode.EXTEND in geometry.modes:
         found += extends(geometry, first_page)
     return tuple(found)
+
+
+def telling(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, the scenes about a page boundary, padded, with trees of every kind; a ragged extend."""
+    return [one for one in scenes(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
+
+
+def turn_cases(*names: str, few: bool = False) -> list[Case]:
+    """Scenes of the shapes that every check takes and of those named; with `few`, a brief shape's telling ones."""
+    return [
+        shape.case(turn, turn.name)
+        for shape in shapes(*names)
+        for turn in (few_scenes(shape) if few else scenes(shape.geometry))
+    ]
+
+
+def few_scenes(shape: Shape) -> Sequence[Turn]:
+    """Scenes for a rule that knows no lengths: all, or a brief shape's telling ones."""
+    return telling(shape.geometry) if shape.brief else scenes(shape.geometry)
 
 
 def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Turn]:

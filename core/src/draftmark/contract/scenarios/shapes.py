@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from ..check import Case
 
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(1, 4, 8))
 """Padding reaches 8 while six may live (sglang#25124); 84 is a multiple of no page size used here."""
 SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
 TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 """D is neither S + 1 nor k·(S-1) (sglang#27545)."""
+PAGE128 = AttentionShape(4, 2, 128, page_size=128, q_dtype="float16", kv_dtype="float16")
+"""What kernels with large pages serve; float16, because one key among hundreds must show in an output."""
+PAGE128_LIMITS = Limits(max_num_reqs=4, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 2, 5))
+"""At the wall every tail but DECODE's lies on both sides of a page boundary (sglang#22778). Few requests, since
+interpreted kernels take their time for hundreds of keys."""
+PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
+LARGE_PAGES = ("target-page128", "draft-page128")
+EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
+"""Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A geometry under the name that its cases begin with.
+
+    Attributes:
+        since: contract (major, minor) in which it joined the suite.
+        brief: its rows see hundreds of keys, so a check whose rule knows no lengths takes its telling scenes alone.
+    """
+
+    name: str
+    geometry: Geometry
+    since: tuple[int, int] = (1, 0)
+    brief: bool = False
+
+    def case(self, value: Any, label: str = "") -> Case:
+        """A case of this shape: ``"name-label"``, or the name alone."""
+        return Case(f"{self.name}-{label}" if label else self.name, value, self.since)
 
 
 def _make(
@@ -20,6 +50,19 @@ def _make(
     modes: tuple[Mode, ...] = TARGET_MODES,
 ) -> Geometry:
     return Geometry.create(attention, limits, draft, modes=modes)
+
+
+def shapes(*names: str) -> list[Shape]:
+    """Those that every check takes, and those named here; in one order."""
+    return [shape for shape in all_shapes() if shape.name in (*EVERYWHERE, *names)]
+
+
+def all_shapes() -> list[Shape]:
+    """Of every geometry of `behaviours`."""
+    return [
+        Shape(name, geometry, (1, 2), brief=True) if name in LARGE_PAGES else Shape(name, geometry)
+        for name, geometry in behaviours().items()
+    ]
 
 
 def behaviours() -> dict[str, Geometry]:
@@ -44,19 +87,23 @@ def behaviours() -> dict[str, Geometry]:
             draft=DraftShape(topk=9, num_steps=3, num_draft_tokens=2), limits=short, modes=DRAFT_MODES
         ),
         "draft-chain": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
+        "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
+        "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
     }
 
 
-def wide() -> dict[str, Geometry]:
+def wide() -> list[Shape]:
     """Geometries whose counts pass 8 and 16 bits: metadata alone is checked on them, since their pools are large."""
     crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=700, capture_batch_sizes=(4, 320))
     long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     plain = (Mode.EXTEND, Mode.DECODE)
-    return {
-        "crowd": _make(limits=crowd, draft=DraftShape(), modes=plain),
-        "long": _make(limits=long, draft=DraftShape(), modes=plain),
-        "long-target": _make(limits=long),
-    }
+    return [
+        Shape("crowd", _make(limits=crowd, draft=DraftShape(), modes=plain)),
+        Shape("long", _make(limits=long, draft=DraftShape(), modes=plain)),
+        Shape("long-target", _make(limits=long)),
+        Shape("crowd-page128", _make(PAGE128, limits=crowd, draft=DraftShape(), modes=plain), (1, 2)),
+        Shape("long-target-page128", _make(PAGE128, limits=long), (1, 2)),
+    ]
 
 
 def mandatory() -> Geometry:
@@ -66,7 +113,7 @@ def mandatory() -> Geometry:
     return Geometry.create(attention, limits, modes=(Mode.EXTEND, Mode.DECODE))
 
 
-def numerics() -> dict[str, Geometry]:
+def numerics() -> list[Shape]:
     """Dtypes, head shapes, head sizes, windows and caps, paired so that each value appears and few runs are needed."""
     rows = {
         "bf16-mha-80": (4, 4, 80, "bfloat16", -1, 0.0),
@@ -84,13 +131,17 @@ def numerics() -> dict[str, Geometry]:
         "bf16-gqa3-64-heads9": (9, 3, 64, "bfloat16", -1, 0.0),
         "bf16-gqa4-128-kv8": (8, 2, 128, "bfloat16", -1, 0.0),
     }
-    made = {}
+    made = []
     for name, (heads, kv_heads, dim, dtype, window, cap) in rows.items():
         scale = 0.05 if name.endswith("scale") else None
         stored = "float8_e4m3fn" if name.endswith("kv8") else dtype
-        shape = AttentionShape(heads, kv_heads, dim, 16, dtype, stored, scale, window, cap)
-        made[name] = _make(shape)
-    return made
+        made.append(Shape(name, _make(AttentionShape(heads, kv_heads, dim, 16, dtype, stored, scale, window, cap))))
+    large = {
+        "bf16-mha-128-page128": AttentionShape(4, 4, 128, 128),
+        "bf16-gqa4-128-page128": AttentionShape(8, 2, 128, 128),
+        "fp16-gqa8-128-page128-scale": replace(PAGE128, num_qo_heads=8, num_kv_heads=1, softmax_scale=0.05),
+    }
+    return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), (1, 2)) for name, one in large.items()]
 
 
 def describe(geometry: Geometry) -> str:

@@ -11,14 +11,17 @@ def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
     """Parents of a verify tail of `rows` slots; slot 0 is the root.
 
     Args:
-        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, or ``"unused"``: a short chain, then rows that no
-            draft filled, which hang on the root and can never be accepted.
+        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, ``"deep"`` (two chains side by side),
+            or ``"unused"``: a short chain, then rows that no draft filled, which hang on the root and can never be
+            accepted.
     """
     dice = random.Random(f"{kind} {rows} {seed}")
     if kind == "chain":
         return chain(rows)
     if kind == "star":
         return (NO_PARENT, *(0 for _ in range(rows - 1)))
+    if kind == "deep":
+        return (NO_PARENT, *(max(0, slot - 2) for slot in range(1, rows)))
     if kind == "unused":
         used = min(rows, 3)
         return (*chain(used), *(0 for _ in range(rows - used)))
