@@ -18,7 +18,7 @@ def test_rows_land_in_their_slots(bench, dtype):
     expected = [cache.clone() for cache in (k_cache, v_cache)]
     for cache, rows in zip(expected, (k, v), strict=True):
         cache.view(64, 2, 80)[slots] = rows
-    launch.write_kv(launch.Attention(2, 2, 80, 16, 1.0), k, v, k_cache, v_cache, None, None, slots)
+    launch.write_kv(k, v, k_cache, v_cache, None, None, slots)
     assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
 
 
@@ -30,7 +30,7 @@ def test_fp8_is_scaled_and_saturates(bench):
     caches = [torch.zeros(2, 4, 1, 64, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2)]
     scales = [torch.tensor([s], device=bench.device) for s in (0.5, 2.0)]
     slots = torch.tensor([6], device=bench.device)
-    launch.write_kv(launch.Attention(1, 1, 64, 4, 1.0), k, k, *caches, *scales, slots)
+    launch.write_kv(k, k, *caches, *scales, slots)
     for cache, scale in zip(caches, scales, strict=True):
         stored = cache[1, 2, 0].float()
         expected = (k[0, 0].float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
@@ -46,8 +46,6 @@ def test_fp8_is_rounded_to_nearest_even(bench):
     k = torch.cat(values).to(torch.bfloat16).view(-1, 1, 64).to(bench.device)
     caches = [torch.zeros(len(k), 1, 1, 64, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2)]
     one = torch.ones(1, device=bench.device)
-    launch.write_kv(
-        launch.Attention(1, 1, 64, 1, 1.0), k, k, *caches, one, one, torch.arange(len(k), device=bench.device)
-    )
+    launch.write_kv(k, k, *caches, one, one, torch.arange(len(k), device=bench.device))
     expected = k.float().clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(caches[0][:, 0].view(torch.uint8), expected.view(torch.uint8))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from draftmark import Geometry, Mode
 from draftmark.arena import Arena
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache
-from draftmark.errors import BatchError
 from draftmark.graphs import record_call
 
 from . import launch, sizing, tiling
+from .extend import Extend, cache_is_contiguous, check_rows
 from .launch import Attention, Uniform
 
 INTERPRETED_PIECES = 2
@@ -27,36 +25,23 @@ class TritonBackend:
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
-        a, device = geometry.attention, geometry.device
         self.geometry = geometry
         self.arena = arena
         self._arena = {name: arena[name] for name in arena}
-        self._shape = Attention(
-            num_kv_heads=a.num_kv_heads,
-            group=a.group_size,
-            head_dim=a.head_dim,
-            page_size=a.page_size,
-            scale=a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5,
-            cap=a.logits_soft_cap,
-            window_left=a.window_left,
-            # The geometry may describe a GPU while the tensors are on the CPU, interpreted.
-            pdl=arena[sizing.SLOTS].is_cuda and device.arch >= 90,
-        )
-        self._extend_tile = tiling.choose(a, device, geometry.extent(Mode.EXTEND).q_len)
+        slots = self._arena[sizing.SLOTS]
+        self._shape = Attention.of(geometry, slots.is_cuda)
+        if Mode.EXTEND in geometry.modes:
+            self._extend = Extend(geometry, slots, self._arena[sizing.ROW_TILES])
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: the schedule is made on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
-        slots = self._arena[sizing.SLOTS][: batch.num_rows]
         if batch.uniform is None:
-            tiles = self._arena[sizing.ROW_TILES]
-            record_call(
-                launch.write_metadata_ragged, self._shape, self._extend_tile, batch.num_rows, batch.prefix_lens,
-                batch.q_indptr, batch.page_table, slots, tiles, mutates=(slots, tiles),
-            )  # fmt: skip
+            self._extend.write_metadata(batch)
             return
+        slots = self._arena[sizing.SLOTS][: batch.num_rows]
         extent, tile, pieces = self._uniform(batch)
         work = self._arena[sizing.WORK]
         record_call(
@@ -68,26 +53,21 @@ class TritonBackend:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
         slots = self._arena[sizing.SLOTS][: batch.num_rows]
         record_call(
-            launch.write_kv, self._shape, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots,
-            mutates=(cache.k, cache.v),
-        )  # fmt: skip
+            launch.write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
+        )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows: one launch for a ragged batch, one and a merge for a uniform one."""
-        if q.stride(-1) != 1 or out.stride(-1) != 1:
-            raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
         if batch.uniform is None:
-            record_call(
-                launch.attend_extend, self._shape, self._for_cache(self._extend_tile, cache), batch.num_rows, q,
-                cache.k, cache.v, cache.k_scale, cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table,
-                self._arena[sizing.ROW_TILES], out, mutates=(out,),
-            )  # fmt: skip
+            self._extend.attend(q, cache, batch, out)
             return
+        check_rows(q, out)
         extent, tile, pieces = self._uniform(batch)
+        tile = tiling.for_cache(self.geometry.attention, self.geometry.device, tile, cache_is_contiguous(cache))
         mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
         partial_out, partial_lse = self._arena[sizing.PARTIAL_OUT], self._arena[sizing.PARTIAL_LSE]
         record_call(
-            launch.attend, self._shape, self._for_cache(tile, cache), extent, pieces, q, cache.k, cache.v,
+            launch.attend, self._shape, tile, extent, pieces, q, cache.k, cache.v,
             cache.k_scale, cache.v_scale, batch.prefix_lens, batch.page_table, mask, depth,
             self._arena[sizing.WORK], partial_out, partial_lse, out, mutates=(partial_out, partial_lse, out),
         )  # fmt: skip
@@ -98,10 +78,5 @@ class TritonBackend:
         tile = tiling.choose(a, device, q_len)
         pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self.geometry.max_kv_len)
         if batch.device.type == "cpu":
-            pieces = min(pieces, INTERPRETED_PIECES)
+            tile, pieces = tiling.interpreted(a, tile, q_len), min(pieces, INTERPRETED_PIECES)
         return Uniform(batch.padded_reqs, q_len, tail_len), tile, pieces
-
-    def _for_cache(self, tile: tiling.Tile, cache: KVCache) -> tiling.Tile:
-        """The same tile, through the copy engine where a box can describe the cache."""
-        boxes = tiling.uses_tma(self.geometry.attention, self.geometry.device, tile)
-        return replace(tile, tma=boxes and cache.k.is_contiguous() and cache.v.is_contiguous())

@@ -1,7 +1,7 @@
-"""The kernels twice: compiled for a GPU, and interpreted for CPU tensors, in one process.
+"""A package of kernels twice in one process: compiled for a GPU, and interpreted for CPU tensors.
 
-Triton decides when a kernel is defined where it runs. So the package `kernels` is imported once as it is, and once
-more under another name with TRITON_INTERPRET=1, when the first CPU tensor asks.
+Triton decides when a kernel is defined where it runs. So the package is imported once as it is, and once more under
+another name with TRITON_INTERPRET=1, when the first CPU tensor asks.
 """
 
 from __future__ import annotations
@@ -9,72 +9,51 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
-from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 import torch
 
+from .interpreter import quicken
+
 VARIABLE = "TRITON_INTERPRET"
+OWN = f"{__package__}.kernels"
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """One flavour of every kernel that `launch` and `tree_ops` start."""
+def kernels_for(tensor: torch.Tensor, package: str = OWN) -> ModuleType:
+    """The package of kernels that run where `tensor` is; each of its modules is an attribute.
 
-    write_uniform: Any
-    write_ragged: Any
-    write_rows: Any
-    attend_uniform: Any
-    attend_ragged: Any
-    merge_pieces: Any
-    write_tail: Any
-    walk: Any
-    compact: Any
-
-
-def kernels_for(tensor: torch.Tensor) -> Kernels:
-    """The kernels that run where `tensor` is."""
-    return _load(not tensor.is_cuda)
+    Args:
+        package: its full name. Its modules import each other relatively, so that both copies find their own.
+    """
+    return _load(package, not tensor.is_cuda)
 
 
 @cache
-def _load(interpreted: bool) -> Kernels:
+def _load(package: str, interpreted: bool) -> ModuleType:
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1" if interpreted else "0"
     try:
-        package = _package(interpreted)
-        schedule, kv_write, uniform, extend, merge, tail, walk, compact = (
-            importlib.import_module(f"{package}.{name}")
-            for name in ("schedule", "kv_write", "uniform", "extend", "merge", "tail", "walk", "compact")
-        )
+        found = _second(package) if interpreted else importlib.import_module(package)
+        for one in pkgutil.iter_modules(found.__path__):
+            importlib.import_module(f"{found.__name__}.{one.name}")
     finally:
         if before is None:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
-    return Kernels(
-        schedule.write_uniform,
-        schedule.write_ragged,
-        kv_write.write_rows,
-        uniform.attend_uniform,
-        extend.attend_ragged,
-        merge.merge_pieces,
-        tail.write_tail,
-        walk.walk,
-        compact.compact,
-    )
+    return found
 
 
-def _package(interpreted: bool) -> str:
-    name = f"{__package__}.kernels"
-    if not interpreted:
-        return name
-    _skip_idle_checks()
-    origin = importlib.util.find_spec(name)
+def _second(package: str) -> ModuleType:
+    """The package once more, under a name of its own."""
+    quicken()
+    origin = importlib.util.find_spec(package)
     assert origin is not None and origin.origin is not None
-    alias = f"{__package__}.interpreted_kernels"
+    parent, _, leaf = package.rpartition(".")
+    alias = f"{parent}.interpreted_{leaf}"
     spec = importlib.util.spec_from_file_location(
         alias, origin.origin, submodule_search_locations=list(origin.submodule_search_locations or [])
     )
@@ -82,17 +61,4 @@ def _package(interpreted: bool) -> str:
     module = importlib.util.module_from_spec(spec)
     sys.modules[alias] = module
     spec.loader.exec_module(module)
-    return alias
-
-
-def _skip_idle_checks() -> None:
-    """Without debug mode the interpreter computes an overflow check of each integer operation and drops the result.
-
-    Leaving it out halves the time of a kernel. The option is no public setting: where it has moved, nothing is skipped.
-    """
-    from triton.runtime import interpreter
-
-    builder = getattr(interpreter, "interpreter_builder", None)
-    options = getattr(builder, "options", None)
-    if is_dataclass(options) and getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
-        builder.options = replace(options, sanitize_overflow=False)
+    return module

@@ -11,6 +11,8 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from draftmark import Geometry
+
 from .flavours import kernels_for
 from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
 
@@ -39,6 +41,21 @@ class Attention:
     cap: float = 0.0
     window_left: int = -1
     pdl: bool = False
+
+    @classmethod
+    def of(cls, geometry: Geometry, on_gpu: bool) -> Attention:
+        """What `geometry` fixes. It may describe a GPU while the tensors are on the CPU, interpreted."""
+        a = geometry.attention
+        return cls(
+            num_kv_heads=a.num_kv_heads,
+            group=a.group_size,
+            head_dim=a.head_dim,
+            page_size=a.page_size,
+            scale=a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5,
+            cap=a.logits_soft_cap,
+            window_left=a.window_left,
+            pdl=on_gpu and geometry.device.arch >= 90,
+        )
 
     @property
     def block_d(self) -> int:
@@ -76,7 +93,7 @@ def write_metadata(
     rows = extent.num_reqs * extent.q_len
     block_rows = 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(pieces, block_pieces)),)
-    kernels_for(work).write_uniform[grid](
+    kernels_for(work).schedule.write_uniform[grid](
         prefix_lens, page_table, slot_mapping, work, extent.num_reqs, rows, extent.q_len, extent.tail_len, pieces,
         page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
         MIN_TILES=MIN_TILES, ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
@@ -98,7 +115,7 @@ def write_metadata_ragged(
     num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, SCHEDULE_CELLS // block_r))
-    kernels_for(tiles).write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
+    kernels_for(tiles).schedule.write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
         prefix_lens, q_indptr, page_table, slot_mapping, tiles, num_reqs, num_rows, num_tiles, shape.group,
         page_table.stride(0), PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
     )  # fmt: skip
@@ -127,7 +144,7 @@ def attend(
     """Uniform attention and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`."""
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
-    kernels_for(q).attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+    kernels_for(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
         partial_out, partial_lse, work, prefix_lens, page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
@@ -162,7 +179,7 @@ def _merge(
     by_request = extent.num_reqs < pieces - 1
     options = {"launch_pdl": True} if shape.pdl else {}
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
-    kernels_for(out).merge_pieces[grid](
+    kernels_for(out).merge.merge_pieces[grid](
         partial_out, partial_lse, work, prefix_lens, out, lse,
         extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
@@ -189,7 +206,7 @@ def attend_extend(
 ) -> None:
     """Ragged causal attention; see `extend.attend_ragged`."""
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
-    kernels_for(q).attend_ragged[(shape.num_kv_heads * count,)](
+    kernels_for(q).extend.attend_ragged[(shape.num_kv_heads * count,)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
         q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
@@ -202,7 +219,6 @@ def attend_extend(
 
 
 def write_kv(
-    shape: Attention,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
@@ -211,15 +227,21 @@ def write_kv(
     v_scale: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Scatter rows to slots; see `kv_write.write_rows`."""
+    """Scatter rows to slots, K and V in one launch; see `kv_write.write_rows`.
+
+    Args:
+        k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
+        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, of the rows' dtype, or e4m3, for which k_scale and v_scale
+            (float32 ``[1]``) say what a stored value is multiplied by.
+        slot_mapping: int64 ``[rows]``.
+    """
     # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
     block_rows = 1 if k.is_cuda else 32
-    rows = k.shape[0]
-    kernels_for(k).write_rows[(triton.cdiv(rows, block_rows),)](
+    rows, heads, dim = k.shape
+    kernels_for(k).kv_write.write_rows[(triton.cdiv(rows, block_rows),)](
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
-        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim,
-        PAGE=shape.page_size, SCALED=k_scale is not None,
-        BLOCK=next_power_of_two(shape.num_kv_heads * shape.head_dim), BLOCK_ROWS=block_rows,
+        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
+        SCALED=k_scale is not None, BLOCK=next_power_of_two(heads * dim), BLOCK_ROWS=block_rows,
     )  # fmt: skip
 
 

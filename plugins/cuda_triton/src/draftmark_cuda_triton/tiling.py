@@ -6,7 +6,7 @@ dtypes, device. Never from lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
@@ -16,6 +16,10 @@ MIN_TILES = 2
 """Tiles that a piece of work has at least: below this a merge costs more than it spreads."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
+LEAST_ROWS = 16
+"""Packed rows of the smallest row tile: what `mma` takes at least."""
+INTERPRETED_KEYS = 256
+"""Keys of a tile in the interpreter, where an operation costs the same for 64 keys and for 256."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
 
@@ -53,12 +57,24 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
     wide = row_bytes > 256 and not few
     stages = 2 if device.arch in SMALL_SHARED_MEMORY else 3
     return Tile(
-        block_m=16 if few else 64,
+        block_m=LEAST_ROWS if few else 64,
         block_n=block_n,
         num_warps=8 if wide else 4,
         num_stages=stages,
         programs_per_sm=1 if wide else 2,
     )
+
+
+def interpreted(shape: AttentionShape, tile: Tile, q_len: int) -> Tile:
+    """The same tile for the interpreter: more keys, unless its own lie in one page (that path is to run too).
+
+    Row tiles are joined two by two as far as they go, which needs no more room for partials.
+    """
+    block_n = tile.block_n if shape.page_size % tile.block_n == 0 else INTERPRETED_KEYS
+    block_m, tiles = tile.block_m, row_tiles(tile, q_len, shape.group_size)
+    while tiles % 2 == 0:
+        block_m, tiles = 2 * block_m, tiles // 2
+    return replace(tile, block_m=block_m, block_n=block_n)
 
 
 def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
@@ -71,6 +87,11 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
         and shape.kv_dtype == shape.q_dtype
         and DTYPE_BYTES[shape.q_dtype] == 2
     )
+
+
+def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool) -> Tile:
+    """The same tile, through the copy engine where a box can describe the cache."""
+    return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
 
 def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:

@@ -69,7 +69,7 @@ def _write_tail(
     words = mask.shape[1] if tree else 1
     columns = next_power_of_two(words)
     block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
-    kernels_for(positions).write_tail[(requests, triton.cdiv(tail_len, block))](
+    kernels_for(positions).tail.write_tail[(requests, triton.cdiv(tail_len, block))](
         parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
         positions, q_len, tail_len, words, last_position, parents.stride(0) if tree else 0,
         mask.stride(0) if tree else 0, TREE=tree, BLOCK=block, WORDS=columns, num_warps=1 if columns <= 4 else 4,
@@ -87,7 +87,7 @@ def _walk(
     """See `kernels.walk.walk`."""
     requests, nodes = targets.shape
     block = max(16, next_power_of_two(nodes))
-    kernels_for(targets).walk[(requests,)](
+    kernels_for(targets).walk.walk[(requests,)](
         drafts, parents, targets, tokens, counts, path, nodes, drafts.stride(0), parents.stride(0),
         BLOCK=block, num_warps=1 if block <= 256 else 4,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def _compact(
         return
     layers, _, _, words = k.shape
     block = min(MOVE_WORDS, next_power_of_two(words))
-    kernels_for(k).compact[(requests, layers, triton.cdiv(words, block))](
+    kernels_for(k).compact.compact[(requests, layers, triton.cdiv(words, block))](
         k, v, path, counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE=page_size,
         BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
     )  # fmt: skip

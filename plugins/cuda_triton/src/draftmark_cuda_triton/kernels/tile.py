@@ -75,6 +75,17 @@ def soft_cap(s, scale, cap):
 
 
 @inline
+def with_word(bits, i: tl.constexpr, first, shift, column, slot_of_row, row_live, row_words, mask_words):
+    """`bits` with the 32 keys from 32i of a tile filled in: of each row, two neighbouring words shifted into one."""
+    index = (first >> 5) + i + slot_of_row * 0
+    low = tl.load(row_words + index, mask=row_live & (index >= 0) & (index < mask_words), other=0)
+    high = tl.load(row_words + index + 1, mask=row_live & (index >= -1) & (index + 1 < mask_words), other=0)
+    both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+    word = (both >> shift).to(tl.int32)
+    return tl.where((column // 32 == i)[None, :], word[:, None], bits)
+
+
+@inline
 def visible(
     tile,
     prefix_len,
@@ -101,12 +112,12 @@ def visible(
         column = tl.arange(0, BLOCK_N)
         bits = tl.full([slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
         for i in tl.static_range((BLOCK_N + 31) // 32):
-            index = (first >> 5) + i + slot_of_row * 0
-            low = tl.load(row_words + index, mask=row_live & (index >= 0) & (index < mask_words), other=0)
-            high = tl.load(row_words + index + 1, mask=row_live & (index >= -1) & (index + 1 < mask_words), other=0)
-            both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
-            word = (both >> shift).to(tl.int32)
-            bits = tl.where((column // 32 == i)[None, :], word[:, None], bits)
+            if INTERPRETED:
+                # A word is dozens of operations there, so 32 keys among which no tail slot is are left out.
+                if -32 < bound(first) + 32 * i < bound(tail_len):
+                    bits = with_word(bits, i, first, shift, column, slot_of_row, row_live, row_words, mask_words)
+            else:
+                bits = with_word(bits, i, first, shift, column, slot_of_row, row_live, row_words, mask_words)
         seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < tail_len)[None, :]
         seen = seen | (slot < 0)[None, :]
     else:

@@ -1,0 +1,74 @@
+"""EXTEND by itself: prefill and its chunks, from the batch's own lengths and page table. No plan, no host lengths."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.batch import ForwardBatch
+from draftmark.cache import KVCache
+from draftmark.errors import BatchError
+from draftmark.graphs import record_call
+
+from . import launch, tiling
+from .launch import Attention
+
+
+class Extend:
+    """Ragged causal attention of one geometry, for any backend whose buffers hold slots and row tiles.
+
+    Serves what `support.reasons_against` finds nothing against. On CPU tensors it runs in Triton's interpreter.
+
+    Args:
+        slots: int64 ``[max rows]``, the caller's; `write_metadata` writes the KV slot of each row.
+        row_tiles: int32 ``[n, 2]``, the caller's; request and index of each row tile. n is at least
+            max_extend_tokens · group // b + max_reqs for tiles of b packed rows, and b is never under
+            `tiling.LEAST_ROWS`, so that with b = LEAST_ROWS it always suffices.
+    """
+
+    def __init__(self, geometry: Geometry, slots: torch.Tensor, row_tiles: torch.Tensor) -> None:
+        self._geometry, self._slots, self._row_tiles = geometry, slots, row_tiles
+        self._shape = Attention.of(geometry, slots.is_cuda)
+        a = geometry.attention
+        tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len)
+        # Rows are ragged, so row tiles stay as they are: one row joins none.
+        self._tile = tile if slots.is_cuda else tiling.interpreted(a, tile, q_len=1)
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        """The KV slot of every row and the row tiles, in one launch.
+
+        Raises:
+            BatchError: the batch needs more row tiles than there is room for.
+        """
+        count = tiling.ragged_tiles(self._tile, self._shape.group, batch.num_rows, batch.padded_reqs)
+        slots, tiles = self._slots[: batch.num_rows], self._row_tiles
+        if count > tiles.shape[0]:
+            raise BatchError(
+                f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} row tiles, but "
+                f"{tiles.shape[0]} are allocated; raise max_num_reqs or max_extend_tokens"
+            )
+        record_call(
+            launch.write_metadata_ragged, self._shape, self._tile, batch.num_rows, batch.prefix_lens,
+            batch.q_indptr, batch.page_table, slots, tiles, mutates=(slots, tiles),
+        )  # fmt: skip
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
+        check_rows(q, out)
+        a, device = self._geometry.attention, self._geometry.device
+        tile = tiling.for_cache(a, device, self._tile, cache_is_contiguous(cache))
+        record_call(
+            launch.attend_extend, self._shape, tile, batch.num_rows, q, cache.k, cache.v, cache.k_scale,
+            cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, mutates=(out,),
+        )  # fmt: skip
+
+
+def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise BatchError unless the kernels can read q and write out."""
+    if q.stride(-1) != 1 or out.stride(-1) != 1:
+        raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
+
+
+def cache_is_contiguous(cache: KVCache) -> bool:
+    """Whether K and V each lie in one block, as a copy box describes them."""
+    return cache.k.is_contiguous() and cache.v.is_contiguous()

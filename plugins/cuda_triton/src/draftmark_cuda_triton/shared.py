@@ -1,0 +1,16 @@
+"""What sibling plugins take from here. Importing it needs torch and Triton, so import it where a backend is opened.
+
+* `Extend`: EXTEND by our kernel over the caller's buffers: no plan, no host lengths, no sync.
+* `write_kv`: rows to their slots, quantised for an e4m3 cache, in one launch.
+* `TritonTreeOps`: the loop's tree operations, one launch each; what the hook ``draftmark_tree_ops`` returns.
+* `kernels_for`: any package of Triton kernels twice, compiled for a GPU and interpreted for CPU tensors.
+
+These names and their arguments change with a major version only.
+"""
+
+from .extend import Extend
+from .flavours import kernels_for
+from .launch import write_kv
+from .tree_ops import TritonTreeOps
+
+__all__ = ["Extend", "TritonTreeOps", "kernels_for", "write_kv"]
