@@ -110,24 +110,43 @@ def test_one_request_that_fills_its_blocks_is_not_moved(noted):
     assert out == list(range(16))
 
 
-def test_a_prefill_is_handed_over_in_chunks(noted):
-    """Chunks as requests, with the causal mask; a batch without rows calls nothing."""
+def test_a_prefill_is_not_the_librarys(noted):
+    """EXTEND runs here, in Triton's interpreter, as cuda_triton's kernel: a first row sees its own value alone."""
     one = noted(TARGET_MODES, (1, 1, 1))
-    b = one.buffers
-    attend(one, ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (70, 1), Unknown(2, 300)))
-    (call,) = one.calls
-    assert call.q_seq_len == 64 and call.q.shape[0] == 71
-    assert call.lens.tolist() == [71, 77, 65] and call.q_cu_seq_lens.tolist() == [0, 64, 70, 71]
-    attend(one, ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300)))
-    assert len(one.calls) == 1
+    a, b, cache = one.geometry.attention, one.buffers, cache_of(one.geometry)
+    b.page_table.copy_(torch.tensor([1, 2, 0, 0, 0, 0])[: b.page_table.shape[1]].expand_as(b.page_table))
+    b.prefix_lens.zero_()
+    batch = ragged(one.geometry, b.prefix_lens[:1], b.page_table[:1], (70,), Unknown(1, 300))
+    k, v = torch.randn(2, 70, a.num_kv_heads, a.head_dim).to(torch.bfloat16)
+    q, out = torch.zeros(2, 70, a.num_qo_heads, a.head_dim, dtype=torch.bfloat16)
+    one.backend.write_metadata(batch)
+    one.backend.write_kv(k, v, cache, batch)
+    one.backend.attend(q, cache, batch, out)
+    means = v.double().cumsum(0) / torch.arange(1, 71)[:, None, None]
+    wanted = means.repeat_interleave(a.group_size, 1)
+    assert ((out.double() - wanted).norm() / wanted.norm()).item() < 4e-3
+    assert one.calls == []
 
 
-def test_more_chunks_than_there_is_room_for_is_an_error(noted):
+def test_a_prefill_without_rows_writes_nothing(noted):
+    """All requests padded: metadata, KV and attention of no rows."""
+    one = noted(TARGET_MODES, (1, 1, 1))
+    b, cache = one.buffers, cache_of(one.geometry)
+    batch = ragged(one.geometry, b.prefix_lens[:2], b.page_table[:2], (0, 0), Unknown(2, 300))
+    rows = torch.zeros(0, one.geometry.attention.num_kv_heads, 64, dtype=torch.bfloat16)
+    one.backend.write_metadata(batch)
+    one.backend.write_kv(rows, rows, cache, batch)
+    one.backend.attend(torch.zeros(0, 4, 64, dtype=torch.bfloat16), cache, batch, torch.zeros(0, 4, 64))
+    assert not cache.k.any() and one.calls == []
+
+
+def test_more_row_tiles_than_there_is_room_for_is_an_error(noted):
     """An EXTEND of more requests than the geometry has is refused before anything is written."""
     one = noted(TARGET_MODES, (1, 1, 1))
-    prefix, table = torch.zeros(9, dtype=torch.int32), torch.zeros(9, 5, dtype=torch.int32)
-    batch = ragged(one.geometry, prefix, table, (1,) * 9, Unknown(9, 300))
-    with pytest.raises(BatchError, match="9 requests"):
+    count = one.arena[sizing.ROW_TILES].shape[0] + 1
+    prefix, table = torch.zeros(count, dtype=torch.int32), torch.zeros(count, 5, dtype=torch.int32)
+    batch = ragged(one.geometry, prefix, table, (1,) * count, Unknown(count, 300))
+    with pytest.raises(BatchError, match=f"{count} requests"):
         one.backend.write_metadata(batch)
 
 

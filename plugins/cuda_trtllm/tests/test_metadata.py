@@ -88,29 +88,20 @@ def test_verify_rows_lie_as_in_the_batch(opened, nodes, tree):
 
 
 @pytest.mark.parametrize("rows", [(200,), (64, 64, 64), (1, 63, 0, 65, 3), (0, 128, 0), (5, 0, 0, 0, 0)])
-def test_a_prefill_becomes_chunks_that_end_where_their_last_row_stands(opened, rows):
-    """Chunks partition the rows in order; each has the length, the pages and the causal bits of its last row."""
+def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
+    """Each request's tiles, its last first, and the slot of every row; what is declared holds them."""
     made, backend, arena, buffers = opened(TARGET_MODES, (1, 1, 1), page_size=16)
     prefix = [7, 64, 130, 20, 0][: len(rows)]
     buffers.prefix_lens[: len(rows)] = torch.tensor(prefix)
     batch = ragged(made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(5, 300), 5)
     arena.poison()
     backend.write_metadata(batch)
-    wanted = [(r, c) for r, n in enumerate(rows) for c in range(0, n, 64)]
-    count = forms.chunks(sum(rows), len(rows))
-    lens, indptr = arena["chunk_lens"].tolist(), arena["chunk_indptr"].tolist()
-    assert count >= len(wanted)
-    assert indptr[0] == 0 and indptr[len(wanted) : count + 1] == [sum(rows)] * (count + 1 - len(wanted))
-    for number, (r, done) in enumerate(wanted):
-        size = min(64, rows[r] - done)
-        assert indptr[number + 1] - indptr[number] == size
-        assert lens[number] == prefix[r] + done + size
-        pages = -(-lens[number] // 16)
-        assert arena["chunk_table"][number, :pages].tolist() == buffers.page_table[r, :pages].tolist()
-        words = arena["chunk_mask"][indptr[number] : indptr[number + 1]].tolist()
-        for row, (low, high) in enumerate(words):
-            value = (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
-            assert value == (1 << (row + 1)) - 1
+    height = 64 // made.attention.group_size  # rows of a tile of 64 (row, head) pairs
+    wanted = [[r, tile] for r, n in enumerate(rows) for tile in reversed(range(-(-n // height)))]
+    assert arena["row_tiles"][: len(wanted)].tolist() == wanted
+    at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]
+    slots = [int(buffers.page_table[r, n // 16]) * 16 + n % 16 for r, n in at]
+    assert arena["slot_mapping"][: sum(rows)].tolist() == slots
     arena.check()
 
 
@@ -118,6 +109,7 @@ def test_metadata_is_one_launch(opened, monkeypatch):
     """Of every mode: write_metadata starts one kernel and no torch operator."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from draftmark_cuda_triton import extend
     from draftmark_cuda_trtllm import backend as module
 
     class Writes(TorchDispatchMode):
@@ -127,7 +119,8 @@ def test_metadata_is_one_launch(opened, monkeypatch):
             return func(*args, **(kwargs or {}))
 
     launches, operators = [], []
-    monkeypatch.setattr(module, "record_call", lambda fn, *args, mutates=(): launches.append(fn.__name__))
+    for one in (module, extend):
+        monkeypatch.setattr(one, "record_call", lambda fn, *args, mutates=(): launches.append(fn.__name__))
     made, draft, _, buffers = opened(DRAFT_MODES, (3, 4, 6))
     kinds = ((Mode.DRAFT, 0), (Mode.DRAFT, 2), (Mode.DRAFT_EXTEND, 0))
     batches = [buffers.uniform(mode, step, 5, 4, Unknown(4, 300), tree=mode is Mode.DRAFT) for mode, step in kinds]
@@ -135,7 +128,7 @@ def test_metadata_is_one_launch(opened, monkeypatch):
     with Writes():
         for batch in batches:
             draft.write_metadata(batch)
-    assert launches == ["write_uniform"] * 3 + ["write_chunks"]
+    assert launches == ["write_uniform"] * 3 + ["write_metadata_ragged"]
     assert operators == []
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from draftmark import DRAFT_MODES, TARGET_MODES, Mode
+from draftmark import DRAFT_MODES, TARGET_MODES, Limits, Mode
 from draftmark_cuda_trtllm import forms, sizing
 
 KINDS = ((TARGET_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 9, 3)), (TARGET_MODES, (1, 1, 1)))
@@ -33,18 +33,16 @@ def xqa_scratch(sms, batch, kv_heads, group, dim, max_len, rows):
 @pytest.mark.parametrize(("modes", "draft"), KINDS)
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
 def test_scratch_and_semaphores_cover_every_batch(geometry, sms, modes, draft, heads):
-    """For every number of requests, or of chunks of a prefill, of every mode: inside what is declared."""
+    """For every number of requests, of every mode that XQA runs: inside what is declared."""
     from dataclasses import replace
 
     made = geometry(modes, draft=draft, num_qo_heads=heads[0], num_kv_heads=heads[1])
     made = replace(made, device=replace(made.device, num_sms=sms))
     declared, a = sizes(made), made.attention
     width = made.max_pages_per_req * a.page_size
-    for mode in made.modes:
-        most = forms.chunks(8192, made.max_reqs) if mode is Mode.EXTEND else made.max_reqs
-        alone = mode is not Mode.EXTEND and made.extent(mode).q_len == 1
-        rows = 1 if alone else forms.q_rows(made, mode)
-        for batch in range(1, most + 1):
+    for mode in forms.uniform_modes(made):
+        rows = 1 if made.extent(mode).q_len == 1 else forms.q_rows(made, mode)
+        for batch in range(1, made.max_reqs + 1):
             scratch, counters = xqa_scratch(sms, batch, a.num_kv_heads, a.group_size, a.head_dim, width, rows)
             assert scratch <= declared["scratch"], (mode, batch)
             assert counters * 4 <= declared["semaphores"], (mode, batch)
@@ -86,15 +84,34 @@ def test_a_mask_row_holds_the_tail_and_the_grid_holds_the_rows(geometry, k, step
 def test_a_mask_row_is_as_long_as_the_kernel_takes_it(geometry, draft):
     """XQA derives the stride from q_rows alone."""
     for made in (geometry(DRAFT_MODES, draft=draft), geometry(TARGET_MODES, draft=draft)):
-        for mode in made.modes:
+        for mode in forms.uniform_modes(made):
             assert forms.mask_words(made, mode) == math.ceil(forms.q_rows(made, mode) / 32), mode
 
 
 def test_one_tree_kernel_serves_every_draft_step(geometry):
-    """A draft geometry asks for three kernels: its steps', DRAFT_EXTEND's and the chunks'."""
-    assert forms.kernels(geometry(DRAFT_MODES, draft=(8, 5, 16))) == [8, 16, 64]
+    """A draft geometry asks XQA for two kernels, its steps' and DRAFT_EXTEND's; EXTEND for none."""
+    assert forms.kernels(geometry(DRAFT_MODES, draft=(8, 5, 16))) == [8, 16]
     assert forms.kernels(geometry(TARGET_MODES, draft=(8, 5, 64))) == [1, 64]
-    assert forms.kernels(geometry(DRAFT_MODES, draft=(1, 5, 16))) == [1, 16, 64]
+    assert forms.kernels(geometry(DRAFT_MODES, draft=(1, 5, 16))) == [1, 16]
+    assert forms.kernels(geometry((Mode.EXTEND,))) == []
+
+
+def test_a_prefill_alone_needs_slots_and_row_tiles_only(geometry):
+    """No scratch and no counters of XQA's for a geometry that never calls it."""
+    assert set(sizes(geometry((Mode.EXTEND,)))) == {"slot_mapping", "row_tiles"}
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (8, 8), (28, 4), (32, 1), (9, 3)])
+@pytest.mark.parametrize("extend", [1, 15, 16, 17, 200, 8192])
+def test_row_tiles_hold_what_cuda_triton_cuts(geometry, heads, extend):
+    """For every tile that it may choose; the smallest one is the constant that sizing rests on."""
+    from draftmark_cuda_triton import tiling
+
+    made = geometry(num_qo_heads=heads[0], num_kv_heads=heads[1], limits=Limits(7, 131072, extend, (7,)))
+    tile = tiling.choose(made.attention, made.device, made.extent(Mode.EXTEND).q_len)
+    needed = tiling.ragged_tiles(tile, made.attention.group_size, extend, made.max_reqs)
+    assert needed * 8 <= sizes(made)["row_tiles"]
+    assert forms.LEAST_TILE_ROWS == tiling.LEAST_ROWS <= tile.block_m
 
 
 def test_an_fp8_cache_never_asks_for_the_decode_form(geometry):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, DeviceProfile, Limits, Mode
@@ -85,3 +87,32 @@ def test_the_library_need_not_be_installed_to_size(geometry, monkeypatch):
     """Sizing on a laptop: no FlashInfer, no reason against."""
     monkeypatch.setattr(versions, "installed", lambda: None)
     assert reasons_against(geometry(TARGET_MODES)) == []
+
+
+@pytest.mark.parametrize("arch", [90, 120, 121])
+@pytest.mark.parametrize("kv", ["bfloat16", "float16", FP8])
+def test_what_xqa_serves_cuda_triton_prefills(geometry, arch, kv):
+    """EXTEND has no refusal of its own: every page size, head size, dtype and window that XQA takes is served there."""
+    from draftmark_cuda_triton import support
+
+    shape = {"q_dtype": "bfloat16" if kv == FP8 else kv, "kv_dtype": kv}
+    device = DeviceProfile("cuda", arch, 132)
+    for page, dim, window in itertools.product((16, 32, 64, 128), range(16, 257, 16), (-1, 0, 127)):
+        made = geometry(draft=(1, 1, 8), device=device, page_size=page, head_dim=dim, window_left=window, **shape)
+        assert reasons_against(made) == support.reasons_against(made) == []
+
+
+def test_a_missing_cuda_triton_is_refused_with_the_remedy(geometry, monkeypatch):
+    """As a missing FlashInfer is: by name, before anything is allocated, with the pip command."""
+    import importlib.util
+
+    from draftmark import load
+    from draftmark.errors import BackendLoadError
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "draftmark_cuda_triton" else found(name, *rest)
+    )
+    with pytest.raises(BackendLoadError, match="draftmark_cuda_triton is not installed") as refusal:
+        load("cuda_trtllm").require_runtime("cuda")
+    assert "pip install" in str(refusal.value) and "draftmark-cuda-triton" in str(refusal.value)

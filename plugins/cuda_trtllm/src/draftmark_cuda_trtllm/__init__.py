@@ -1,8 +1,8 @@
 """TensorRT-LLM's decode kernels (XQA, and trtllm-gen on sm_100 and sm_103) through FlashInfer, behind the contract.
 
 `forms`, `sizing` and `support` are integers, `backend` is the step path, `xqa` and `gen` call the library, `launch`
-starts our own `kernels`: metadata in one launch, KV scatter, and the rows of a draft step. FlashInfer is imported when
-a backend is opened on a device, and not before.
+starts our own `kernels`: metadata in one launch, and the rows of a draft step. EXTEND, the KV scatter and the loop's
+tree operations are draftmark-cuda-triton's, imported when a backend is opened; FlashInfer when that is on a device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from draftmark.backend import AttentionBackend
     from draftmark.batch import ForwardBatch
     from draftmark.graphs import GraphState
+    from draftmark.tree_ops import TreeOps
 
 
 @hookimpl
@@ -33,9 +34,9 @@ def draftmark_describe() -> BackendInfo:
         device="cuda",
         contract_minor=CONTRACT_MINOR,
         host_kernels=False,
-        runtime=("flashinfer", "triton"),
-        install=f"pip install 'flashinfer-python=={versions.TESTED[-1]}' 'triton>=3.6'",
-        summary="TensorRT-LLM's XQA via FlashInfer: trees, drafts with topk > 1; EXTEND as causal chunks on XQA too",
+        runtime=("flashinfer", "draftmark_cuda_triton", "triton"),
+        install=f"pip install 'flashinfer-python=={versions.TESTED[-1]}' draftmark-cuda-triton",
+        summary="TensorRT-LLM's XQA via FlashInfer: trees, drafts with topk > 1; EXTEND: cuda_triton's kernel",
     )
 
 
@@ -59,7 +60,7 @@ def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 @hookimpl
 def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of scratch, counters and chunk metadata that one batch takes."""
+    """Bytes of scratch, counters and row tiles that one batch takes."""
     return sizing.usage(geometry, batch)
 
 
@@ -83,3 +84,11 @@ def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphStat
     from draftmark.graphs import graph_state_for
 
     return graph_state_for(device)
+
+
+@hookimpl(optionalhook=True)
+def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:
+    """cuda_triton's: tail, walk and compaction in one launch each."""
+    from draftmark_cuda_triton.shared import TritonTreeOps
+
+    return TritonTreeOps(geometry)

@@ -1,4 +1,7 @@
-"""The step path on XQA: four plain methods over the arena's buffers and the batch's own tensors."""
+"""The step path on XQA: four plain methods over the arena's buffers and the batch's own tensors.
+
+EXTEND is cuda_triton's kernel: XQA has no causal prefill, and what FlashInfer has wants host lengths and a plan.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ from typing import Any
 
 import torch
 
-from draftmark import Geometry
+from draftmark import Geometry, Mode
 from draftmark.arena import Arena
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache
 from draftmark.errors import BatchError
 from draftmark.graphs import record_call
+from draftmark_cuda_triton.shared import Extend, write_kv
 
 from . import forms, launch, sizing
 from .xqa import Xqa
@@ -23,7 +27,7 @@ HEADS_OF_POOL = 1 << 32
 class XqaBackend:
     """One code path for eager, capture and replay. Needs no host lengths and never reads the device on the host.
 
-    On CPU tensors metadata are written (in Triton's interpreter) and KV is stored; attention needs the device.
+    On CPU tensors, in Triton's interpreter, metadata are written, KV is stored and EXTEND runs; XQA needs the device.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
@@ -34,22 +38,20 @@ class XqaBackend:
         scale = a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5
         # XQA divides by sqrt(head_dim) itself.
         self._factor = scale * a.head_dim**0.5
-        self._xqa = self._open() if arena[sizing.SCRATCH].is_cuda else None
+        slots = self._buffer[sizing.SLOTS]
+        if Mode.EXTEND in geometry.modes:
+            self._extend = Extend(geometry, slots, self._buffer[sizing.ROW_TILES])
+        self._xqa = self._open() if slots.is_cuda and forms.uniform_modes(geometry) else None
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: XQA has no plan, and lengths are on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Lengths with the tail, slots, masks; one launch, the same in eager, capture and replay."""
-        slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         if batch.uniform is None:
-            if batch.num_rows:
-                outs = (slots, *self._chunks(batch))
-                record_call(
-                    launch.write_chunks, self.geometry.attention.page_size, batch.prefix_lens, batch.q_indptr,
-                    batch.page_table, *outs, mutates=outs,
-                )  # fmt: skip
+            self._extend.write_metadata(batch)
             return
+        slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         extent = batch.uniform
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
         masked = batch.mode in forms.masked_modes(self.geometry)
@@ -68,21 +70,18 @@ class XqaBackend:
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         if batch.num_rows:
             record_call(
-                launch.write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
+                write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
             )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """One launch of XQA; a draft step behind its first also moves its rows there and back."""
-        if self._xqa is None:
-            raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
-        self._check(cache, batch, out)
-        if not batch.num_rows:
-            return
-        q, scales = q.contiguous(), self._scales(cache)
+        """One launch, XQA's or cuda_triton's; a draft step behind its first also moves its rows there and back."""
         if batch.uniform is None:
-            lens, indptr, table, mask = self._chunks(batch)
-            self._xqa.tree(q, cache, table, lens, out, scales, forms.CHUNK, indptr, mask)
+            self._extend.attend(q, cache, batch, out)
             return
+        if self._xqa is None:
+            raise BatchError("XQA runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
+        self._check(cache, batch, out)
+        q, scales = q.contiguous(), self._scales(cache)
         lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], batch.page_table
         q_len, tail_len = batch.uniform.q_len, batch.uniform.tail_len
         if q_len == 1 and not forms.is_fp8(self.geometry):
@@ -97,22 +96,6 @@ class XqaBackend:
         self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK])
         if lanes != q_len:
             launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
-
-    def _chunks(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """chunk_lens, chunk_indptr, chunk_table, chunk_mask of an EXTEND."""
-        count, names = forms.chunks(batch.num_rows, batch.padded_reqs), sizing
-        lens = self._buffer[names.CHUNK_LENS]
-        if count > lens.shape[0]:
-            raise BatchError(
-                f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} chunks, but "
-                f"{lens.shape[0]} are allocated; raise max_num_reqs or max_extend_tokens"
-            )
-        return (
-            lens[:count],
-            self._buffer[names.CHUNK_INDPTR][: count + 1],
-            self._buffer[names.CHUNK_TABLE][:count],
-            self._buffer[names.CHUNK_MASK][: batch.num_rows],
-        )
 
     def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Staged queries, filled, and staged outputs: `lanes` rows a request, the real ones first."""

@@ -9,7 +9,7 @@ pairs for q_rows rows of each KV head.
 * **DRAFT** of topk k > 1 and T > k tail slots: the mask must reach over T slots, so a request is given T rows, of which
   the first k are real and the rest dummies; but q_rows stays k, so no block starts at a dummy and the prefix is read
   for k rows, not for T. With T > 32, q_rows grows until a row of the mask holds T bits.
-* **EXTEND**: chunks of CHUNK causal rows, each as a request of its own whose length ends with the chunk.
+* **EXTEND** is not XQA's: cuda_triton's kernel runs it, over row tiles.
 * An fp8 cache runs the tree form in every mode: for one row a request FlashInfer would pick a Hopper kernel that
   rounds the queries to fp8 too.
 """
@@ -21,8 +21,8 @@ from typing import Any
 from draftmark import Geometry, Mode, ceil_div, maximum
 
 PAGES = (16, 32, 64, 128)
-CHUNK = 64
-"""Rows of an EXTEND chunk: two mask words; on average half a chunk of keys is masked away."""
+LEAST_TILE_ROWS = 16
+"""(row, head) pairs of the smallest row tile that cuda_triton's EXTEND cuts (`tiling.LEAST_ROWS` there)."""
 BLOCK_ROWS = 32
 """(row, head) pairs that a block of the tree form takes (M_TILESIZE in xqa/defines.h)."""
 KV_TILE = 256
@@ -45,10 +45,8 @@ def is_fp8(geometry: Geometry) -> bool:
 
 
 def q_rows(geometry: Geometry, mode: Mode) -> Any:
-    """Rows that the tree form is told of in a mode: the grid's, and the mask's row stride in bits, rounded up to 32."""
+    """Rows that the tree form is told of: the grid's, and the mask's row stride in bits, rounded up to 32."""
     draft = geometry.draft
-    if mode is Mode.EXTEND:
-        return CHUNK
     if mode is Mode.DECODE:
         return 2
     if mode is Mode.DRAFT:
@@ -62,7 +60,7 @@ def mask_words(geometry: Geometry, mode: Mode) -> Any:
     draft = geometry.draft
     if mode is Mode.DRAFT:
         return maximum(1, ceil_div(draft.topk * (draft.num_steps - 1), MASK_BITS))
-    if mode in (Mode.DECODE, Mode.EXTEND):
+    if mode is Mode.DECODE:
         return ceil_div(q_rows(geometry, mode), MASK_BITS)
     return ceil_div(draft.num_draft_tokens, MASK_BITS)
 
@@ -80,7 +78,7 @@ def lanes(mode: Mode, q_len: int, tail_len: int) -> int:
 
 
 def masked_modes(geometry: Geometry) -> list[Mode]:
-    """Modes that write a mask and an indptr for the tree form; EXTEND has its own, by chunk."""
+    """Modes that write a mask and an indptr for the tree form."""
     modes = (Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND, *((Mode.DECODE,) if is_fp8(geometry) else ()))
     return [mode for mode in geometry.modes if mode in modes]
 
@@ -91,18 +89,23 @@ def stages(geometry: Geometry) -> bool:
     return Mode.DRAFT in geometry.modes and draft.topk > 1 and draft.num_steps > 2
 
 
+def uniform_modes(geometry: Geometry) -> list[Mode]:
+    """Modes that XQA runs: all but EXTEND."""
+    return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
+
+
 def kernels(geometry: Geometry) -> list[int]:
-    """The kernels that a geometry can ask for: 1 for the decode form, else q_rows of the tree form."""
+    """XQA's kernels that a geometry can ask for: 1 for the decode form, else q_rows of the tree form."""
     found = set()
-    for mode in geometry.modes:
-        alone = mode is not Mode.EXTEND and geometry.extent(mode).q_len == 1 and not is_fp8(geometry)
+    for mode in uniform_modes(geometry):
+        alone = geometry.extent(mode).q_len == 1 and not is_fp8(geometry)
         found.add(1 if alone else q_rows(geometry, mode))
     return sorted(found)
 
 
-def chunks(num_rows: Any, num_reqs: Any) -> Any:
-    """Chunks that so many rows of so many requests can fall into, at most."""
-    return (num_rows + num_reqs * (CHUNK - 1)) // CHUNK
+def row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
+    """Row tiles that so many EXTEND rows of so many requests can be cut into, at most."""
+    return num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
 
 
 def blocks(group: int, rows: Any) -> Any:

@@ -14,6 +14,7 @@ from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache
 from draftmark.errors import BatchError
 from draftmark.graphs import record_call
+from draftmark_cuda_triton.shared import write_kv
 
 from . import gen_sizing as sizing
 from . import launch
@@ -59,7 +60,7 @@ class GenBackend:
         """Scatter the rows to their slots."""
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         if batch.num_rows:
-            record_call(launch.write_kv, k, v, cache.k, cache.v, None, None, slots, mutates=(cache.k, cache.v))
+            record_call(write_kv, k, v, cache.k, cache.v, None, None, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """One call of the library."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LENS, SLOTS, MASK, INDPTR = "kv_lens", "slot_mapping", "tail_mask", "row_indptr"
 QUERIES, OUTPUTS = "staged_queries", "staged_outputs"
-CHUNK_LENS, CHUNK_INDPTR, CHUNK_TABLE, CHUNK_MASK = "chunk_lens", "chunk_indptr", "chunk_table", "chunk_mask"
+ROW_TILES = "row_tiles"
 SCRATCH, SEMAPHORES, Q_SCALE = "scratch", "semaphores", "q_scale"
 
 STATISTICS = 256
@@ -43,13 +43,14 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     if forms.uses_gen(geometry):
         return gen_sizing.buffers(geometry)
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
-    if any(mode is not Mode.EXTEND for mode in geometry.modes):
-        specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
+    if Mode.EXTEND in geometry.modes:
+        specs.append(_row_tiles(geometry))
+    if not forms.uniform_modes(geometry):
+        return specs
+    specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
     specs += _tree_form(geometry)
     if forms.stages(geometry):
         specs += _staging(geometry)
-    if Mode.EXTEND in geometry.modes:
-        specs += _chunks(geometry)
     return specs + _workspace(geometry)
 
 
@@ -76,26 +77,16 @@ def _staging(geometry: Geometry) -> list[BufferSpec]:
     ]
 
 
-def _chunks(geometry: Geometry) -> list[BufferSpec]:
-    rows, pages = geometry.limits.max_extend_tokens, geometry.max_pages_per_req
-    count = forms.chunks(rows, geometry.max_reqs)
-    formula = f"chunks of {forms.CHUNK} rows: (max_extend_tokens + max_reqs · {forms.CHUNK - 1}) // {forms.CHUNK}"
-    return [
-        BufferSpec(CHUNK_LENS, Role.SPLIT_SCHEDULE, (count,), "int32", Unit.TOKENS, formula),
-        BufferSpec(CHUNK_INDPTR, Role.SPLIT_SCHEDULE, (count + 1,), "int32", Unit.ROWS, f"{formula}, and one"),
-        BufferSpec(CHUNK_TABLE, Role.SPLIT_SCHEDULE, (count, pages), "int32", Unit.PAGES, f"{formula}, by pages"),
-        BufferSpec(CHUNK_MASK, Role.SPLIT_SCHEDULE, (rows, _chunk_words()), "int32", Unit.WORDS, "max_extend_tokens"),
-    ]
-
-
-def _chunk_words() -> int:
-    return forms.CHUNK // forms.MASK_BITS
+def _row_tiles(geometry: Geometry) -> BufferSpec:
+    count = forms.row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
+    formula = f"max_extend_tokens · group / {forms.LEAST_TILE_ROWS} + max_reqs, request and tile"
+    return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (count, 2), "int32", Unit.ROWS, formula)
 
 
 def _workspace(geometry: Geometry) -> list[BufferSpec]:
     """Scratch is written before it is read; the semaphores must be zero once, and each launch leaves them zero."""
     a, sms = geometry.attention, geometry.device.num_sms
-    trees = [m for m in geometry.modes if m is Mode.EXTEND or m in forms.masked_modes(geometry)]
+    trees = forms.masked_modes(geometry)
     each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in trees] or [1]
     most = maximum(*each)
     held = forms.BLOCK_ROWS if trees else a.group_size
@@ -141,20 +132,17 @@ def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers.
+    """Bytes that one batch takes of the plugin's own buffers; of row tiles, at most.
 
     Semaphores count whole: they are zeroed once for every batch there will be.
     """
     if forms.uses_gen(geometry):
         return gen_sizing.usage(geometry, batch)
     used = {spec.name: 0 for spec in buffers(geometry) if spec.role in (Role.SPLIT_SCHEDULE, Role.WORKSPACE)}
-    requests, rows = batch.padded_reqs, _rows_told(geometry, batch)
     if batch.uniform is None:
-        requests = forms.chunks(batch.num_rows, batch.padded_reqs)
-        used[CHUNK_LENS], used[CHUNK_INDPTR] = requests * 4, (requests + 1) * 4
-        used[CHUNK_TABLE] = requests * geometry.max_pages_per_req * 4
-        used[CHUNK_MASK] = batch.num_rows * _chunk_words() * 4
-    used[SCRATCH] = _used_scratch(geometry, requests, rows)
+        used[ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
+        return used
+    used[SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _rows_told(geometry, batch))
     used[SEMAPHORES] = next(spec.nbytes for spec in _workspace(geometry) if spec.name == SEMAPHORES)
     if Q_SCALE in used:
         used[Q_SCALE] = 4
@@ -163,8 +151,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
     """Rows that the kernel of a batch is told of; 1 is the decode form."""
-    extent = batch.uniform
-    if extent is not None and extent.q_len == 1 and not forms.is_fp8(geometry):
+    if batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
         return 1
     return forms.q_rows(geometry, batch.mode)
 

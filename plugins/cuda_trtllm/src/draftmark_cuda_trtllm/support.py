@@ -11,7 +11,7 @@ MAX_GROUP = 32
 MAX_HEAD_DIM = 256
 MAX_TAIL = 1024
 MAX_GRID_Z = 65535
-"""CUDA's bound on the third extent of a grid, which counts requests, or chunks of an EXTEND."""
+"""CUDA's bound on the third extent of a grid, which counts requests."""
 GEN_PAGES = (16, 32, 64)
 GEN_HEAD_DIMS = (64, 128)
 
@@ -103,9 +103,6 @@ def _has_trees(geometry: Geometry) -> bool:
 def _counts(geometry: Geometry) -> list[str]:
     if geometry.max_tail > MAX_TAIL:
         return [f"a tail of {geometry.max_tail} slots is not served: masks are tested up to {MAX_TAIL}"]
-    most = geometry.max_reqs
-    if Mode.EXTEND in geometry.modes:
-        most = forms.chunks(geometry.limits.max_extend_tokens, geometry.max_reqs)
-    if most > MAX_GRID_Z:
-        return [f"{most} requests or chunks of a forward are not served: a grid holds {MAX_GRID_Z}"]
+    if geometry.max_reqs > MAX_GRID_Z:
+        return [f"{geometry.max_reqs} requests of a forward are not served: a grid holds {MAX_GRID_Z}"]
     return []

@@ -7,8 +7,6 @@ words read once: 0.1 µs of bytes at 4 TB/s, so a launch (about 3 µs) is the fl
 import triton
 import triton.language as tl
 
-from .bits import causal_word
-
 
 @triton.jit
 def write_uniform(
@@ -61,6 +59,8 @@ def write_uniform(
         if TREE:
             bits = tl.load(tree + row.to(tl.int64) * stride_tree + word, mask=has_word, other=0)
         else:
-            bits = causal_word(tail_len - q_len + row % q_len + 1, word)
+            ones = tail_len - q_len + row % q_len + 1 - 32 * word
+            part = tl.minimum(tl.maximum(ones, 0), 31)
+            bits = tl.where(ones >= 32, -1, (1 << part) - 1)
         target = (row // q_len * lanes + row % q_len) * words + word
         tl.store(mask + target, bits, mask=has_word)

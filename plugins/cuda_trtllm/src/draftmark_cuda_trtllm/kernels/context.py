@@ -1,0 +1,52 @@
+"""write_metadata of a ragged causal batch (EXTEND) for trtllm-gen, whose context kernels are causal themselves.
+
+One launch; each program repeats a prefix sum over requests (R words from L2). Worked size, 8 prompts of 4096 rows:
+256 KiB of slots.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_context(
+    prefix_lens,
+    q_indptr,
+    page_table,
+    slot_mapping,
+    kv_lens,
+    kv_indptr,
+    num_reqs,
+    num_rows,
+    stride_table,
+    PAGE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Request r brings q_indptr[r+1] - q_indptr[r] rows; lengths, their prefix sums, and slots.
+
+    Args:
+        slot_mapping: int64 ``[num_rows]``, out. kv_lens: int32 ``[R]``, out: L + n.
+        kv_indptr: int64 ``[R + 1]``, out: running sums of kv_lens.
+    """
+    program = tl.program_id(0)
+    index = tl.arange(0, BLOCK_R)
+    exists = index < num_reqs
+    end = tl.load(q_indptr + index + 1, mask=exists, other=0)
+    rows = tl.where(exists, end - tl.load(q_indptr + index, mask=exists, other=0), 0)
+    length = tl.load(prefix_lens + index, mask=exists, other=0) + rows
+    if program == 0:
+        tl.store(kv_lens + index, length, mask=exists)
+        tl.store(kv_indptr + index, index.to(tl.int64) * 0, mask=index == 0)
+        sums = tl.associative_scan(length.to(tl.int64), 0, tl.standard._sum_combine)
+        tl.store(kv_indptr + index + 1, sums, mask=exists)
+
+    entry = program * BLOCK + tl.arange(0, BLOCK)
+    live = entry < num_rows
+    passed = ((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32)
+    # `tl.sum` is compiled or interpreted as the process was when Triton was imported; its primitive is both.
+    owner = tl.reduce(passed, 1, tl.standard._sum_combine)
+    owner = tl.minimum(owner, num_reqs - 1)
+    position = tl.load(prefix_lens + owner, mask=live, other=0) + entry - tl.load(q_indptr + owner, mask=live, other=0)
+    page = tl.load(page_table + owner.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
+    tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
