@@ -23,6 +23,7 @@ import torch
 from attention_cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
 from attention_ours import OURS, memory_rows, metadata_rows, ours
 from attention_peers import Peer, backends
+from attention_stock import key_rows, plan_rows
 from attention_stubs import Absent
 
 TOLERANCE = 1e-2
@@ -104,7 +105,7 @@ def main() -> None:
     if not commit:
         told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         commit = told.stdout.strip()
-    metadata, memory = ([], []) if args.case else (metadata_rows(), memory_rows())
+    metadata, memory = ([], []) if args.case else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
     rows = []
     for case in CASES:
         if not args.case or case.name in args.case:

@@ -72,7 +72,7 @@ def metadata_rows() -> list[dict]:
     rows = []
     for requests in (64, 256):
         for kind, mode, draft in STEPS:
-            geometry, batch = _stepped(requests, mode, draft)
+            geometry, batch = stepped(requests, mode, draft)
             for name, plugin in OURS.items():
                 try:
                     backend = load(plugin).open(geometry, "cuda")
@@ -81,8 +81,8 @@ def metadata_rows() -> list[dict]:
                     continue
                 backend.plan(batch)
                 us = microseconds([partial(backend.write_metadata, batch)] * 20)
-                host = _host_us(partial(backend.write_metadata, batch))
-                plan = _host_us(partial(backend.plan, batch))
+                host = host_us(partial(backend.write_metadata, batch))
+                plan = host_us(partial(backend.plan, batch))
                 case = f"metadata-{requests}-{kind}"
                 rows.append({"case": case, "backend": name, "us": us, "host_us": host, "plan_host_us": plan})
                 told = f"{us:6.1f} us on the GPU, {host:6.1f} us on the host, plan {plan:6.1f} us"
@@ -90,7 +90,7 @@ def metadata_rows() -> list[dict]:
     return rows
 
 
-def _stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
+def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
     """A batch of ragged lengths up to 131072 tokens, with a tree where the mode has one."""
     limits = Limits(requests, 131072)
     geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
@@ -110,7 +110,7 @@ def _stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, Fo
     return geometry, batch
 
 
-def _host_us(call: Callable[[], None], rounds: int = 200) -> float:
+def host_us(call: Callable[[], None], rounds: int = 200) -> float:
     """Median host time of a call that the device does not hold up: it is drained after every 20."""
     times = []
     for number in range(rounds):

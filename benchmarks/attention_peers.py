@@ -48,7 +48,8 @@ def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, 
     return indptr.cuda(), indices.int(), last.cuda()
 
 
-def _flashinfer() -> object:
+def import_flashinfer() -> object:
+    """The library, or `Absent` with the reason."""
     try:
         return importlib.import_module("flashinfer")
     except Exception as error:  # a missing optional dependency surfaces in many ways
@@ -57,7 +58,7 @@ def _flashinfer() -> object:
 
 def flashinfer(inputs: Inputs) -> Peer:
     """FlashInfer fa2 as engines call it: a custom mask over all keys (verify), one row per branch (draft)."""
-    fi, case = _flashinfer(), inputs.case
+    fi, case = import_flashinfer(), inputs.case
     if case.name.startswith("draft"):
         return _flashinfer_branches(fi, inputs)
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
@@ -75,7 +76,7 @@ def flashinfer(inputs: Inputs) -> Peer:
 
 def flashinfer_decode(inputs: Inputs) -> Peer:
     """FlashInfer's decode wrapper on its tensor-core kernels."""
-    fi = _flashinfer()
+    fi = import_flashinfer()
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
     indptr, indices, last = _prefix_csr(inputs, inputs.case.tail_len)
     wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, DIM, PAGE, sm_scale=SCALE,
@@ -104,7 +105,7 @@ def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
 
 def flashinfer_once(inputs: Inputs) -> Peer:
     """Prefix once and unmasked, the tail under a mask of its own, merged: the best composition of FlashInfer."""
-    fi, case = _flashinfer(), inputs.case
+    fi, case = import_flashinfer(), inputs.case
     if not case.tree:
         raise Absent("no tree in this case")
     prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
@@ -138,7 +139,7 @@ def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
 
 def xqa(inputs: Inputs) -> Peer:
     """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
-    fi, case = _flashinfer(), inputs.case
+    fi, case = import_flashinfer(), inputs.case
     if case.ragged or case.q_len != case.tail_len:
         raise Absent("XQA's mask is q x q: a tail longer than the query rows, or a prefill, cannot be asked")
     mask = None

@@ -10,8 +10,11 @@ import torch
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode, load
 from draftmark.arena import Arena
 from draftmark.cache import KVCache
+from draftmark.contract.shapes import BatchShape, Group
+from draftmark.contract.usage import PlainBatch
 from draftmark.devices import profile
-from draftmark_cuda_flashinfer import sizing
+from draftmark.graphs import GraphKey, Program
+from draftmark_cuda_flashinfer import levels, library, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.staging import Staging
 
@@ -72,10 +75,11 @@ def shapes(make_geometry):
 
 
 def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
-    """`workspace_size()` of FlashInfer and `usage()` of the plugin, for every captured size, mode and step."""
-    checked = 0
+    """`workspace_size()` of FlashInfer, which `usage()` asks here, and the plugin's count: every captured size, mode
+    and step."""
+    checked, plugin = 0, load("cuda_flashinfer")
     for geometry in shapes(make_geometry):
-        backend, arena = opened(geometry)
+        assert library.answers_for(geometry.device)
         for mode in geometry.modes:
             if mode is Mode.EXTEND:
                 continue
@@ -85,14 +89,32 @@ def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
                     live = min(count, geometry.limits.max_num_reqs)
                     lens = tuple(dice.randrange(3000) for _ in range(live))
                     batch = make_batch(geometry, mode, lens, padded=count, step=step)
-                    used = sizing.usage(geometry, batch)
-                    (floats, ints), tail = backend.vendor_sizes(batch)
-                    assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (mode, step, count)
-                    if tail is not None:
-                        assert (0, used[sizing.TAIL_INTS]) == tail, (mode, step, count)
+                    told = library.usage(geometry, batch)
+                    assert set(told) == set(WORKSPACES) - ({sizing.TAIL_INTS} if one_pass(geometry, mode) else set())
+                    assert plugin.usage(geometry, batch) == sizing.usage(geometry, batch), (mode, step, count)
                     checked += 1
-        del backend, arena
     assert checked > 100
+
+
+WORKSPACES = (sizing.FLOATS, sizing.INTS, sizing.TAIL_INTS)
+
+
+def one_pass(geometry, mode):
+    return not levels.is_masked(geometry, mode)
+
+
+def test_a_prefills_workspaces_are_the_librarys_own_count(make_geometry):
+    """Ragged batches, cut as far as the captured modes' workspaces have room."""
+    dice, cut, plugin = random.Random(5), 0, load("cuda_flashinfer")
+    for geometry in shapes(make_geometry):
+        for _ in range(20):
+            count = dice.randint(1, 12)
+            groups = [Group(1, dice.randrange(2900), rows, rows) for rows in dice.choices((1, 5, 20), k=count)]
+            batch = PlainBatch(BatchShape(Mode.EXTEND, 0, tuple(groups)))
+            used = plugin.usage(geometry, batch)
+            assert used == sizing.usage(geometry, batch), groups
+            cut += used[sizing.FLOATS] > 0
+    assert cut > 20
 
 
 def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
@@ -217,8 +239,6 @@ def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make
         backend.attend(q, cache, static, out)
 
     graphs = load("cuda_flashinfer").graph_state(geometry, torch.device("cuda"))
-    from draftmark.graphs import GraphKey, Program
-
     backend.plan(static)
     graphs.capture(GraphKey(Program.VERIFY, 4), step)
     right = []
@@ -232,3 +252,50 @@ def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make
         graphs.replay(GraphKey(Program.VERIFY, 4))
         right.append(close(out, answer(truth, geometry, batch, q, cache)))
     assert all(right) == (kind is FlashInferBackend), right
+
+
+# -- a draft program: every step is planned before one graph of all steps is replayed --------------------------------
+
+DRAFTING = {
+    "tree": {"topk": 4, "num_steps": 4},
+    # 41 pages of 2900 tokens in the first step and 40 in the last: six chunks of FlashInfer's eight pages, and five.
+    "tree-window": {"topk": 4, "num_steps": 4, "window_left": 650},
+    "chain": {"topk": 1, "num_steps": 5},
+}
+
+
+@pytest.mark.parametrize(("case", "apart"), [*((case, True) for case in DRAFTING), ("tree-window", False)])
+def test_every_step_of_a_draft_graph_runs_by_its_own_plan(make_geometry, make_batch, truth, monkeypatch, case, apart):
+    """Captured on empty requests, replayed on long ones: right in all steps, and wrong if they share one place."""
+    if not apart:
+        monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
+    fields = {"max_context_len": 3000, "max_num_reqs": 2, "capture_batch_sizes": (2,), "page_size": 16}
+    made = make_geometry(**fields, **DRAFTING[case], modes=DRAFT_MODES)
+    geometry = type(made).create(made.attention, made.limits, made.draft, profile("cuda"), made.modes)
+    backend, arena = opened(geometry)
+    tree, graphs = geometry.draft.topk > 1, load("cuda_flashinfer").graph_state(geometry, torch.device("cuda"))
+    lens, steps = (2900, 703), range(geometry.num_draft_steps)
+    batches = [make_batch(geometry, Mode.DRAFT, lens, step=i, tree=tree, seed=i, device="cuda") for i in steps]
+    staged = [stage(geometry, batch, i) for i, batch in enumerate(batches)]
+    for _, cache in staged:
+        cache.k.nan_to_num_(0.5), cache.v.nan_to_num_(0.5)
+    outs = [torch.empty_like(q) for q, _ in staged]
+
+    def program():
+        for batch, (q, cache), out in zip(batches, staged, outs, strict=True):
+            backend.write_metadata(batch)
+            backend.attend(q, cache, batch, out)
+
+    empty = [make_batch(geometry, Mode.DRAFT, (0, 0), step=i, tree=tree, device="cuda") for i in steps]
+    for batch in empty:
+        backend.plan(batch)
+    graphs.capture(GraphKey(Program.DRAFT, 2), program)
+    for out in outs:
+        out.fill_(float("nan"))
+    for batch in batches:
+        backend.plan(batch)
+    graphs.replay(GraphKey(Program.DRAFT, 2))
+    right = [close(out, answer(truth, geometry, batch, q, cache))
+             for out, batch, (q, cache) in zip(outs, batches, staged, strict=True)]  # fmt: skip
+    assert all(right) == apart, right
+    arena.check()

@@ -58,6 +58,7 @@ def test_usage_is_what_the_library_takes(make_geometry, library_plan):
                     extent = geometry.extent(mode, step)
                     groups = tuple(Group(1, n, extent.q_len, extent.tail_len) for n in lens)
                     used = sizing.usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
+                    ints += sizing.plan_offset(geometry, mode, step)
                     assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
                     checked += 1
     assert checked > 500
@@ -68,8 +69,9 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
     for geometry in geometries(make_geometry):
         found: dict[str, int] = {}
         for mode, count in product((m for m in geometry.modes if m is not Mode.EXTEND), range(1, 81)):
-            extent = geometry.extent(mode)
-            batch = PlainBatch(BatchShape(mode, 0, (Group(count, 900, extent.q_len, extent.tail_len),)))
+            step = levels.last_step(geometry, mode)
+            extent = geometry.extent(mode, step)
+            batch = PlainBatch(BatchShape(mode, step, (Group(count, 900, extent.q_len, extent.tail_len),)))
             for name, size in sizing.usage(geometry, batch).items():
                 found[name] = max(found.get(name, 0), size)
         specs = {spec.name: spec for spec in sizing.buffers(geometry)}

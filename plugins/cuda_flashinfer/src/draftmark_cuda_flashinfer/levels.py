@@ -25,6 +25,14 @@ def masked_modes(geometry: Geometry) -> list[Mode]:
     return [mode for mode in geometry.modes if is_masked(geometry, mode)]
 
 
+def draft_steps_share_a_plan(geometry: Geometry) -> bool:
+    """Whether the paged level's plan is the same for every step of a draft program: it names the prefix alone.
+
+    A causal level also holds the tail, and with a window the common level begins where the tail's length says.
+    """
+    return is_masked(geometry, Mode.DRAFT) and bool(geometry.attention.window_left < 0)
+
+
 def last_step(geometry: Geometry, mode: Mode) -> Any:
     """The step with the longest tail."""
     return maximum(0, geometry.draft.num_steps - 2) if mode is Mode.DRAFT else 0

@@ -80,12 +80,12 @@ def _masked_level(geometry: Geometry) -> list[BufferSpec]:
 def _plans(geometry: Geometry) -> list[BufferSpec]:
     ints, tail_ints = plan_bytes(geometry)
     floats = float_workspace(geometry)
-    specs = [BufferSpec(INTS, Role.WORKSPACE, (ints,), "uint8", Unit.BYTES, SOURCE)]
-    if _uniform(geometry):
+    specs = [BufferSpec(INTS, Role.WORKSPACE, (int_workspace(geometry),), "uint8", Unit.BYTES, SOURCE)]
+    if has_floats(geometry):
         specs.append(BufferSpec(FLOATS, Role.WORKSPACE, (floats,), "uint8", Unit.BYTES, SOURCE))
     if levels.masked_modes(geometry):
         specs.append(BufferSpec(TAIL_INTS, Role.WORKSPACE, (tail_ints,), "uint8", Unit.BYTES, SOURCE))
-    staged = (staging_slots(geometry), _aligned(ints) + _aligned(tail_ints))
+    staged = (staging_slots(geometry), aligned(ints) + aligned(tail_ints))
     indptr = (HOST_INDPTRS, geometry.max_reqs + 1)
     return [
         *specs,
@@ -106,16 +106,12 @@ def staging_slots(geometry: Geometry) -> Any:
 
 
 def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
-    """Bytes of the integer workspaces: of the causal or common level, and of the masked one (0 without)."""
+    """Bytes of the largest plan: of the causal or common level, and of the masked one (0 without)."""
     a, reqs = geometry.attention, geometry.max_reqs
-    limit = partition.max_split_ctas(a, geometry.device)
     main, tail = [0], [0]
     for mode in _uniform(geometry):
-        q_len = geometry.extent(mode).q_len
-        tiles, cut = reqs * partition.uniform_tiles(a, q_len), _most_cut(geometry, q_len)
-        split = partition.int_bytes(limit, cut, cut * q_len, graph=True, split=True)
-        unsplit = partition.int_bytes(tiles, reqs, reqs * q_len, graph=False, split=False)
-        main += [minimum(1, cut) * split, unsplit]
+        split, unsplit = _uniform_plans(geometry, mode)
+        main += [split, unsplit]
         if levels.is_masked(geometry, mode):
             tail.append(unsplit)
     if Mode.EXTEND in geometry.modes:
@@ -123,6 +119,45 @@ def plan_bytes(geometry: Geometry) -> tuple[Any, Any]:
         for tiles in partition.extend_tiles(a, rows, reqs):
             main.append(partition.int_bytes(tiles, reqs, rows, graph=False, split=False))
     return maximum(*main), maximum(*tail)
+
+
+def _uniform_plans(geometry: Geometry, mode: Mode) -> tuple[Any, Any]:
+    """Bytes of the largest plan of `mode` that cuts keys (0 if none does), and of the largest that does not."""
+    a, reqs, q_len = geometry.attention, geometry.max_reqs, geometry.extent(mode).q_len
+    tiles, cut = reqs * partition.uniform_tiles(a, q_len), _most_cut(geometry, q_len)
+    limit = partition.max_split_ctas(a, geometry.device)
+    split = partition.int_bytes(limit, cut, cut * q_len, graph=True, split=True)
+    return minimum(1, cut) * split, partition.int_bytes(tiles, reqs, reqs * q_len, graph=False, split=False)
+
+
+def int_workspace(geometry: Geometry) -> Any:
+    """Bytes of the paged level's integer workspace: every plan that is alive at a time.
+
+    A draft model plans all draft steps ahead of one replay, and DRAFT_EXTEND with them ahead of two captures. Each of
+    those plans has a place of its own.
+    """
+    main, _ = plan_bytes(geometry)
+    ends = [
+        plan_offset(geometry, mode, levels.last_step(geometry, mode)) + maximum(*_uniform_plans(geometry, mode))
+        for mode in (Mode.DRAFT, Mode.DRAFT_EXTEND) if mode in geometry.modes
+    ]  # fmt: skip
+    return maximum(main, *ends)
+
+
+def plan_offset(geometry: Geometry, mode: Mode, step: Any) -> Any:
+    """Where in `INTS` the plan of one forward begins, in bytes."""
+    if Mode.DRAFT not in geometry.modes or mode not in (Mode.DRAFT, Mode.DRAFT_EXTEND):
+        return 0
+    stride = aligned(maximum(*_uniform_plans(geometry, Mode.DRAFT)))
+    places = 1 if levels.draft_steps_share_a_plan(geometry) else maximum(1, geometry.num_draft_steps)
+    if mode is Mode.DRAFT_EXTEND:
+        return places * stride
+    return 0 if levels.draft_steps_share_a_plan(geometry) else step * stride
+
+
+def has_floats(geometry: Geometry) -> bool:
+    """Whether there is a float workspace: a geometry of prefills alone never cuts keys."""
+    return bool(_uniform(geometry))
 
 
 def float_workspace(geometry: Geometry) -> Any:
@@ -147,7 +182,8 @@ def _uniform(geometry: Geometry) -> list[Mode]:
     return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
 
 
-def _aligned(size: Any) -> Any:
+def aligned(size: Any) -> Any:
+    """`size` up to the alignment of FlashInfer's arrays."""
     return ceil_div(size, partition.ALIGNMENT) * partition.ALIGNMENT
 
 
@@ -172,11 +208,14 @@ def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers: its plans, and what their kernels write."""
+    """Bytes that one batch takes of the plugin's own buffers, by the plugin's own count.
+
+    Its plans, and what their kernels write. A draft step's plan lies behind those of the steps before it, which count.
+    """
     used = {spec.name: 0 for spec in buffers(geometry) if spec.role in _OWN}
     a, extent = geometry.attention, batch.uniform
     ints, tail_ints = plan_bytes(geometry)
-    used[STAGING] = staging_slots(geometry) * (_aligned(ints) + _aligned(tail_ints))
+    used[STAGING] = staging_slots(geometry) * (aligned(ints) + aligned(tail_ints))
     used[HOST_INDPTR] = HOST_INDPTRS * 4 * (batch.padded_reqs + 1)
     if extent is None:
         plan = plan_extend(geometry, batch)
@@ -187,7 +226,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
             used[TAIL_INTS] = partition.masked(geometry, extent.q_len, batch.padded_reqs, length).int_bytes
             heads = batch.padded_reqs * extent.q_len * a.num_qo_heads
             used[TAIL_OUT], used[LSE], used[TAIL_LSE] = heads * a.head_dim * 2, heads * 4, heads * 4
-    used[INTS] = plan.int_bytes
+    used[INTS] = plan_offset(geometry, batch.mode, batch.step) + plan.int_bytes
     if FLOATS in used:
         used[FLOATS] = plan.float_bytes
     return used
