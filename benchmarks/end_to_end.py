@@ -30,7 +30,7 @@ from eagle_data import chat
 from eagle_prompts import HELD_OUT
 from end_to_end_measure import Case, Measured, answers, near_ties, peer, release, window
 from end_to_end_models import LLAMA, SMOLLM2, Subject, llama, smollm2
-from end_to_end_timeline import timeline
+from end_to_end_timeline import predicted_attention, timeline
 
 from draftmark.registry import available, load
 from draftmark.speculative import EngineConfig, decode
@@ -44,8 +44,10 @@ PROFILES: dict[str, tuple[float, ...]] = {
 """Forced on the Llama shape: the probability that a path which kept i drafts keeps one more. Chain and tree are what
 SmolLM2's head has on held-out prompts (`results/eagle-held-out.json`); n-gram's is chosen, it depends on the text."""
 
-NONE, NGRAM, CHAIN, TREE, BIG = (1, 1, 1), (1, 1, 8), (1, 4, 5), (4, 4, 16), (8, 6, 32)
+NONE, NGRAM, CHAIN, TREE, WIDE, DEEP = (1, 1, 1), (1, 1, 8), (1, 4, 5), (4, 4, 16), (8, 4, 32), (8, 6, 48)
 WAYS = (("none", NONE), ("ngram", NGRAM), ("chain", CHAIN), ("tree", TREE))
+PEER_PROMPTS, PEER_TOKENS = 3, 96
+"""Fewer for transformers' own generate, whose tokens per second hardly depend on the text."""
 BACKENDS = ("cuda_triton", "cuda_flashinfer", "cuda_trtllm")
 GRID = [(1, 1024), (64, 8192), (8, 8192), (1, 32768), (8, 1024), (64, 1024), (1, 8192), (8, 32768)]
 """Batch and context of the Llama shape; 64 x 32k would be 2,097,152 tokens of KV, more than the card holds."""
@@ -55,7 +57,8 @@ def cases(backends: Sequence[str]) -> Iterator[Case]:
     """Every case, the most worth having first."""
     first, others = backends[0], backends[1:]
     yield from (Case(SMOLLM2, "answers", first, way, shape, 1, 0) for way, shape in WAYS)
-    yield Case(SMOLLM2, "answers", first, "tree", BIG, 1, 0)
+    yield from (Case(SMOLLM2, "answers", first, "tree", shape, 1, 0) for shape in (WIDE, DEEP))
+    yield from (Case(SMOLLM2, "window", first, way, shape, 1, 1024) for way, shape in (WAYS[0], WAYS[3]))
     yield Case(SMOLLM2, "peer", "transformers", "none", NONE, 1, 0)
     yield Case(SMOLLM2, "peer", "transformers", "prompt-lookup", NONE, 1, 0)
     for batch, context in GRID[:3]:
@@ -77,7 +80,7 @@ def cases(backends: Sequence[str]) -> Iterator[Case]:
         yield from (Case(SMOLLM2, "answers", backend, way, shape, 1, 0) for way, shape in (WAYS[1], WAYS[2]))
 
 
-TIMELINES = [(SMOLLM2, "tree", 1), (LLAMA, "tree", 64), (LLAMA, "none", 1), (LLAMA, "tree", 1)]
+TIMELINES = [(model, way, size) for model, size in ((SMOLLM2, 1), (LLAMA, 1), (LLAMA, 64)) for way in ("none", "tree")]
 """Windows of the first backend that the profiler sees too: model, way, batch."""
 
 
@@ -129,13 +132,15 @@ class Bench:
             prompts = [] if subject.forced else self._contexts(subject, case)
             wanted = (case.model, case.speculate, case.batch) in TIMELINES and case.backend == self.args.backends[0]
             take = self._timeline(case) if wanted and args.device == "cuda" else None
-            return window(case, subject, prompts, args.rounds, 3, take), prompts
+            # A round of the small model is short beside the waits at both ends of a window.
+            return window(case, subject, prompts, args.rounds * (1 if subject.forced else 4), 3, take), prompts
         if case.model == LLAMA:
             prompts = [tuple((i * 7919) % subject.model.vocab_size for i in range(case.context))]
-            return peer(case, subject, prompts, args.new_tokens // 4), prompts
+            return peer(case, subject, prompts, PEER_TOKENS // 3), prompts
         prompts = self._prompts(subject, len(HELD_OUT) if case.batch > 1 else args.prompts)
         if case.kind == "peer":
-            return peer(case, subject, prompts, args.new_tokens), prompts
+            prompts = prompts[:PEER_PROMPTS]
+            return peer(case, subject, prompts, PEER_TOKENS), prompts
         return answers(case, subject, prompts, args.new_tokens, args.repeats), prompts
 
     def _prompts(self, subject: Subject, count: int) -> list[tuple[int, ...]]:
@@ -152,7 +157,7 @@ class Bench:
                 max_extend_tokens=8192,
             )  # fmt: skip
             engine = Engine(subject.model, config)
-            said = decode(engine, prompts, self.args.new_tokens)
+            said = decode(engine, prompts, 128)
             self.dialogues = [(*p, *g.tokens) for p, g in zip(prompts, said, strict=True)]
         contexts = []
         for first in range(case.batch):
@@ -163,21 +168,24 @@ class Bench:
 
     def _timeline(self, case: Case) -> Any:
         def take(engine: Engine) -> None:
-            self.timelines.append({**case.key, **timeline(engine)})
+            layers = len(engine.model.layers)
+            predicted = predicted_attention(case.backend, layers, case.shape, case.batch, case.context)
+            found = {**case.key, **timeline(engine), "predicted_attention_us": predicted}
+            self.timelines = [*(t for t in self.timelines if any(t[k] != found[k] for k in case.key)), found]
 
         return take
 
     def _compare(self, case: Case, prompts: Sequence[tuple[int, ...]], texts: list[tuple[int, ...]]) -> dict[str, Any]:
         """Against plain decoding of the first backend at the same batch, which comes first in `cases`.
 
-        A window's texts differ in length with the accepted length; their common part is compared.
+        A window's texts differ in length with the accepted length, a peer's are shorter; the common part is compared.
         """
         key = (case.model, case.kind if case.kind == "window" else "answers", case.batch, case.context)
-        base = self.texts.setdefault(key, texts)
-        if case.kind == "window":
-            same = all(a[: len(b)] == b[: len(a)] for a, b in zip(texts, base, strict=True))
-        else:
+        base = self.texts.setdefault(key, texts)[: len(texts)]
+        if case.kind == "answers":
             same = texts == base
+        else:
+            same = all(a[: len(b)] == b[: len(a)] for a, b in zip(texts, base, strict=True))
         if same:
             return {"identical": True}
         return {"identical": False, **near_ties(self.subject(case.model).model, prompts, texts, base)}
@@ -278,10 +286,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="SmolLM2's folder or GGUF file; the bundled one without it")
     parser.add_argument("--head", help="folder of its draft head; the installed one without it")
     parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")
-    parser.add_argument("--prompts", type=int, default=6, help="answers at batch 1")
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=len(HELD_OUT), help="answers at batch 1")
+    parser.add_argument("--new-tokens", type=int, default=320, help="of an answer at most, as in eagle_held_out.py")
     parser.add_argument("--rounds", type=int, default=12, help="of a window; three windows a case")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1, help="of the answers")
     parser.add_argument("--commit", help="what to write where git knows nothing; else DRAFTMARK_COMMIT")
     return parser.parse_args()
 

@@ -66,19 +66,7 @@ class Measured:
     texts: list[Tokens] = field(default_factory=list)
 
 
-class MeasuredEngine(Engine):
-    """An engine that knows what its graphs reserved."""
-
-    graph_bytes = 0
-
-    def _capture(self) -> None:
-        cuda = self.model.device.type == "cuda"
-        before = torch.cuda.memory_reserved() if cuda else 0
-        super()._capture()
-        self.graph_bytes = torch.cuda.memory_reserved() - before if cuda else 0
-
-
-def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool) -> tuple[MeasuredEngine, str]:
+def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool) -> tuple[Engine, str]:
     """The engine of a case, with overlap where backend and drafts allow it; and why not, where they don't."""
     config = EngineConfig(
         backend=case.backend, speculate=_speculation(case, subject), page_size=64, max_num_reqs=case.batch,
@@ -86,18 +74,18 @@ def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool)
         host_lengths=HostKind.UPPER_BOUND, overlap=True, forced_acceptance=subject.forced.get(case.speculate, ()),
     )  # fmt: skip
     if case.speculate == "ngram":
-        return MeasuredEngine(subject.model, _waiting(config)), ""
+        return Engine(subject.model, _waiting(config)), ""
     try:
-        return MeasuredEngine(subject.model, config), ""
+        return Engine(subject.model, config), ""
     except BackendRefusal as refusal:
-        return MeasuredEngine(subject.model, _waiting(config)), str(refusal)
+        return Engine(subject.model, _waiting(config)), str(refusal)
 
 
 def answers(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int, repeats: int) -> Measured:
     """All prompts through one engine, `batch` at a time; the median of the repeats."""
     longest = max(map(len, prompts)) + new_tokens
     engine, why = open_engine(case, subject, -(-longest // 64) * 64, graph=subject.model.device.type == "cuda")
-    decode(engine, prompts[: case.batch], 8)  # warm: kernels of the prefill are compiled here
+    decode(engine, prompts, 3)  # warm: the prefill's kernels are compiled here, some of them by the prompt's length
     engine.statistics = type(engine.statistics)()
     seconds, outputs = [], []
     for _ in range(repeats):
@@ -215,7 +203,7 @@ def _run(engine: Engine, rounds: int) -> tuple[int, float]:
     return engine.statistics.accepted - before, time.perf_counter() - start
 
 
-def _about(engine: MeasuredEngine, why: str) -> Measured:
+def _about(engine: Engine, why: str) -> Measured:
     return Measured(
         accepted_len=engine.statistics.mean_accepted, graph_mib=engine.graph_bytes / 2**20,
         host_lengths=engine.config.host_lengths.value, overlap=engine.config.overlap, note=why,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from draftmark.speculative import Engine
 from draftmark.transfer import Arrival
 
+ATTENTION = Path(__file__).parent / "results" / "attention-h200.json"
 KINDS = (
     ("attention", ("attend", "merge_pieces", "fmha", "flash", "batchdecode", "batchprefill", "xqa", "mha")),
     ("matrix products", ("gemm", "gemv", "cutlass", "nvjet", "matmul", "splitk", "cublas")),
+    ("choosing tokens", ("topk", "softmax", "sort", "argmax")),
     ("metadata, KV, tree", ("write_", "walk", "compact", "schedule", "index", "gather", "scatter")),
 )
 """A kernel is of the first kind of which its name holds a word; the rest is "elementwise and others"."""
@@ -24,7 +28,8 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
     """A summary of some rounds of an engine in full swing.
 
     host_us is the time inside `Engine.step` that is not spent waiting for tokens; the round's length with the profiler
-    off is round_us; device_us is the union of kernel times, so that 1 - device_us / round_us is idle.
+    off is round_us. device_us is the union of the times of all kernels, and by_kind_us of those of a kind: a merge of
+    partial results is launched while the attention kernel before it still runs, so sums would count time twice.
     """
     host, waited = _host(engine, rounds)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -32,13 +37,13 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
             engine.step()
         torch.cuda.synchronize()
     kernels = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    busy = _union([(event.time_range.start, event.time_range.end) for event in kernels])
     by_name: Counter[str] = Counter()
+    spans: dict[str, list[tuple[float, float]]] = {}
     for event in kernels:
         by_name[event.name] += event.time_range.elapsed_us()
-    by_kind: Counter[str] = Counter()
-    for name, us in by_name.items():
-        by_kind[_kind(name)] += us
+        spans.setdefault(_kind(event.name), []).append((event.time_range.start, event.time_range.end))
+    busy = _union([span for kind in spans.values() for span in kind])
+    by_kind = Counter({kind: _union(found) for kind, found in spans.items()})
     return {
         "rounds": rounds, "overlap": engine.config.overlap, "round_us": round((host + waited) / rounds * 1e6, 1),
         "host_us": round(host / rounds * 1e6, 1), "waited_us": round(waited / rounds * 1e6, 1),
@@ -46,6 +51,27 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
         "by_kind_us": {kind: round(us / rounds, 1) for kind, us in by_kind.most_common()},
         "largest_us": {name[:100]: round(us / rounds, 1) for name, us in by_name.most_common(16)},
     }  # fmt: skip
+
+
+def predicted_attention(
+    backend: str, layers: int, shape: tuple[int, int, int], batch: int, context: int
+) -> float | None:
+    """Microseconds of attention in a round, from the attention benchmark alone; None where it has no such case.
+
+    A kernel's time for each forward: VERIFY (or DECODE) in every layer of the target; S - 1 DRAFT steps and one
+    DRAFT_EXTEND in the head's one layer. DRAFT is measured there with 8 rows a request, here it has topk; DRAFT_EXTEND
+    is taken for a VERIFY of as many rows.
+    """
+    rows = json.loads(ATTENTION.read_text())["rows"]
+    times = {row["case"]: row["us"] for row in rows if row["backend"] == backend}
+    _, steps, nodes = shape
+    try:
+        if nodes == 1:
+            return float(layers * times[f"decode-{batch}x{context}"])
+        verify, draft = times[f"verify{nodes}-{batch}x{context}"], times[f"draft8-{batch}x{context}"]
+        return float((layers + 1) * verify + (steps - 1) * draft)
+    except (KeyError, TypeError):  # no such case, or it was refused
+        return None
 
 
 def _host(engine: Engine, rounds: int) -> tuple[float, float]:

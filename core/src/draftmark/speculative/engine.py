@@ -18,8 +18,9 @@ from .config import EngineConfig, HostKind
 from .drafts import DraftTree
 from .eagle import Eagle
 from .eagle.drafter import HeadDrafter
-from .flight import Flight, Landed
+from .flight import Flight
 from .forced import ForcedAcceptance
+from .host_view import HostView
 from .layers import AttentionLayers, Pages, geometries_of
 from .models import CausalLM
 from .prefill import Prefill
@@ -72,7 +73,7 @@ class Engine:
         forced = ForcedAcceptance(profile, seed, model.device) if profile else None
         self._rounds = Rounds(model, self._layers, self._state, config.sampling, self._programs, self._drafter, forced)
         self._flights: deque[Flight] = deque()
-        self._unsettled: dict[int, tuple[int, int, int]] = {}
+        self._host = HostView(self._state.lengths, config)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.statistics = Statistics()
@@ -151,12 +152,11 @@ class Engine:
 
     def _extend(self) -> bool:
         """Send a prefill."""
-        chunks, lengths = self._scheduler.chunks(), self._state.lengths
+        chunks = self._scheduler.chunks()
         rows = by_row([request for request, _ in chunks])
-        ended, chosen = self._prefill.run(chunks, self._host_lengths(rows))
+        ended, chosen = self._prefill.run(chunks, self._host.of(rows))
         for (request, count), row in zip(chunks, rows, strict=True):
-            lengths.dispatched([row], count)
-            lengths.settle([row], [count], count)
+            self._host.stored(row, count)
             request.computed += count
         self.statistics.extends += 1
         for request in ended:
@@ -171,14 +171,14 @@ class Engine:
         if not running:
             return False
         rows, live = by_row(running), len(running)
-        padded, host = self._padded(live), self._host_lengths(rows)
+        padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
         mode = self._plant(running, padded, host)
         verdict = self._rounds.run(mode, padded, live, host)
         if self._drafter is not None:
             self._drafter.take_over(padded, live, host)
         nodes: int = self.geometry.extent(mode).q_len
-        self._state.lengths.dispatched(rows, nodes)
+        self._host.sent(rows, nodes)
         self._flights.append(Flight(running, verdict.tokens[:live], verdict.counts[:live], nodes))
         return True
 
@@ -203,12 +203,6 @@ class Engine:
         self._state.plant_trees(trees, padded, self.geometry.extent(mode).q_len)
         return mode
 
-    def _host_lengths(self, rows: Sequence[int]) -> HostLengths:
-        lengths, kind = self._state.lengths, self.config.host_lengths
-        if kind is HostKind.EXACT:
-            return lengths.exact(rows)
-        return lengths.upper_bound(rows) if kind is HostKind.UPPER_BOUND else lengths.unknown(rows)
-
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs
 
@@ -222,24 +216,11 @@ class Engine:
         self.statistics.late += len(landed) - len(due)
         if flight.at_most:
             for one in due:
-                self._settle(one, flight.at_most)
+                self._host.settle(one, flight.at_most)
             self.statistics.rounds += 1
             self.statistics.verified += len(due)
             self.statistics.accepted += sum(len(one.tokens) for one in due)
         return [self._give(one.request, one.tokens) for one in due]
-
-    def _settle(self, landed: Landed, at_most: int) -> None:
-        """Tell the host what the round committed: at once, or a round late on the sync-free path without overlap."""
-        request, count = landed.request, len(landed.tokens)
-        if request.row is None:
-            return  # it was sent back to wait, and gets a row again only when this has landed
-        if self.config.overlap or self.config.host_lengths is HostKind.EXACT:
-            self._state.lengths.settle([request.row], [count], at_most)
-            return
-        late = self._unsettled.get(request.id)
-        if late is not None and late[0] == request.seat:
-            self._state.lengths.settle([request.row], [late[1]], late[2])
-        self._unsettled[request.id] = (request.seat, count, at_most)
 
     # -- tokens out ---------------------------------------------------------------------------------------
 
@@ -251,7 +232,7 @@ class Engine:
         return Progress(request.id, kept, request.finish)
 
     def _leave(self, request: Request) -> None:
-        self._unsettled.pop(request.id, None)
+        self._host.forget(request)
         self._scheduler.release(request)
 
     # -- checks -------------------------------------------------------------------------------------------

@@ -102,6 +102,17 @@ def test_scores_choose_nodes():
     assert parents.tolist() == [[0, 1, 2, 2, 0]]
 
 
+@pytest.mark.parametrize(("vocab", "topk"), [(16384, 4), (1024, 8), (1000, 4), (256, 4), (512, 300)])
+def test_the_best_tokens_of_a_vocabulary_are_found_in_parts(vocab, topk):
+    """Whether or not the vocabulary divides into chunks, the best are those of the whole row, with their scores."""
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab))
+    scores, tokens = best_tokens(logits, topk)
+    order = scores.argsort(1, descending=True)
+    want = logits.log_softmax(-1).topk(topk, -1)
+    assert torch.equal(tokens.gather(1, order), want.indices)
+    torch.testing.assert_close(scores.gather(1, order), want.values)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_broken_head_still_gives_a_tree(bad):
     """NaN and infinite logits give bad guesses, not bad indices."""

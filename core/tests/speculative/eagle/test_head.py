@@ -29,6 +29,17 @@ def test_a_saved_head_is_the_same_head(random_head, tmp_path, features, vocab, d
 
 
 @torch.no_grad()
+def test_a_packed_head_is_the_same_head(random_head):
+    """Packing changes the products, not what they are of; its weights still save and load as they were."""
+    head = deepcopy(random_head((0, 2)))
+    embeddings, features = torch.randn(5, 48), torch.randn(5, 96)
+    arguments = embeddings, head.fuse(features), torch.arange(5), dense_attention
+    before, weights = head(*arguments), {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    torch.testing.assert_close(head.pack()(*arguments), before)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in head.state_dict().items())
+
+
+@torch.no_grad()
 def test_one_batch_is_its_sequences_one_by_one(random_head):
     """Dense attention is causal and does not mix the sequences of a batch; positions may be shared or by sequence."""
     head = random_head()

@@ -40,7 +40,6 @@ stored in bfloat16 or float32; `load` converts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -51,11 +50,9 @@ from torch import nn
 from ...errors import ModelError
 from ..models import LayerAttention
 from .config import HeadConfig
+from .layer import Attend, Attention, SwiGLU
 
 WEIGHTS = "head.safetensors"
-
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``attend(q, k, v) -> out``: ``[…, rows, num_attention_heads | num_key_value_heads, head_dim]``, out like q."""
 
 
 class DraftHead(nn.Module):
@@ -75,9 +72,9 @@ class DraftHead(nn.Module):
         self.feature_norm = nn.RMSNorm(size, eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
         self.attention_norm = nn.RMSNorm(size, eps)
-        self.attention = _Attention(config)
+        self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(size, eps)
-        self.mlp = _SwiGLU(size, config.intermediate_size)
+        self.mlp = SwiGLU(size, config.intermediate_size)
         self.output_norm = nn.RMSNorm(size, eps)
         vocab = config.draft_vocab_size
         self.d2t: torch.Tensor | None
@@ -98,6 +95,12 @@ class DraftHead(nn.Module):
     def device(self) -> torch.device:
         """Of the weights."""
         return self.fc.weight.device
+
+    def pack(self) -> DraftHead:
+        """Compute q, k and v in one product from now on, and gate and up. For decoding, behind the last `to`."""
+        self.attention.pack()
+        self.mlp.pack()
+        return self
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Features of the target ``[…, num_features · hidden_size]`` → ``[…, hidden_size]``."""
@@ -174,58 +177,6 @@ class DraftHead(nn.Module):
             raise ModelError(f"{file} does not fit its head.json ({cause}); save both together") from None
         _check_vocabulary(head, file)
         return head.to(device=device, dtype=dtype).requires_grad_(False).eval()
-
-
-class _Attention(nn.Module):
-    """Grouped-query attention with rotary positions, around an `Attend`."""
-
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        size, dim = config.hidden_size, config.head_dim
-        self.head_dim = dim
-        self.rope_theta = config.rope_theta
-        self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=False)
-        self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=False)
-        self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=False)
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        cos, sin = _rotation(positions, self.head_dim, self.rope_theta, x.dtype)
-        out: torch.Tensor = self.o_proj(attend(_rotate(q, cos, sin), _rotate(k, cos, sin), v).flatten(-2))
-        return out
-
-
-class _SwiGLU(nn.Module):
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Plain causal attention over ``[…, rows, heads, head_dim]``: an `Attend` for training."""
-    q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
-    out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out.transpose(-3, -2)
-
-
-def _rotation(positions: torch.Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin ``[…, rows, 1, head_dim]``; angles in float32, the two halves alike (Llama's layout)."""
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
-    angle = positions[..., None].float() * theta**-exponent
-    angle = torch.cat((angle, angle), -1).unsqueeze(-2)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
 
 
 def _check_vocabulary(head: DraftHead, file: Path) -> None:

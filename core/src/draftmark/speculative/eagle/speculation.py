@@ -43,7 +43,7 @@ class Eagle:
             head = deepcopy(self.head)  # the caller may go on training it
         else:
             head = DraftHead.load(installed_head(model.name) if self.head is None else self.head)
-        head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval()
+        head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval().pack()
         _check_fit(head, model)
         vocab = head.config.draft_vocab_size or head.config.vocab_size
         if self.topk > vocab:

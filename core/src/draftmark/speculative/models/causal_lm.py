@@ -9,6 +9,7 @@ import torch
 
 from .attention import RUN, AttentionStep, LayerAttention, Run, attention_of, checked
 from .features import FeatureTaps
+from .lean import LeanDecoder
 
 
 class CausalLM:
@@ -24,10 +25,16 @@ class CausalLM:
             so ``hf.generate`` works on the same weights.
         tokenizer: a transformers tokenizer, or None when the model came without one.
         name: for messages.
+
+    Args:
+        lean: a faster forward over the same weights, where there is one.
     """
 
-    def __init__(self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str) -> None:
+    def __init__(
+        self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str, lean: LeanDecoder | None = None
+    ) -> None:
         self.hf = hf
+        self._lean = lean
         self.layers = layers
         self.tokenizer = tokenizer
         self.name = name
@@ -59,7 +66,10 @@ class CausalLM:
         Raises:
             ModelError: a layer calls attention otherwise than verified.
         """
-        return packed_forward(self.hf, token_ids, positions, checked(step, self.layers), logits_rows)
+        run = checked(step, self.layers)
+        if self._lean is not None:
+            return self._lean(token_ids, positions, run, logits_rows)[0]
+        return packed_forward(self.hf, token_ids, positions, run, logits_rows)
 
     def tap(self, feature_layers: Sequence[int]) -> FeatureTaps:
         """Taps for `forward_features`; made once.
@@ -78,6 +88,9 @@ class CausalLM:
         logits_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward`, and the tapped hidden states of every row ``[rows, len(feature_layers) · hidden_size]``."""
+        if self._lean is not None:
+            logits, states = self._lean(token_ids, positions, checked(step, self.layers), logits_rows, taps.layers)
+            return logits, torch.cat(states, -1)
         with taps.listening():
             logits = self.forward(token_ids, positions, step, logits_rows)
         return logits, taps.take()

@@ -17,6 +17,9 @@ class FeatureTaps:
 
     Hooks stand for one forward only, so that a captured forward contains nothing of them but the tensors.
 
+    Attributes:
+        layers: the indices, as given.
+
     Raises:
         ModelError: an index out of range, or a decoder whose layers and final norm cannot be found.
     """
@@ -35,6 +38,7 @@ class FeatureTaps:
                 f"hidden state {wrong[0]} is asked of model {name!r}, which has 0 … {len(blocks)}; "
                 "use the head that was trained for this model"
             )
+        self.layers = tuple(layers)
         self._blocks = [(index, blocks[layer]) for index, layer in enumerate(layers) if layer < len(blocks)]
         self._norms = [(index, norm) for index, layer in enumerate(layers) if layer == len(blocks)]
         self._found: list[torch.Tensor | None] = [None] * len(layers)

@@ -19,7 +19,7 @@ from ...geometry import Q_DTYPES
 from .causal_lm import CausalLM
 from .folder import check_folder, has_tokenizer
 from .layers import verify
-from .probe import probe
+from .probe import lean_decoder, probe
 from .quiet import quiet
 from .refusals import refuse
 
@@ -92,7 +92,7 @@ def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) ->
     refuse(hf_model.config, name)
     hf_model.eval()
     layers = verify(hf_model.config.get_text_config(), probe(hf_model, name), name)
-    return CausalLM(hf_model, layers, tokenizer, name)
+    return CausalLM(hf_model, layers, tokenizer, name, lean_decoder(hf_model, layers))
 
 
 def _load(

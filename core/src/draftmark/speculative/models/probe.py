@@ -14,6 +14,7 @@ import torch
 from ...errors import DraftmarkError, ModelError
 from .attention import LayerAttention
 from .causal_lm import packed_forward
+from .lean import LeanDecoder, fits
 
 REQUESTS, TOKENS = 2, 4
 """Packed requests, and tokens of each."""
@@ -38,11 +39,20 @@ def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 
 
+def lean_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> LeanDecoder | None:
+    """The lean forward of a model that has one and whose logits it reproduces."""
+    if not fits(hf, layers):
+        return None
+    tokens, near = _rows(hf)
+    lean = LeanDecoder(hf, layers)
+    with torch.inference_mode():
+        error = _difference(lean(tokens, near, Recorder())[0], packed_forward(hf, tokens, near, Recorder()))
+    return lean if error <= TOLERANCE.get(hf.dtype, HALF_TOLERANCE) else None
+
+
 def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     config = hf.config.get_text_config()
-    # Distinct tokens, so that rows which change places show.
-    tokens = (torch.arange(REQUESTS * TOKENS, device=hf.device) * 7919 + 11) % int(config.vocab_size)
-    near = torch.arange(TOKENS, device=hf.device).repeat(REQUESTS)
+    tokens, near = _rows(hf)
     far = near.clone()
     far[TOKENS:] += max(0, int(config.max_position_embeddings) - TOKENS)
 
@@ -57,8 +67,20 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     return layers
 
 
+def _rows(hf: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and positions of the packed requests."""
+    # Distinct tokens, so that rows which change places show.
+    tokens = torch.arange(REQUESTS * TOKENS, device=hf.device) * 7919 + 11
+    return tokens % int(hf.config.get_text_config().vocab_size), torch.arange(TOKENS, device=hf.device).repeat(REQUESTS)
+
+
+def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Largest difference, relative to the largest logit; NaN where one is."""
+    return float((got - want).abs().max() / want.abs().max())
+
+
 def _compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str) -> None:
-    error = float((got - want).abs().max() / want.abs().max())
+    error = _difference(got, want)
     if not error <= TOLERANCE.get(dtype, HALF_TOLERANCE):  # also when it is NaN
         raise ModelError(sentence.format(f"{error:.2g} (relative)") + "; use another model")
 

@@ -1,0 +1,87 @@
+"""The parts of the draft head's one decoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.packed import Packed
+from ..models.rotary import rotated
+from .config import HeadConfig
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""``attend(q, k, v) -> out``: ``[…, rows, num_attention_heads | num_key_value_heads, head_dim]``, out like q."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions, around an `Attend`."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        size, dim = config.hidden_size, config.head_dim
+        self.head_dim = dim
+        frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        # Negated in the first half, so that sin is: see `rotated`. No buffer, for `to(dtype)` would round it.
+        self.frequencies = torch.cat((-frequencies, frequencies))
+        self.num_q, self.num_kv = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=False)
+        self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=False)
+        self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=False)
+        self.packed: Packed | None = None
+
+    def pack(self) -> None:
+        """One product for q, k and v from now on."""
+        self.packed = Packed(self.q_proj, self.k_proj, self.v_proj)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Attention:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = self.frequencies.to(self.q_proj.weight.device)
+        return self
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """``[…, rows, hidden_size]`` → the same, before the residual; positions int64 ``[…, rows]`` or ``[rows]``."""
+        angle = positions[..., None, None] * self.frequencies
+        heads = self._heads(x)
+        q, k = rotated(heads, self.num_q, self.num_kv, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+        out: torch.Tensor = self.o_proj(attend(q, k, heads[..., self.num_q + self.num_kv :, :]).flatten(-2))
+        return out
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """q, k and v ``[…, rows, all heads, head_dim]``."""
+        if self.packed is not None:
+            side_by_side = self.packed(x)
+        else:
+            side_by_side = torch.cat([proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)], -1)
+        return side_by_side.view(*x.shape[:-1], -1, self.head_dim)
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward part of a decoder layer."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+        self.packed: Packed | None = None
+
+    def pack(self) -> None:
+        """One product for gate and up from now on."""
+        self.packed = Packed(self.gate_proj, self.up_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[…, size]`` → the same, before the residual."""
+        gate, up = self.packed(x).chunk(2, -1) if self.packed is not None else (self.gate_proj(x), self.up_proj(x))
+        out: torch.Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        return out
+
+
+def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Plain causal attention over ``[…, rows, heads, head_dim]``: an `Attend` for training."""
+    q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+    out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(-3, -2)

@@ -1,0 +1,123 @@
+"""A Llama-shaped decoder in 16 launches a layer, over the weights of the transformers model itself.
+
+A forward of few rows is nothing but launches, and a captured graph pays one to two microseconds for each. transformers'
+modules make 40 a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here a norm is one,
+rotary positions are four, q, k and v are one matrix product, gate and up another, and residuals are added by the
+products that make them. Roundings differ, in half precision by the last bit; `probe` holds the logits against
+transformers' own before this is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .attention import LayerAttention, Run
+from .packed import Packed
+from .rotary import rotated
+
+FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
+"""transformers' classes whose layers are: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class LeanDecoder:
+    """The whole model from token ids to logits. Capturable; hooks on transformers' modules are not run.
+
+    Making one packs the model's projections; see `Packed` for what that does to its parameters.
+
+    Args:
+        hf: a model for which `fits` says so.
+        layers: what each layer's attention is, as verified.
+    """
+
+    def __init__(self, hf: Any, layers: Sequence[LayerAttention]) -> None:
+        self._embed, self._rotary, self._lm_head = hf.get_input_embeddings(), hf.model.rotary_emb, hf.lm_head
+        self._norm = hf.model.norm
+        self._layers = [_Layer(block, layer) for block, layer in zip(hf.model.layers, layers, strict=True)]
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        run: Run,
+        logits_rows: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Arguments and logits as in `CausalLM.forward`.
+
+        Args:
+            taps: hidden states to keep, counted as in `FeatureTaps`.
+
+        Returns:
+            logits, and ``[rows, hidden_size]`` for each of `taps`.
+        """
+        hidden = self._embed(token_ids)
+        cos, sin = self._rotation(hidden, positions)
+        states = {}
+        for index, layer in enumerate(self._layers):
+            if index in taps:
+                states[index] = hidden.clone()  # the layer adds to it in place
+            layer.add_to(hidden, cos, sin, partial(run, index, layer.attention))
+        hidden = states[len(self._layers)] = _normed(self._norm, hidden)
+        wanted = hidden if logits_rows is None else hidden.index_select(0, logits_rows)
+        logits: torch.Tensor = self._lm_head(wanted).float()
+        return logits, [states[tap] for tap in taps]
+
+    def _rotation(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin ``[rows, 1, head_dim]``, as `rotated` takes them."""
+        cos, sin = self._rotary(hidden, positions[None])
+        first, second = sin[0].chunk(2, -1)
+        return cos[0][:, None], torch.cat((-first, second), -1)[:, None]
+
+
+class _Layer:
+    """One decoder layer."""
+
+    def __init__(self, block: Any, attention: LayerAttention) -> None:
+        self.attention = attention
+        self._norms = block.input_layernorm, block.post_attention_layernorm
+        self._qkv = Packed(block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj)
+        self._o, self._down = block.self_attn.o_proj, block.mlp.down_proj
+        self._gate_up = Packed(block.mlp.gate_proj, block.mlp.up_proj)
+
+    def add_to(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> None:
+        """Add the layer's two parts to ``hidden [rows, hidden_size]``."""
+        num_q, num_kv = self.attention.num_qo_heads, self.attention.num_kv_heads
+        heads = self._qkv(_normed(self._norms[0], hidden)).view(len(hidden), -1, self.attention.head_dim)
+        q, k = rotated(heads, num_q, num_kv, cos, sin)
+        _add_product(hidden, attend(q, k, heads[:, num_q + num_kv :]).flatten(1), self._o)
+        gate, up = self._gate_up(_normed(self._norms[1], hidden)).chunk(2, -1)
+        _add_product(hidden, F.silu(gate) * up, self._down)
+
+
+def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _add_product(hidden: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> None:
+    hidden.addmm_(x, linear.weight.t())
+    if linear.bias is not None:
+        hidden.add_(linear.bias)
+
+
+def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
+    """Whether `LeanDecoder` is written for this model: a known class, unmodified, with full attention."""
+    known = type(hf).__name__ in FAMILIES and type(hf).__module__.startswith("transformers.models.")
+    if not known or any(layer.window_left >= 0 or layer.logits_soft_cap for layer in layers):
+        return False
+    one_dtype = len({parameter.dtype for parameter in hf.parameters()}) == 1
+    return one_dtype and hf.config.hidden_act == "silu" and all(map(_plain, hf.modules()))
+
+
+def _plain(module: nn.Module) -> bool:
+    """No hooks, no forward of its own, and no kind of `nn.Linear` (an adapter, a quantised one) but that itself."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not changed and (type(module) is nn.Linear or not isinstance(module, nn.Linear))
