@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import Geometry, Mode, ceil_div, maximum
+from draftmark import Geometry, Mode, ceil_div, maximum, minimum
 
 PAGES = (16, 32, 64, 128)
 LEAST_TILE_ROWS = 16
@@ -81,6 +81,13 @@ def masked_modes(geometry: Geometry) -> list[Mode]:
     """Modes that write a mask and an indptr for the tree form."""
     modes = (Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND, *((Mode.DECODE,) if is_fp8(geometry) else ()))
     return [mode for mode in geometry.modes if mode in modes]
+
+
+def has_trees(geometry: Geometry) -> Any:
+    """1 if some forward takes the tree form, else 0: with one row a request only an fp8 cache does."""
+    if is_fp8(geometry):
+        return 1
+    return maximum(0, *(minimum(1, geometry.extent(mode).q_len - 1) for mode in masked_modes(geometry)))
 
 
 def stages(geometry: Geometry) -> bool:

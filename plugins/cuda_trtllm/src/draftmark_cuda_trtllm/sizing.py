@@ -86,12 +86,11 @@ def _row_tiles(geometry: Geometry) -> BufferSpec:
 def _workspace(geometry: Geometry) -> list[BufferSpec]:
     """Scratch is written before it is read; the semaphores must be zero once, and each launch leaves them zero."""
     a, sms = geometry.attention, geometry.device.num_sms
-    trees = forms.masked_modes(geometry)
-    each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in trees] or [1]
+    each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in forms.masked_modes(geometry)] or [1]
     most = maximum(*each)
-    held = forms.BLOCK_ROWS if trees else a.group_size
     formula = "xqa/mha.cu: parts <= SMs · blocks; per part 2 · 32 float32 and a block's rows of the padded head_dim"
-    size = _scratch(geometry, sms * most, held)
+    trees = forms.has_trees(geometry) * _scratch(geometry, sms * most, forms.BLOCK_ROWS)
+    size = maximum(trees, _scratch(geometry, sms, a.group_size))
     once = "SMs · blocks: one per merge"
     specs = [
         BufferSpec(SCRATCH, Role.WORKSPACE, (size,), "uint8", Unit.BYTES, formula),
