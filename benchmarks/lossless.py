@@ -1,0 +1,138 @@
+"""A real model on each backend: drafts, graphs and dtypes against plain decoding, text by text. Not a timing.
+
+    python benchmarks/lossless.py --json benchmarks/results/lossless-h200.json [--model FILE]
+
+Every setting is held against plain decoding of the baseline backend, and of its own, by the rule of `draftmark generate
+--check`: a first difference counts as none only where a float32 copy of the model has the two tokens closer than the
+backend's own logit error. Exit code 1 if one is not excused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftmark.cli.generation.checking import Baseline
+from draftmark.cli.generation.decoding import Decoded, decode
+from draftmark.cli.generation.progress import ProgressLine
+from draftmark.cli.generation.prompts import read_file
+from draftmark.cli.generation.settings import encode
+from draftmark.cli.generation.ties import near_ties
+from draftmark.errors import BackendRefusal
+from draftmark.speculative import EngineConfig, HostKind, Ngram
+from draftmark.speculative.models import CausalLM, load_model
+
+PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
+DRAFTS = {"none": None, "chain": Ngram(1, 6), "tree": Ngram(3, 8)}
+PAGE, REQUESTS = 32, 8
+
+
+@dataclass
+class Bench:
+    """One model in one dtype, its prompts, and plain decoding on the baseline backend.
+
+    Attributes:
+        length: context limit of every engine, a multiple of the page size.
+        foreign: the baseline's texts.
+    """
+
+    model: CausalLM
+    prompts: list[list[int]]
+    tokens: int
+    length: int
+    baseline: str
+    foreign: Baseline
+
+    @classmethod
+    def of(cls, model: CausalLM, args: argparse.Namespace) -> Bench:
+        """The bench after the baseline has decoded."""
+        prompts = [list(ids) for ids in encode(model, read_file(PROMPTS)[: args.prompts], raw=False)]
+        length = -(-(max(map(len, prompts)) + args.tokens) // PAGE) * PAGE
+        bench = cls(model, prompts, args.tokens, length, args.baseline, Baseline("", [], 0.0))
+        bench.foreign = _plain(args.baseline, bench.decoded(args.baseline, "none", model.device.type == "cuda"))
+        return bench
+
+    def config(self, backend: str, draft: str, graph: bool) -> EngineConfig:
+        """The engine of one setting."""
+        return EngineConfig(
+            backend=backend, speculate=DRAFTS[draft], page_size=PAGE, max_num_reqs=REQUESTS,
+            max_context_len=self.length, max_extend_tokens=256, graph=graph,
+            capture_batch_sizes=(1, 2, 4, 8) if graph else (), host_lengths=HostKind.EXACT,
+        )  # fmt: skip
+
+    def decoded(self, backend: str, draft: str, graph: bool) -> Decoded:
+        """All prompts together."""
+        return decode(self.model, self.prompts, self.tokens, self.config(backend, draft, graph), ProgressLine(None), "")
+
+    def rows(self, backend: str) -> Iterator[dict[str, Any]]:
+        """One row per kind of drafts, eager and captured; plain decoding comes first, for the others to be held to."""
+        own: dict[bool, Baseline] = {}
+        for draft, graph in product(DRAFTS, (False, True)):
+            row = {"backend": backend, "dtype": str(self.model.dtype)[6:], "draft": draft, "graph": graph}
+            try:
+                got = self.decoded(backend, draft, graph)
+            except BackendRefusal as refusal:
+                yield {**row, "result": f"refused: {refusal}"}
+                continue
+            if draft == "none":
+                own[graph] = _plain(f"{backend}, {'captured' if graph else 'eager'}", got)
+            yield {**row, **self._judged(got, [self.foreign, *own.values()], self.config(backend, draft, graph))}
+
+    def _judged(self, got: Decoded, against: Sequence[Baseline], config: EngineConfig) -> dict[str, Any]:
+        ties = near_ties(self.model, self.prompts, got, against, config)
+        splits = [
+            (prompt, one.name) for one in against for prompt, at in enumerate(one.differences(got)) if at is not None
+        ]
+        wrong = [split for split in splits if not ties.excuses(*split)]
+        return {
+            "result": "differs" if wrong else "lossless", "unexcused": wrong, "near_ties": len(splits) - len(wrong),
+            "bound": round(ties.bound, 4),
+            "gaps": {f"prompt {prompt}, {name}": round(gap, 4) for (prompt, name), gap in ties.gaps.items()},
+            "prompts": len(self.prompts), "tokens": got.statistics.tokens,
+            "mean_accepted": round(got.statistics.mean_accepted, 3),
+        }  # fmt: skip
+
+
+def _plain(name: str, decoded: Decoded) -> Baseline:
+    return Baseline(name, [out.tokens for out in decoded.outputs], decoded.tokens_per_second)
+
+
+def main() -> int:
+    """Decode, compare, print a line a setting, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", help="a model's folder or GGUF file; the bundled SmolLM2-135M without it")
+    parser.add_argument("--backends", nargs="+", default=["cuda_triton", "cuda_flashinfer", "cuda_trtllm"])
+    parser.add_argument("--baseline", default="cuda_triton")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for dtype in args.dtypes:
+        bench = Bench.of(load_model(args.model, dtype=dtype, device=args.device), args)
+        for backend in args.backends:
+            for row in bench.rows(backend):
+                rows.append(row)
+                about = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
+                print(f"{about} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
+    if args.json:
+        cuda = args.device == "cuda"
+        about = {"schema": 1, "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown"), "torch": torch.__version__}
+        about |= {"device": torch.cuda.get_device_name() if cuda else "cpu", "baseline": args.baseline}
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return int(any(row["result"] == "differs" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
