@@ -85,5 +85,5 @@ def test_recorded_verdict_goes_stale(passed: Verdict, monkeypatch: pytest.Monkey
     assert stale(record, backend) == []
     assert "uncommitted" in stale({**record, "source": {**record["source"], "clean": False}}, backend)[0]
     assert "items now" in stale({**record, "items": 3}, backend)[0]
-    monkeypatch.setattr(module, "_hash", lambda folder: "changed")
+    monkeypatch.setattr(module, "hash_of", lambda folder: "changed")
     assert stale(record, backend) == ["the plugin's files have changed since"]

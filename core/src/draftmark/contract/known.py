@@ -11,6 +11,7 @@ fault = "vendor"          # or "plugin", "driver", "torch"
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -68,3 +69,13 @@ def plugin_folder(backend: Backend) -> Path | None:
     function = backend.implementation("describe")
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     return Path(file).parent if file else None
+
+
+def hash_of(folder: Path | None) -> str:
+    """SHA-256 of the files under `folder` and their names, caches left out."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")) if folder else []:
+        if path.is_file() and "__pycache__" not in path.parts:
+            name = path.relative_to(folder).as_posix()  # type: ignore[arg-type]
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

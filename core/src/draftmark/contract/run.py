@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -11,14 +10,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..registry import load
 from .check import Tier
+from .journal import ForeignJournal, Journal
 
 Say = Callable[[str], None]
 PYTEST_FAILED = (0, 1)
 """Exit codes of a run that came to its end."""
+DIED = "the process ended with code {} in this item (a crash, os._exit or a hang)"
 STALLED_S = 420.0
 """No item takes longer than its own limit, unless native code hangs: then the process is ended from outside."""
 
@@ -32,6 +32,7 @@ def run_contract(
     device: str | None = None,
     workers: int = 0,
     sample: int = 0,
+    journal_path: str | None = None,
 ) -> int:
     """Judge one backend in a process of its own, and print the verdict.
 
@@ -44,6 +45,8 @@ def run_contract(
         device: torch device of the device tier.
         workers: pytest-xdist processes; 0 for none.
         sample: at most so many cases of each check, evenly spread; 0 for all. Fewer than all give no verdict.
+        journal_path: keep each item's result in this file; a run with the same file, on another machine too, leaves
+            out the items that it has.
 
     Returns:
         0 when every item of the tiers that ran is met, 2 for wrong arguments, 1 otherwise.
@@ -55,16 +58,19 @@ def run_contract(
         print(f"tier is {tier!r}, but it must be sizing, host or device", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder, "journal.jsonl")
-        command = _command(name, tier, Path(folder), journal, device, k, workers, sample)
+        journal = Journal(Path(journal_path or Path(folder, "journal.jsonl")).absolute())
+        try:
+            journal.begin(name)
+        except ForeignJournal as error:
+            print(error, file=sys.stderr)
+            return 2
+        command = _command(name, tier, Path(folder), journal.path, device, k, workers, sample)
         for option, path in (("--attn-json", json_path), ("--attn-html", html_path)):
             command += [f"{option}={Path(path).absolute()}"] if path else []
         while True:
-            code = _watch(command, journal, Path(folder))
-            died = _unfinished(journal)
-            if code in PYTEST_FAILED or died is None:
+            code = _watch(command, journal.path)
+            if code in PYTEST_FAILED or not journal.fail_unfinished(DIED.format(code)):
                 return code if code in (0, 2) else 1
-            _fail(journal, died, f"the process ended with code {code} in this item (a crash, os._exit or a hang)")
 
 
 def prove(name: str, say: Say = print) -> int:
@@ -119,7 +125,7 @@ def _command(
     return command + (["-n", str(workers)] if workers else [])
 
 
-def _watch(command: list[str], journal: Path, folder: Path) -> int:
+def _watch(command: list[str], journal: Path) -> int:
     """Run pytest to its end, or end it when an item makes no progress."""
     environment = {**os.environ, "PYTEST_ADDOPTS": ""}
     with subprocess.Popen(command, env=environment) as process:
@@ -133,21 +139,3 @@ def _watch(command: list[str], journal: Path, folder: Path) -> int:
                     seen, since = size, time.monotonic()
                 elif time.monotonic() - since > STALLED_S:
                     process.kill()
-
-
-def _rows(journal: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
-
-
-def _unfinished(journal: Path) -> str | None:
-    rows = _rows(journal)
-    ended = {row["item"] for row in rows if "item" in row}
-    return next((row["started"] for row in rows if "started" in row and row["started"] not in ended), None)
-
-
-def _fail(journal: Path, item: str, message: str) -> None:
-    from .item import Outcome, Result, all_items
-
-    tier = next((one.tier.value for one in all_items() if one.id == item), Tier.SIZING.value)
-    with journal.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(Result(item, tier, Outcome.FAILED, message).as_json()) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from ..loaded import Backend
 from ..registry import load
 from .check import Tier
 from .item import Item, Outcome, Result, all_items, run_item
+from .journal import Journal
 from .known import KnownFailure, known_failures
 from .limits import TimeLimit, time_limit
 from .subject import Subject
@@ -30,8 +30,8 @@ class ContractSession:
         self.name = name
         self.tier = Tier(tier)
         self.items: dict[str, Item] = {item.id: item for item in all_items(self.tier.includes, sample)}
-        self.journal = journal
-        self.ended = _read_journal(journal)
+        self.journal = Journal(journal) if journal else None
+        self.ended = self.journal.ended() if self.journal else {}
         self._asked_device = device
         self._backend: Backend | None = None
         self._known: list[KnownFailure] = []
@@ -83,8 +83,7 @@ class ContractSession:
 
     def _note(self, row: dict[str, Any]) -> None:
         if self.journal:
-            with self.journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            self.journal.note(row)
 
 
 def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Verdict:
@@ -96,11 +95,5 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
             results.append(Result(item_id, tier, Outcome.FAILED, f"the process died: {row['died']}"))
         else:
             results.append(Result.from_json(row))
-    return judge(session.name, session.backend, results, session.error)
-
-
-def _read_journal(journal: Path | None) -> dict[str, Result]:
-    if journal is None or not journal.is_file():
-        return {}
-    rows = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
-    return {row["item"]: Result.from_json(row) for row in rows if "item" in row}
+    runs = session.journal.runs() if session.journal else ()
+    return judge(session.name, session.backend, results, session.error, runs)

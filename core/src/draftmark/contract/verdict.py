@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from ..registry import available
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from .check import Tier, unavailable
 from .item import Outcome, Result, all_items
-from .known import known_failures, plugin_folder
+from .known import hash_of, known_failures, plugin_folder
 
 if TYPE_CHECKING:
     from ..loaded import Backend
@@ -36,6 +35,7 @@ class Verdict:
         tiers_run: the tiers of which every item ran.
         source: where the plugin's code stood: commit, clean tree, hash of its files.
         error: why the backend could not be loaded at all.
+        runs: where items were decided, if in more than one run: versions, and how many; see `journal`.
     """
 
     backend: str
@@ -46,6 +46,7 @@ class Verdict:
     info: dict[str, Any] = field(default_factory=dict)
     known: tuple[dict[str, str], ...] = ()
     error: str = ""
+    runs: tuple[dict[str, Any], ...] = ()
 
     @property
     def counts(self) -> Counter[str]:
@@ -110,6 +111,7 @@ class Verdict:
             "tiers_not_run": [tier for tier in self.denominator if tier not in self.tiers_run],
             "counts": dict(self.counts),
             "known_failures": list(self.known),
+            "runs": list(self.runs),
             "results": [result.as_json() for result in self.results],
         }
 
@@ -127,7 +129,13 @@ _COUNTED = {
 }
 
 
-def judge(name: str, backend: Backend | None, results: Sequence[Result], error: str = "") -> Verdict:
+def judge(
+    name: str,
+    backend: Backend | None,
+    results: Sequence[Result],
+    error: str = "",
+    runs: Sequence[dict[str, Any]] = (),
+) -> Verdict:
     """The verdict on a run's results."""
     items = all_items()
     order = {item.id: position for position, item in enumerate(items)}
@@ -143,6 +151,7 @@ def judge(name: str, backend: Backend | None, results: Sequence[Result], error: 
         asdict(backend.info) if backend else {},
         tuple(asdict(entry) for entry in _known(backend)),
         error,
+        tuple(runs),
     )
 
 
@@ -173,7 +182,7 @@ def source_of(backend: Backend) -> dict[str, Any]:
         "version": row.version if row else "",
         "commit": commit,
         "clean": clean,
-        "files_sha256": _hash(folder),
+        "files_sha256": hash_of(folder),
     }
 
 
@@ -182,14 +191,6 @@ def _known(backend: Backend | None) -> list[Any]:
         return list(known_failures(backend)) if backend else []
     except ValueError:  # load.known_failures_are_current says so
         return []
-
-
-def _hash(folder: Path | None) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder else []:
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")  # type: ignore[arg-type]
-    return digest.hexdigest()
 
 
 def _commit(folder: Path | None) -> tuple[str, bool]:

@@ -11,6 +11,8 @@ examples:
   draftmark contract cuda_triton --tier device --json verdict.json --html report.html
   draftmark contract my_npu -k padding
   draftmark contract my_npu --sample 3 --workers 2
+  draftmark contract my_npu --journal run.jsonl                  # on any machine, and then, on the one with the device:
+  draftmark contract my_npu --journal run.jsonl --tier device --json verdict.json
 
 Tiers build on each other: sizing (integers and proofs), host (CPU tensors, recorded graphs), device (the hardware).
 A tier that was not run limits the verdict and is printed."""
@@ -23,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="torch device of the device tier, e.g. cuda:1")
     parser.add_argument("--json", metavar="FILE", help="write the verdict")
     parser.add_argument("--html", metavar="FILE", help="write a report, one self-contained page")
+    parser.add_argument("--journal", metavar="FILE", help="keep results here; a later run goes on, elsewhere too")
     parser.add_argument("-k", metavar="EXPRESSION", help="run some items only (pytest's -k); gives no verdict")
     few = "at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
@@ -33,4 +36,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the suite; its exit code is the command's."""
     from ...contract.run import run_contract
 
-    return run_contract(args.name, args.tier, args.json, args.html, args.k, args.device, args.workers, args.sample)
+    return run_contract(
+        args.name, args.tier, args.json, args.html, args.k, args.device, args.workers, args.sample, args.journal
+    )
