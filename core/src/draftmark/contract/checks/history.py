@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...geometry import Geometry, Mode
 from ..check import Case
-from ..scenarios.scenes import few_scenes, programs
+from ..scenarios.scenes import programs, spanning, telling
 from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn, uniform
@@ -25,7 +25,7 @@ def _sequences() -> list[Case]:
             label = f"{mode.value}{step or ''}"
             turns = _shrink_and_grow(f"{shape.name}-{label}", shape.geometry, mode, step)
             found.append(shape.case(turns, f"{label}-shrink-grow"))
-        turns = list(few_scenes(shape))
+        turns = telling(shape.geometry) if shape.brief else spanning(shape.geometry)
         found.append(shape.case(turns, "modes"))
         found.append(shape.case(turns[::-1], "modes-backwards"))
         found.append(shape.case(turns[::3] + turns[1::3] + turns[2::3], "modes-shuffled"))
@@ -64,21 +64,15 @@ def equals_a_fresh_state(subject: Subject, turns: list[Turn]) -> None:
     rig = Rig(subject, turns[0].geometry, pages)
     for number, turn in enumerate(place(rig, turn) for turn in turns):
         what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
-        out = verify.turn_holds(rig, turn, rig.load(turn, kind), what)[: turn.live_rows]
+        verify.turn_holds(rig, turn, rig.load(turn, kind), what)  # outputs: float64 is a stricter judge than a rerun
         fresh = Rig(subject, turn.geometry, pages)
-        alone = fresh.run(turn, fresh.load(turn))[: turn.live_rows]
-        if rig.decoded(turn, rig.load(turn)) != fresh.decoded(turn, fresh.load(turn)) or not _close(out, alone):
+        batch = fresh.load(turn)
+        fresh.prepare(batch)
+        if rig.decoded(turn, rig.load(turn)) != fresh.decoded(turn, batch):
             raise ContractViolation(
-                f"after {number} other forwards the result differs from a fresh state's",
+                f"after {number} other forwards the metadata differ from a fresh state's",
                 batch=turn,
-                got=f"a difference of {float((out - alone).abs().max()):.3g}",
-                expected="the same metadata and outputs",
+                got="other slots",
+                expected="the same slots of every row, padded ones included",
                 bug="sglang#10892",
             )
-
-
-def _close(a: object, b: object) -> bool:
-    """Equal within a few roundings: a schedule may depend on the batch, a result may not."""
-    import torch
-
-    return torch.allclose(a.float(), b.float(), rtol=2**-6, atol=2**-7)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...geometry import Geometry
 from ..check import Case
-from ..scenarios.scenes import scenes, turn_cases
+from ..scenarios.scenes import spanning, turn_cases
 from ..scenarios.shapes import shapes
 from ..scenarios.tiers import behaviour
 from ..scenarios.turns import Turn
@@ -110,7 +110,7 @@ def nothing_is_kept_or_moved(subject: Subject, geometry: Geometry) -> None:
     from ..scenarios.rig import Rig, place, pool_pages
 
     rig = Rig(subject, geometry, pool_pages(geometry))
-    turns = [place(rig, turn) for turn in scenes(geometry)]
+    turns = [place(rig, turn) for turn in spanning(geometry)]
     before = held_storages(rig.backend)
     addresses = rig.arena.addresses()
     for turn in (*turns, *turns[::-1]):

@@ -146,11 +146,11 @@ def assert_covered(subject: Subject, geometry: Geometry, counts: tuple[int, ...]
     specs = subject.backend.buffers(geometry)
     metadata = subject.backend.metadata(geometry)
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    used_by = {mode: [spec for spec in specs if is_used(spec, mode, metadata)] for mode in geometry.modes}
     for batch in wall_batches(geometry, counts):
-        for spec in specs:
-            if is_used(spec, batch.mode, metadata):
-                for need in needs_of(spec, batch, geometry, metadata):
-                    _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
+        for spec in used_by[batch.mode]:
+            for need in needs_of(spec, batch, geometry, metadata):
+                _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
         if own and not (quick and 0 < batch.groups[0].prefix < longest_prefix(geometry)):
             used = usage_of(subject.backend, geometry, batch, specs)
             for spec in own:

@@ -34,12 +34,11 @@ def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: in
         slots = kv_slots(request, page_size)
         for row in range(request.rows):
             own = request.own_slot(row)
-            here = request.prefix + request.depth(own)
+            line = request.lineage(own)
+            here = request.prefix + len(line) - 1
             seen = [slots[token] for token in range(request.prefix) if _near(here - token, window_left)]
-            for ancestor in request.lineage(own):
-                there = request.prefix + request.depth(ancestor)
-                if _near(here - there, window_left):
-                    seen.append(slots[request.prefix + ancestor])
+            # The lineage goes back one position at a time.
+            seen += [slots[request.prefix + one] for back, one in enumerate(line) if _near(back, window_left)]
             visible[number, row] = tuple(sorted(seen))
             writes[number, row] = slots[request.prefix + own]
     return Truth(visible, writes)

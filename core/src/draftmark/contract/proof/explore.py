@@ -50,6 +50,8 @@ def explore(run: Callable[[Context], Any]) -> list[Path]:
         ) -> bool:
             if z3.is_true(term) or z3.is_false(term):
                 return bool(z3.is_true(term))
+            if (known := _known(conditions, term)) is not None:
+                return known
             if len(taken) < len(choices):
                 choice = choices[len(taken)]
             else:
@@ -68,6 +70,12 @@ def explore(run: Callable[[Context], Any]) -> list[Path]:
         context.decide = None
         paths.append(Path(context, conditions, result))
     return paths
+
+
+def _known(conditions: list[Any], term: Any) -> bool | None:
+    """Which side of a branch was taken before on this path; None for a new question."""
+    sides = [side for side in (True, False) for one in conditions if one.eq(term if side else z3.Not(term))]
+    return sides[0] if sides else None
 
 
 def _possible(context: Context, conditions: list[Any], term: Any, side: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
@@ -57,6 +58,12 @@ def smt2(assertions: list[Any]) -> str:
     problem = z3.Solver()
     problem.add(*assertions)
     return str(problem.to_smt2()).replace("(check-sat)", "")
+
+
+def renumbered(problem: str) -> str:
+    """The text with the variables of definitions numbered as they appear: equal for runs that made others between."""
+    numbers: dict[str, str] = {}
+    return re.sub(r"(?<=!)\d+", lambda found: numbers.setdefault(found[0], str(len(numbers))), problem)
 
 
 def _definitions(context: Context) -> Iterable[tuple[Any, list[Any], tuple[str, Any]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import z3
 from ..needs import Need, needs_of
 from ..shapes import brief
 from .domain import DRAFTS, bounded, fixed, plain_batch, plain_geometry
-from .problem import definitions, hints, relevant, smt2
+from .problem import definitions, hints, relevant, renumbered, smt2
 from .solver import Answer, Solver
 from .symbols import Context
 from .theorems import VARIANTS, Claim, Plan, Theorem, plan_of
@@ -30,7 +30,7 @@ Within = int | dict[str, int] | None
 """Inputs at most a bound, or some of them fixed."""
 SHORT_S, LONG_S = 3.0, 8.0
 _Z3 = threading.Lock()
-"""z3's terms are not thread-safe: they are built by one thread at a time, and solved elsewhere."""
+"""z3's terms are not thread-safe: one thread at a time builds and releases them; they are solved elsewhere."""
 LADDER = (3, 9, 40, 300, None)
 SHAPES = ((1, 1, 1), (1, 4, 4), (2, 3, 7), (4, 3, 8), (8, 5, 64), (8, 9, 33))
 """(k, S, D) at which a claim is tried when it cannot be decided for all."""
@@ -85,26 +85,67 @@ def prove_plan(subject: Subject, plan: Plan, workers: int = 2) -> list[Proof]:
     if plan.obstacle:
         return [Proof(name, "all buffers", "", "needed <= declared", Status.UNDECIDED, plan.obstacle)]
     parts = [plan.theorems[start::workers] for start in range(workers)]
+    batches = _Batches()
     with ThreadPoolExecutor(workers) as pool:
-        done = [proof for part in pool.map(lambda part: _prove_part(subject, part), parts) for proof in part]
+        done = [proof for part in pool.map(lambda part: _prove_part(subject, part, batches), parts) for proof in part]
     order = {theorem.name: position for position, theorem in enumerate(plan.theorems)}
     proofs = sorted(done, key=lambda proof: order[proof.theorem])
     swept = [Proof(name, buffer, "", "usage() <= declared", Status.SWEPT, "see sizing.covers") for buffer in plan.swept]
     return [*proofs, *swept]
 
 
-def _prove_part(subject: Subject, theorems: Iterable[Theorem]) -> list[Proof]:
+class _Batches:
+    """Whether any batch satisfies a claim's assumptions: asked once for all buffers of one path and mode."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
+        self._lock = threading.Lock()
+
+    def exist(self, claims: Iterable[Claim], solver: Solver) -> bool:
+        """Whether some claim is about a batch at all; a proof of claims without one is empty."""
+        with self._lock:
+            return any(self._exists(claim, solver) for claim in claims)
+
+    def _exists(self, claim: Claim, solver: Solver) -> bool:
+        # The plan keeps its contexts, so an id stays one's own; claims of one context share their conditions.
+        key = id(claim.context)
+        if key not in self._known:
+            self._known[key] = _satisfiable(claim, solver)
+        return self._known[key]
+
+
+def _prove_part(subject: Subject, theorems: Iterable[Theorem], batches: _Batches) -> list[Proof]:
     with Solver() as solver:
-        return [_prove(subject, theorem, solver) for theorem in theorems]
+        return [_prove(subject, theorem, solver, batches) for theorem in theorems]
 
 
-def _prove(subject: Subject, theorem: Theorem, solver: Solver) -> Proof:
-    statuses = [_decide(subject, theorem, claim, solver) for claim in theorem.claims]
-    if not any(_satisfiable(claim, solver) for claim in theorem.claims):
+def _prove(subject: Subject, theorem: Theorem, solver: Solver, batches: _Batches) -> Proof:
+    statuses = [status for alike in _alike(theorem.claims) for status in _decide_alike(subject, theorem, alike, solver)]
+    if not batches.exist(theorem.claims, solver):
         statuses = [(Status.UNDECIDED, "no batch satisfies the assumptions: the proof would be empty")]
     worst = (Status.REFUTED, Status.UNDECIDED, Status.RESTATED, Status.PROVED)
     status, note = min(statuses, key=lambda pair: worst.index(pair[0]))
     return Proof(str(theorem.variant), theorem.name, theorem.role, theorem.text, status, note)
+
+
+def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
+    """Claims whose paths differ in the conditions taken and in nothing that the goals speak of, with that question."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        with _Z3:
+            question = _question(replace(claim, assumed=[]), "native", True, None)
+        found.setdefault(renumbered(question), []).append(claim)
+    return list(found.items())
+
+
+def _decide_alike(
+    subject: Subject, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
+) -> list[tuple[Status, str]]:
+    """One proof without any path's conditions holds on all of them; where there is none, each path is asked."""
+    question, claims = alike
+    if len(claims) > 1 and solver.ask(question, [], SHORT_S).status == "unsat":
+        return [(Status.PROVED, "")] * len(claims)
+    return [_decide(subject, theorem, claim, solver) for claim in claims]
 
 
 def _decide(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
@@ -124,10 +165,15 @@ def _decide(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) ->
 def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, seconds: float, within: Within = None) -> Answer:
     """Is there a batch within the limits that breaks one of the goals?"""
     with _Z3:
-        context = relevant(claim.context, [*claim.goals, *claim.assumed])
-        facts = _facts(context, claim, encoding, within)
-        problem = smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])
-    return solver.ask(problem, list(context.inputs), seconds)
+        question = _question(claim, encoding, hinted, within)
+    return solver.ask(question, list(claim.context.inputs), seconds)
+
+
+def _question(claim: Claim, encoding: str, hinted: bool, within: Within) -> str:
+    """Its own terms are gone when it returns: they too may be released by one thread at a time only."""
+    context = relevant(claim.context, [*claim.goals, *claim.assumed])
+    facts = _facts(context, claim, encoding, within)
+    return smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])
 
 
 def _facts(context: Context, claim: Claim, encoding: str, within: Within) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -13,6 +14,7 @@ from ...geometry import Geometry
 from ...metadata import HostLengthsNeed, MetadataSpec
 from ..oracle import attention
 from ..oracle.decode import Decoded, Shape, decode
+from ..oracle.history import Request
 from ..oracle.truth import Row, Truth, enumerate_truth
 from ..subject import Subject
 from .stage import Stage, raw
@@ -153,9 +155,15 @@ def answer_for(
 
 
 def truth_of(turn: Turn) -> Truth:
-    """The oracle's sets for a turn."""
+    """The oracle's sets for a turn; shared, so nobody changes them."""
     a = turn.geometry.attention
-    return enumerate_truth(turn.requests, a.page_size, a.window_left)
+    return _truth(turn.requests, a.page_size, a.window_left)
+
+
+@lru_cache(maxsize=64)
+def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
+    """A scenario asks for the same turn many times over."""
+    return enumerate_truth(requests, page_size, window_left)
 
 
 def host_kind(need: HostLengthsNeed) -> str:

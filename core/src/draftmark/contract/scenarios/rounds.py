@@ -28,6 +28,14 @@ def captured(geometry: Geometry, program: Program, size: int, short: bool = Fals
     return _turn("capture", geometry, program, lens, size, 50)
 
 
+WALL = (0, 3, 5, 7)
+"""Of `replays`, for each size the longest: what a capture on one short request has not seen."""
+SIZES = (0, 1, 3)
+"""Of `replays`, the first of each size."""
+LARGE = (0, 2, 7)
+"""Of `replays`, three of the largest size: long and full, short and padded, long and padded."""
+
+
 def replays(geometry: Geometry, program: Program) -> list[tuple[bool, Turn]]:
     """(poison before, batch): 8 → 4 → 8 → 1 → 8, long and short, full and nearly empty."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs

@@ -54,6 +54,17 @@ def telling(geometry: Geometry, first_page: int = 0) -> list[Turn]:
     return [one for one in scenes(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
 
 
+def spanning(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, a short and a long forward with trees of every kind; ragged and full extends."""
+    kinds = ("edges", "wall", "extend-ragged", "extend-full")
+    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in kinds)]
+
+
+def furthest(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, the scenes that reach furthest into a buffer: at the wall, full pages, full extends."""
+    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in ("wall", "full"))]
+
+
 def turn_cases(*names: str, few: bool = False) -> list[Case]:
     """Scenes of the shapes that every check takes and of those named; with `few`, a brief shape's telling ones."""
     return [
