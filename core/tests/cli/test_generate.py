@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,10 @@ def close(tmp_path: Path) -> Path:
 
 
 def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused."""
+    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused.
+
+    Roundings of bfloat16 may part the texts before the planted token, at near-ties too.
+    """
     from draftmark.cli.generation import checking
 
     honest = checking._generate
@@ -174,8 +178,9 @@ def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypa
     argv = ("generate", "--model", close, *PROMPTS, "--max-new-tokens", 12, "--check")
     done = draftmark(*argv, "--dtype", "bfloat16")
     assert done.code == 0, done.out + done.err
-    assert done.out.count("near-tie with transformers' generate at token 5: ") == 3
-    assert "float32 logit gap 0" in done.out and "near-ties: 3 of 3 first differences" in done.out
+    told = re.findall(r"near-tie with transformers' generate at token [0-5]: ", done.out)
+    assert len(told) == 3, done.out
+    assert "float32 logit gap 0;" in done.out and "near-ties: 3 of 3 first differences" in done.out
     assert draftmark(*argv, "--dtype", "bfloat16", "--json").json["check"]["near_ties"]["excused"] == 3
     assert draftmark(*argv).code == 1, "nothing is excused in float32"
 
