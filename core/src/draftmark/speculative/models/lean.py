@@ -24,6 +24,9 @@ from .rotary import rotated
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
 """transformers' classes whose layers are: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
 
+DEVICES = frozenset(("cpu", "cuda"))
+"""Where it has run. Elsewhere transformers' own modules do, whose operators a vendor has met."""
+
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -109,8 +112,9 @@ def _add_product(hidden: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> No
 
 
 def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
-    """Whether `LeanDecoder` is written for this model: a known class, unmodified, with full attention."""
+    """Whether `LeanDecoder` is written for this model: a known class, unmodified, full attention, a known device."""
     known = type(hf).__name__ in FAMILIES and type(hf).__module__.startswith("transformers.models.")
+    known = known and hf.device.type in DEVICES
     if not known or any(layer.window_left >= 0 or layer.logits_soft_cap for layer in layers):
         return False
     one_dtype = len({parameter.dtype for parameter in hf.parameters()}) == 1
