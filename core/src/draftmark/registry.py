@@ -51,6 +51,11 @@ def available() -> list[Available]:
     return sorted(found.values(), key=lambda row: (row.name, row.distribution))
 
 
+def entry(name: str) -> Available | None:
+    """The first installed backend of that name, of any contract major; None without one. Imports nothing."""
+    return next((row for row in available() if row.name == name), None)
+
+
 def load(name: str | None = None) -> Backend:
     """Load one backend by name, or the one that DRAFTMARK_BACKEND names.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -162,25 +161,22 @@ def close(tmp_path: Path) -> Path:
 
 
 def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused.
-
-    Roundings of bfloat16 may part the texts before the planted token, at near-ties too.
-    """
+    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused."""
     from draftmark.cli.generation import checking
-
-    honest = checking._generate
+    from draftmark.speculative import EngineConfig, generate
 
     def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        tokens = honest(model, prompt, most)
+        # Our own text, for transformers' roundings part from it at near-ties before the planted token.
+        outputs, _ = generate(model, [prompt], most, EngineConfig(max_context_len=64))
+        tokens = outputs[0].tokens
         return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])
 
     monkeypatch.setattr(checking, "_generate", other)
     argv = ("generate", "--model", close, *PROMPTS, "--max-new-tokens", 12, "--check")
     done = draftmark(*argv, "--dtype", "bfloat16")
     assert done.code == 0, done.out + done.err
-    told = re.findall(r"near-tie with transformers' generate at token [0-5]: ", done.out)
-    assert len(told) == 3, done.out
-    assert "float32 logit gap 0;" in done.out and "near-ties: 3 of 3 first differences" in done.out
+    assert done.out.count("near-tie with transformers' generate at token 5: ") == 3
+    assert "float32 logit gap 0" in done.out and "near-ties: 3 of 3 first differences" in done.out
     assert draftmark(*argv, "--dtype", "bfloat16", "--json").json["check"]["near_ties"]["excused"] == 3
     assert draftmark(*argv).code == 1, "nothing is excused in float32"
 

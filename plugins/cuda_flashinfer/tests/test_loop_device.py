@@ -64,23 +64,14 @@ def models():
     return make
 
 
-def near_tie(model, exact, tokens):
-    """Whether float32's two best logits behind `tokens` are closer than twice what rounding moves a logit by."""
-    ids = torch.tensor([tokens], device="cuda")
-    with torch.inference_mode():
-        wanted, got = (one(ids).logits[0, -1].float() for one in (exact, model.hf))
-    best = wanted.topk(2).values
-    return float(best[0] - best[1]) < 2 * float((wanted - got).abs().max())
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("graph", [False, True])
-def test_drafts_change_nothing(models, family, dtype, topk, graph):
+def test_drafts_change_nothing(models, parted, family, dtype, topk, graph):
     """Chains and trees, full and windowed attention, eager and captured, ragged prompts, more of them than rows.
 
-    Where a text differs from plain decoding, it does so at a near tie of the float32 model, and some text does not.
+    Where a text differs from plain decoding, it does so at a near tie of the float32 model, and not often.
     """
     model, exact = models(family, dtype)
     dice = random.Random(7)
@@ -91,10 +82,5 @@ def test_drafts_change_nothing(models, family, dtype, topk, graph):
     config = EngineConfig(**common, graph=graph, max_extend_tokens=30, speculate=Oracle(topk, 7, texts))
     outs, engine = generate(model, prompts, 24, config)
     assert engine.statistics.mean_accepted > 1.5
-    differing = 0
-    for prompt, out, text in zip(prompts, outs, texts, strict=True):
-        at = next((i for i, (a, b) in enumerate(zip(out.tokens, text, strict=True)) if a != b), None)
-        if at is not None:
-            differing += 1
-            assert near_tie(model, exact, [*prompt, *text[:at]]), (prompt, at)
-    assert differing < len(plain), differing
+    differing = parted(model, exact, prompts, outs, texts)
+    assert differing <= 2, differing

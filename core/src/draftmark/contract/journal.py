@@ -16,7 +16,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from ..registry import Available, available
+from ..registry import Available, entry
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR
 from .item import Outcome, Result, all_items
 from .known import hash_of
@@ -38,7 +38,7 @@ class Subjects:
     @classmethod
     def now(cls, name: str) -> Subjects:
         """As installed. Imports no backend."""
-        return cls(name, hash_of(_folder(_entry(name))), f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}", len(all_items()))
+        return cls(name, hash_of(_folder(entry(name))), f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}", len(all_items()))
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,14 @@ class Journal:
             ForeignJournal: the file has results of another backend, of other files of it, or of another suite.
         """
         now = asdict(Subjects.now(name))
-        for was in self._of("journal"):
-            differing = [f"{field} is {was.get(field)!r}, now {value!r}" for field, value in now.items()
-                         if was.get(field) != value]  # fmt: skip
-            if differing:
-                told = "; ".join(differing)
-                raise ForeignJournal(f"{self.path}: {told}; name a new file, or bring back what this one speaks of")
-            break
-        else:
+        was = next((row["journal"] for row in self._rows() if "journal" in row), None)
+        if was is None:
             self.note({"journal": now})
+        elif was != now:
+            told = "; ".join(
+                f"{key} is {was.get(key)!r}, now {value!r}" for key, value in now.items() if was.get(key) != value
+            )
+            raise ForeignJournal(f"{self.path}: {told}; name a new file, or bring back what this one speaks of")
         self.note({"run": here(name)})
 
     def note(self, row: dict[str, Any]) -> None:
@@ -103,9 +102,6 @@ class Journal:
         self.note(Result(item, tier, Outcome.FAILED, message).as_json())
         return True
 
-    def _of(self, kind: str) -> Iterator[dict[str, Any]]:
-        return (row[kind] for row in self._rows() if kind in row)
-
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():
             return
@@ -118,7 +114,7 @@ class Journal:
 
 def here(name: str) -> dict[str, Any]:
     """Python, machine, and versions of the backend's own distribution and of what it asks for, as installed."""
-    row = _entry(name)
+    row = entry(name)
     versions = {}
     for package in ("draftmark", "torch", row.distribution if row else "", *_required(row)):
         try:
@@ -144,7 +140,3 @@ def _required(row: Available | None) -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     return [re.split(r"[^A-Za-z0-9._-]", line.strip())[0] for line in asked]
-
-
-def _entry(name: str) -> Available | None:
-    return next((row for row in available() if row.name == name), None)

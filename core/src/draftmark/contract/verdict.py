@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..registry import available
+from ..registry import entry
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from .check import Tier, unavailable
 from .item import Outcome, Result, all_items
@@ -174,7 +174,7 @@ def stale(record: dict[str, Any], backend: Backend) -> list[str]:
 
 def source_of(backend: Backend) -> dict[str, Any]:
     """Distribution, version, commit, clean tree and a hash of the plugin's own files."""
-    row = next((row for row in available() if row.name == backend.name), None)
+    row = entry(backend.name)
     folder = plugin_folder(backend)
     commit, clean = _commit(folder)
     return {

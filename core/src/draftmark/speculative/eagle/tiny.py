@@ -7,6 +7,8 @@ right always, at 0.01 for about two tokens in a row, at 1 hardly ever.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..models import CausalLM, wrap_model
@@ -16,15 +18,29 @@ from .head import DraftHead
 
 
 def tiny_pair(
-    strength: float = 0.01, *, vocab_size: int = 256, seed: int = 0, device: torch.device | str = "cpu"
+    strength: float = 0.01,
+    *,
+    vocab_size: int = 256,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    head_dim: int | None = None,
+    **overrides: Any,
 ) -> tuple[CausalLM, DraftHead]:
-    """The model and its head, float32."""
-    hf = tiny_hf_model("llama", seed, vocab_size=vocab_size)
+    """The model and its head; the same weights in every dtype.
+
+    Args:
+        head_dim: of both; None leaves the tiny model its own and gives the head 12.
+        overrides: fields of the model's configuration.
+    """
+    if head_dim is not None:
+        overrides["head_dim"] = head_dim
+    hf = tiny_hf_model("llama", seed, vocab_size=vocab_size, **overrides)
     for layer in hf.model.layers:
         for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
             linear.weight.data.mul_(strength)
     width = int(hf.config.hidden_size)
-    head = DraftHead(HeadConfig(width, vocab_size, 4, 2, 12, 96, (0, 1)))
+    head = DraftHead(HeadConfig(width, vocab_size, 4, 2, head_dim or 12, 96, (0, 1)))
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data.zero_()
@@ -33,4 +49,6 @@ def tiny_pair(
     one = torch.eye(width)
     head.fc.weight.data.copy_(torch.cat((one, -one), 1))
     head.output_norm.weight.data.copy_(hf.model.norm.weight.data)
-    return wrap_model(hf.to(device), name=f"tiny-markov-{strength}"), head.to(device).requires_grad_(False).eval()
+    kind = getattr(torch, dtype)
+    model = wrap_model(hf.to(device, kind), name=f"tiny-markov-{strength}")
+    return model, head.to(device, kind).requires_grad_(False).eval()
