@@ -1,8 +1,8 @@
 """Triton's interpreter with its bookkeeping done once instead of at every operation.
 
 Of an interpreted kernel's time most goes to describing values, not to computing them. Results stay the same bit by bit,
-but for bf16's subnormals, which now are right. What is replaced is private to Triton, so each part looks before it
-leaps: where a name has gone, nothing is replaced.
+but for bf16's subnormals, which now are right. What is replaced of the interpreter is private to Triton: where such a
+name has gone, nothing is replaced. Of the language it is how `block_type` and `tensor` are made, in the whole process.
 """
 
 from __future__ import annotations
