@@ -2,6 +2,8 @@
 
     python benchmarks/attention.py --json benchmarks/results/attention-h200.json [--case NAME …] [--backend NAME …]
 
+A run of some backends joins the file of a run of all with `--append`, under `later_runs`, with a commit of its own.
+
 Every answer is checked against float64 before it is timed. A time is the median of CUDA-graph replays, after a
 tenth of a second of them; calls rotate through KV sets larger than L2 together. Schedules and plans are made before
 the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V once.
@@ -99,6 +101,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", nargs="*")
     parser.add_argument("--backend", nargs="*")
+    parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
     commit = args.commit
@@ -116,6 +119,11 @@ def main() -> None:
         "metadata": metadata, "graph_state": memory,
     }  # fmt: skip
     if args.json:
+        if args.append:
+            first = json.loads(args.json.read_text(encoding="utf-8"))
+            asked = {row["backend"] for row in rows}
+            kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != asked]
+            result = first | {"later_runs": [*kept, result]}
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

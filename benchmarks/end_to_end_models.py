@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from draftmark.speculative import Engine
 from draftmark.speculative.drafts import DraftTree
 from draftmark.speculative.eagle import DraftHead, HeadConfig
+from draftmark.speculative.eagle.installed import installed_head
 from draftmark.speculative.models import CausalLM, load_model, wrap_model
 from draftmark.speculative.ngram import Ngram, NgramIndex
 
@@ -34,14 +35,14 @@ class Subject:
 
     name: str
     model: CausalLM
-    head: DraftHead | None
+    head: DraftHead
     forced: dict[str, tuple[float, ...]]
 
 
 def smollm2(path: str | None, head: str | None, dtype: str, device: str) -> Subject:
     """The bundled model, and the head in a folder or the installed one."""
     model = load_model(path, dtype=dtype, device=device)
-    loaded = DraftHead.load(head) if head else None
+    loaded = DraftHead.load(head or installed_head(model.name))
     return Subject(SMOLLM2, model, loaded, {})
 
 

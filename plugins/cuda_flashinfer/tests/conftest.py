@@ -160,30 +160,3 @@ def _trees(count, extent, dice):
         for row in range(q):
             seen[r * q + row, above[tail - q + row]] = True
     return seen, depth
-
-
-@pytest.fixture
-def parted():
-    """(model, its float32 copy, prompts, outputs, texts) → how many outputs part from their texts.
-
-    Asserts that each does so at a near tie: float32's two best logits there are closer than twice what rounding moves
-    a logit by.
-    """
-
-    def near_tie(model, exact, tokens):
-        ids = torch.tensor([tokens], device="cuda")
-        with torch.inference_mode():
-            wanted, got = (one(ids).logits[0, -1].float() for one in (exact, model.hf))
-        best = wanted.topk(2).values
-        return float(best[0] - best[1]) < 2 * float((wanted - got).abs().max())
-
-    def count(model, exact, prompts, outs, texts):
-        differing = 0
-        for prompt, out, text in zip(prompts, outs, texts, strict=True):
-            at = next((i for i, (a, b) in enumerate(zip(out.tokens, text, strict=True)) if a != b), None)
-            if at is not None:
-                differing += 1
-                assert near_tie(model, exact, [*prompt, *text[:at]]), (prompt, at)
-        return differing
-
-    return count
