@@ -124,7 +124,7 @@ class Bench:
             **case.key, "tokens_per_s": _round(found.tokens_per_s, 1), "accepted_len": _round(found.accepted_len, 3),
             **identical, "graph_mib": _round(found.graph_mib, 1), "round_ms": _round(found.round_ms, 3),
             "host_lengths": found.host_lengths, "overlap": found.overlap, "note": found.note.strip(),
-            "seconds": round(time.perf_counter() - start, 1),
+            "seconds": round(time.perf_counter() - start, 1), "commit": self.args.commit,
         }  # fmt: skip
 
     def _run(self, case: Case) -> tuple[Measured, list[tuple[int, ...]]]:
@@ -171,7 +171,7 @@ class Bench:
         def take(engine: Engine) -> None:
             layers = len(engine.model.layers)
             predicted = predicted_attention(case.backend, layers, case.shape, case.batch, case.context)
-            found = {**case.key, **timeline(engine), "predicted_attention_us": predicted}
+            found = {**case.key, **timeline(engine), "predicted_attention_us": predicted, "commit": self.args.commit}
             self.timelines = [*(t for t in self.timelines if any(t[k] != found[k] for k in case.key)), found]
 
         return take
@@ -194,6 +194,7 @@ class Bench:
 def main() -> None:
     """Measure until the time is up; write the file after every case."""
     args = _arguments()
+    args.commit = args.commit or os.environ.get("DRAFTMARK_COMMIT") or _commit()
     start = time.perf_counter()
     old = json.loads(args.json.read_text()) if args.resume and args.json and args.json.exists() else {}
     bench = Bench(args, old.get("rows", []), old.get("timelines", []), {})
@@ -232,7 +233,7 @@ def _group(case: Case) -> tuple[Any, ...]:
 def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     cuda = args.device == "cuda"
     return {
-        "schema": 1, "commit": args.commit or os.environ.get("DRAFTMARK_COMMIT") or _commit(),
+        "schema": 2,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "versions": _versions(), "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
         "forced_acceptance": {LLAMA: PROFILES}, "new_tokens": args.new_tokens, "rounds_per_window": args.rounds,

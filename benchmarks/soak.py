@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import random
 import resource
@@ -177,6 +178,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine(),
         "backend": args.backend,
+        "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown"),
         "torch": torch.__version__,
         "first_seed": args.seed,
         "minutes": round((time.monotonic() - start) / 60, 2),
