@@ -51,10 +51,13 @@ def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return _python(folder, "-m", "pytest", "--pyargs", "draftmark.contract", "-q", *arguments)
 
 
-def _contract(folder: Path, name: str, k: str = "", tier: str = "sizing") -> tuple[int, str, dict[str, str]]:
+def _contract(
+    folder: Path, name: str, k: str = "", tier: str = "sizing", **more: str | int
+) -> tuple[int, str, dict[str, str]]:
     """Exit code, output and outcome per item of run_contract in a process of its own."""
+    asked = {"json_path": "verdict.json", "k": k or None, **more}
     code = "import sys; from draftmark.contract.run import run_contract; "
-    code += f"sys.exit(run_contract({name!r}, {tier!r}, json_path='verdict.json', k={k!r} or None))"
+    code += f"sys.exit(run_contract({name!r}, {tier!r}, **{asked!r}))"
     done = _python(folder, "-c", code)
     record = json.loads((folder / "verdict.json").read_text())
     return done.returncode, done.stdout + done.stderr, {row["item"]: row["outcome"] for row in record["results"]}
@@ -147,16 +150,50 @@ def test_bad_plugin_fails_with_a_clear_item(tmp_path: Path, name: str, body: str
     assert len(items) >= 100
 
 
-def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "words"), [(0, "ended with code 7"), (2, "crashed while running")])
+def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, workers: int, words: str) -> None:
     """os._exit in a hook is a failed item; the items after it still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += "    os._exit(7) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
     _install(tmp_path, "dies", body)
-    code, text, items = _contract(tmp_path, "dies", k=ONE)
+    code, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
     assert code == 1, text
     assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
     assert len(items) == 5
-    assert "ended with code 7" in text
+    assert words in text
+
+
+LOSES = """
+import torch
+from draftmark import Mode
+
+def lost(*_):
+    raise RuntimeError("an illegal memory access was encountered")
+
+@hookimpl
+def draftmark_supports(geometry):
+    shape = geometry.attention
+    if shape.num_qo_heads == shape.num_kv_heads and Mode.VERIFY in geometry.modes and not geometry.limits.overlap:
+        torch.cpu.synchronize = lost
+    torch.cpu.synchronize()
+    return []
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_that_costs_the_device_fails_alone(tmp_path: Path, workers: int) -> None:
+    """Behind an illegal access every call of the process fails: the rest runs in another one."""
+    _install(tmp_path, "loses", LOSES)
+    k = "opens_on_device and (mha or gqa)"
+    code, text, items = _contract(tmp_path, "loses", k=k, tier="device", device="cpu", workers=workers)
+    assert code == 1, text
+    failed = [item for item, outcome in items.items() if outcome == "failed"]
+    assert failed == ["supports.opens_on_device[target-mha]"]
+    assert len(items) > 10
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
+    assert "raised RuntimeError: an illegal memory access" in message
+    assert "the device took no more work of its process" in message
 
 
 def test_unknown_backend_is_one_sentence(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..registry import load
 from .check import Tier
 from .journal import ForeignJournal, Journal
+from .session import DEVICE_LOST
 
 Say = Callable[[str], None]
 PYTEST_FAILED = (0, 1)
@@ -36,7 +37,8 @@ def run_contract(
 ) -> int:
     """Judge one backend in a process of its own, and print the verdict.
 
-    An item that ends the process (a crash, `os._exit`) or hangs in native code fails, and the rest still runs.
+    An item that ends the process (a crash, `os._exit`), costs it the device or hangs in native code fails, and the rest
+    still runs.
 
     Args:
         tier: run up to ``sizing``, ``host`` or ``device``.
@@ -69,6 +71,8 @@ def run_contract(
             command += [f"{option}={Path(path).absolute()}"] if path else []
         while True:
             code = _watch(command, journal.path)
+            if code == DEVICE_LOST:  # its item is in the journal
+                continue
             if code in PYTEST_FAILED or not journal.fail_unfinished(DIED.format(code)):
                 return code if code in (0, 2) else 1
 

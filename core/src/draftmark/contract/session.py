@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from .subject import Subject
 from .verdict import Verdict, judge
 
 LOAD_LIMIT_S = 60.0
+DEVICE_LOST = 75
+"""Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
+LOST = "after this item the device took no more work of its process; the items behind it ran in another one"
 NO_DEVICE = "torch sees no accelerator here, and the CPU is the host tier's: run --tier host, or name a device"
 
 
@@ -52,13 +57,22 @@ class ContractSession:
         return self._backend
 
     def run(self, item_id: str) -> Result:
-        """Run one item; an item that the journal has is not run again."""
+        """Run one item; an item that the journal has is not run again.
+
+        An item can cost its process the device: behind an illegal access every call fails. Then, where a journal keeps
+        the results, the process ends with `DEVICE_LOST`, for no later item could be judged in it.
+        """
         if item_id in self.ended:
             return self.ended[item_id]
         item = self.items[item_id]
         self._note({"started": item_id})
         result = self._run(item)
+        lost = item.tier is Tier.DEVICE and result.outcome in (Outcome.FAILED, Outcome.KNOWN) and self._lost()
+        if lost:
+            result = replace(result, message=f"{result.message}\n{LOST}")
         self._note(result.as_json())
+        if lost and self.journal:
+            os._exit(DEVICE_LOST)
         return result
 
     def _run(self, item: Item) -> Result:
@@ -81,19 +95,35 @@ class ContractSession:
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return found.type if found is not None else ""
 
+    def _lost(self) -> bool:
+        """Whether the device refuses all work of this process."""
+        device = self._device(self._backend) if self._backend else ""
+        if not device:
+            return False
+        import torch
+
+        try:
+            torch.get_device_module(torch.device(device)).synchronize()
+        except RuntimeError:
+            return True
+        return False
+
     def _note(self, row: dict[str, Any]) -> None:
         if self.journal:
             self.journal.note(row)
 
 
 def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Verdict:
-    """The verdict on the records of a run; an item whose process died has failed."""
+    """The verdict on the records of a run; an item whose process died has failed, with what it left in the journal."""
     results = []
+    noted = session.journal.ended() if session.journal else {}
     for item_id, row in records.items():
-        if "died" in row:
-            tier = session.items[item_id].tier.value if item_id in session.items else session.tier.value
-            results.append(Result(item_id, tier, Outcome.FAILED, f"the process died: {row['died']}"))
-        else:
+        if "died" not in row:
             results.append(Result.from_json(row))
+        elif item_id in noted:
+            results.append(noted[item_id])
+        elif item_id in session.items:
+            tier = session.items[item_id].tier.value
+            results.append(Result(item_id, tier, Outcome.FAILED, f"the process died: {row['died']}"))
     runs = session.journal.runs() if session.journal else ()
     return judge(session.name, session.backend, results, session.error, runs)
