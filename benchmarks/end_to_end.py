@@ -78,6 +78,8 @@ def cases(backends: Sequence[str]) -> Iterator[Case]:
     for backend in others:
         for batch, context in GRID[2:]:
             yield from (Case(LLAMA, "window", backend, way, shape, batch, context) for way, shape in WAYS)
+        for batch, context in GRID[:2]:
+            yield from (Case(LLAMA, "window", backend, way, shape, batch, context) for way, shape in WAYS[1:3])
         yield from (Case(SMOLLM2, "answers", backend, way, shape, 1, 0) for way, shape in WAYS)
 
 
