@@ -60,13 +60,16 @@ class Sampling:
         """
         if self.greedy:
             return logits.argmax(-1)
-        probs, tokens = (logits.double() / self.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
-        mass = probs.cumsum(-1)
-        probs = torch.where(mass - probs < self.top_p, probs, 0.0)
+        probs = (logits.double() / self.temperature).softmax(-1)
+        if self.top_p < 1:
+            likeliest, tokens = probs.sort(dim=-1, descending=True, stable=True)
+            outside = likeliest.cumsum(-1) - likeliest >= self.top_p
+            probs = probs.scatter(-1, tokens, likeliest.masked_fill(outside, 0.0))
+        # Drawn in the order of token ids: in that of probabilities, two that differ in the last bit would change places
+        # between two right forwards, and with them the text.
         mass = probs.cumsum(-1)
         draw = uniform(self.seed, requests, positions)[:, None] * mass[:, -1:]
-        rank = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)
-        chosen: torch.Tensor = tokens.gather(-1, rank)[:, 0]
+        chosen: torch.Tensor = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
         return chosen
 
 
