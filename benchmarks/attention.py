@@ -104,6 +104,8 @@ def main() -> None:
     parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
+    if args.append and not (args.json and args.json.is_file()):
+        parser.error(f"--append adds to a file, but --json is {args.json}; name one that a run of all has written")
     commit = args.commit
     if not commit:
         told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

@@ -48,7 +48,7 @@ def configure(speculate=None, **more):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_heads_drafts_change_nothing(dtype, shape, graph):
-    """Plain decoding's text, near-ties apart, and an accepted length that good guesses give.
+    """Plain decoding's text, near-ties apart and few of them, and an accepted length that good guesses give.
 
     A head that reads a wrong plan drafts nonsense, which the text cannot show: the accepted length does.
     """
@@ -57,6 +57,7 @@ def test_the_heads_drafts_change_nothing(dtype, shape, graph):
     outs, engine = generate(model, prompts(), COUNT, configure(Eagle(head, *SHAPES[shape]), graph=graph, guard=True))
     texts, wanted = ([out.tokens for out in found] for found in (outs, plain))
     assert parts_at_ties(model.hf, exact, prompts(), texts, wanted)
+    assert sum(text != other for text, other in zip(texts, wanted, strict=True)) <= 2
     assert engine.pages.in_use == 0
     assert engine.statistics.mean_accepted > 1.4
 

@@ -71,7 +71,7 @@ def models():
 def test_drafts_change_nothing(models, family, dtype, topk, graph):
     """Chains and trees, full and windowed attention, eager and captured, ragged prompts, more of them than rows.
 
-    Where a text differs from plain decoding, it does so at a near-tie of the float32 model.
+    Where a text differs from plain decoding, it does so at a near-tie of the float32 model, and in float16 not often.
     """
     model, exact = models(family, dtype)
     dice = random.Random(7)
@@ -82,4 +82,7 @@ def test_drafts_change_nothing(models, family, dtype, topk, graph):
     config = EngineConfig(**common, graph=graph, max_extend_tokens=30, speculate=Oracle(topk, 7, texts))
     outs, engine = generate(model, prompts, 24, config)
     assert engine.statistics.mean_accepted > 1.5
-    assert parts_at_ties(model.hf, exact, prompts, [out.tokens for out in outs], texts)
+    drafted = [tuple(out.tokens) for out in outs]
+    assert parts_at_ties(model.hf, exact, prompts, drafted, texts)
+    if dtype == "float16":  # bfloat16 has 8 near-ties a text, so that any number of texts may part
+        assert sum(text != other for text, other in zip(drafted, texts, strict=True)) <= 2

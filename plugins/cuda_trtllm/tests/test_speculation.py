@@ -51,11 +51,11 @@ def decode(model, **settings):
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("topk", [1, 3])
 def test_drafts_change_nothing(models, head_dim, graph, topk):
-    """Greedy, bf16: rounds with drafts give the tokens of plain decoding up to a near-tie, and some are accepted."""
-    model, exact = models(head_dim)
+    """Greedy, bf16: rounds with drafts give the tokens of plain decoding, and some drafts are accepted."""
+    model, _ = models(head_dim)
     plain, _ = decode(model)
     drafted, accepted = decode(model, speculate=Ngram(topk, 7, 2, 1), graph=graph, host_lengths=HostKind.UNKNOWN)
-    assert parts_at_ties(model.hf, exact, PROMPTS, drafted, plain)
+    assert drafted == plain
     assert accepted > 1.0
 
 

@@ -21,7 +21,7 @@ from .verdict import Verdict, judge
 LOAD_LIMIT_S = 60.0
 DEVICE_LOST = 75
 """Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
-LOST = "after this item the device took no more work of its process; the items behind it ran in another one"
+LOST = "after this item the device took no more work of its process"
 NO_DEVICE = "torch sees no accelerator here, and the CPU is the host tier's: run --tier host, or name a device"
 
 
