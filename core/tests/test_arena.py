@@ -83,6 +83,37 @@ def test_poison_overwrites_what_a_step_left_but_not_zeros(guard):
     arena.check()
 
 
+def test_poison_does_not_overtake_a_copy_out_of_pinned_memory(monkeypatch):
+    """What a device has yet to copy from the host arrives as it was written, and the buffer is poison afterwards."""
+    arena = Arena.allocate(SPECS, "cpu")
+    queue, received = [lambda: received.append(arena["pinned"].tolist())], []
+    monkeypatch.setattr("draftmark.arena.synchronize", lambda device: queue.pop()())
+    arena["pinned"].fill_(7)
+    arena.poison()
+    assert received == [[7] * 4]
+    assert (arena["pinned"] == -1).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("waits", [True, False])
+def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
+    """The same on a GPU, from another stream than the current one; without the wait poison is what arrives."""
+    if not waits:
+        monkeypatch.setattr("draftmark.arena.synchronize", lambda device: None)
+    arena = Arena.allocate([spec("plan", (64,)), spec("staging", (64,), memory=Memory.PINNED)], "cuda")
+    arena["plan"].zero_()
+    arena["staging"].fill_(7)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    received = torch.zeros(64, dtype=torch.int32, device="cuda")
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        received.copy_(arena["staging"], non_blocking=True)
+    arena.poison()
+    torch.cuda.synchronize()
+    assert (received == (7 if waits else -1)).all()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_element_past_the_end_is_found_and_named(arena, name):
     """A kernel that writes entry numel of a buffer is caught by check(), which names that buffer and no other."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .buffers import BufferSpec, Init, Memory, validate_specs
+from .devices import synchronize
 from .errors import BufferError, GuardError
 from .graphs import mark_host
 
@@ -42,8 +43,9 @@ class Block:
 class Arena:
     """Named buffers of one backend, at fixed addresses for the arena's life. The core owns the memory."""
 
-    def __init__(self, blocks: list[Block], guarded: bool) -> None:
+    def __init__(self, blocks: list[Block], device: torch.device, guarded: bool) -> None:
         self._blocks = {block.spec.name: block for block in blocks}
+        self._device = device
         self.guarded = guarded
 
     @classmethod
@@ -60,7 +62,8 @@ class Arena:
         """
         validate_specs(specs)
         guarded = os.environ.get(GUARD_VARIABLE, "0") not in ("", "0") if guard is None else guard
-        return cls([_allocate(spec, torch.device(device), guarded) for spec in specs], guarded)
+        device = torch.device(device)
+        return cls([_allocate(spec, device, guarded) for spec in specs], device, guarded)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The buffer `name`, in its declared shape and dtype."""
@@ -89,7 +92,12 @@ class Arena:
         return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
 
     def poison(self) -> None:
-        """Overwrite every `empty` buffer with poison: a step must not depend on what an earlier one left there."""
+        """Overwrite every `empty` buffer with poison: a step must not depend on what an earlier one left there.
+
+        Waits for the device where a buffer is pinned: the host would overwrite at once what a copy has yet to read.
+        """
+        if any(block.spec.memory is Memory.PINNED for block in self._blocks.values()):
+            synchronize(self._device)
         for block in self._blocks.values():
             if block.spec.init is Init.EMPTY:
                 _bytes(block.tensor).fill_(POISON_BYTE)

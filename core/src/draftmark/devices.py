@@ -98,3 +98,11 @@ def profile(device: torch.device | str) -> DeviceProfile:
         return DeviceProfile(kind=device.type, num_sms=max(1, torch.get_num_threads()))
     properties = torch.cuda.get_device_properties(device)
     return DeviceProfile("cuda", properties.major * 10 + properties.minor, properties.multi_processor_count)
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait until `device` has done all that was enqueued on it, on any stream; at once on a CPU."""
+    import torch
+
+    device = torch.device(device)
+    torch.get_device_module(device).synchronize(device)

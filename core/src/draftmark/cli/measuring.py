@@ -16,7 +16,7 @@ import torch
 from ..backend import AttentionBackend
 from ..batch import Causal, ForwardBatch, Tree
 from ..cache import KVCache
-from ..devices import profile
+from ..devices import profile, synchronize
 from ..errors import BackendLoadError, BackendRefusal, DraftmarkError
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from ..lengths import Exact
@@ -245,8 +245,7 @@ class _Run:
         return median(times)
 
     def _wait(self) -> None:
-        if self.device.type != "cpu":
-            getattr(torch, self.device.type).synchronize(self.device)
+        synchronize(self.device)
 
 
 def dtype_of(shape: AttentionShape) -> torch.dtype:

@@ -100,10 +100,10 @@ class ContractSession:
         device = self._device(self._backend) if self._backend else ""
         if not device:
             return False
-        import torch
+        from ..devices import synchronize
 
         try:
-            torch.get_device_module(torch.device(device)).synchronize()
+            synchronize(device)
         except RuntimeError:
             return True
         return False
