@@ -106,11 +106,15 @@ def window(
 
     Args:
         prompts: one a request; none means seated contexts.
+        rounds: of a window; fewer where the model's context would end before the windows and the timeline do.
         timeline: called with the engine after the windows.
     """
     longest = case.shape[2] if case.speculate == "ngram" else case.shape[1] + 1
-    reach = (8 + rounds * (windows + 2)) * longest
-    limit = min(-(-(case.context + reach) // 64) * 64, subject.model.max_context_len)
+    most = subject.model.max_context_len
+    rounds = min(rounds, ((most - case.context) // longest - 8) // (windows + 2))
+    if rounds < 1:
+        raise ValueError(f"context {case.context} leaves no room for rounds of {longest} tokens in {most}; lower it")
+    limit = min(-(-(case.context + (8 + rounds * (windows + 2)) * longest) // 64) * 64, most)
     stops, subject.model.stop_token_ids = subject.model.stop_token_ids, ()
     try:
         engine, why = open_engine(case, subject, limit, graph=subject.model.device.type == "cuda")
@@ -133,10 +137,10 @@ def window(
         found.accepted_len = (after.accepted - before.accepted) / max(1, after.verified - before.verified)
         found.tokens_per_s, found.round_ms = statistics.median(speeds), statistics.median(lasted) * 1e3
         found.texts = [engine.output(i) for i in ids]
-        if len(engine._scheduler.running) < case.batch:
-            found.note += f" {case.batch - len(engine._scheduler.running)} requests reached the context's end"
         if timeline is not None:
             timeline(engine)
+        if len(engine._scheduler.running) < case.batch:
+            found.note += f" {case.batch - len(engine._scheduler.running)} requests reached the context's end"
         return found
     finally:
         subject.model.stop_token_ids = stops
