@@ -33,5 +33,5 @@ def test_a_change_of_the_plugins_files_is_seen(tmp_path):
 
 def test_there_is_a_record_of_every_backend_that_was_judged():
     """Those that README says have a verdict on today's files, device tier included."""
-    judged = ("reference", "cuda_triton", "cuda_trtllm")
+    judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}
