@@ -100,12 +100,11 @@ def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
     """The same on a GPU, from another stream than the current one; without the wait poison is what arrives."""
     if not waits:
         monkeypatch.setattr("draftmark.arena.synchronize", lambda device: None)
-    arena = Arena.allocate([spec("plan", (64,)), spec("staging", (64,), memory=Memory.PINNED)], "cuda")
-    arena["plan"].zero_()
+    arena = Arena.allocate([spec("staging", (64,), memory=Memory.PINNED)], "cuda")
     arena["staging"].fill_(7)
+    received = torch.zeros(64, dtype=torch.int32, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    received = torch.zeros(64, dtype=torch.int32, device="cuda")
     with torch.cuda.stream(side):
         torch.cuda._sleep(200_000_000)
         received.copy_(arena["staging"], non_blocking=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from draftmark.contract.session import DEVICE_LOST
+
 ONE = "supports.mandatory_profile"
 HOOKS = """
 from dataclasses import replace
@@ -150,14 +152,17 @@ def test_bad_plugin_fails_with_a_clear_item(tmp_path: Path, name: str, body: str
     assert len(items) >= 100
 
 
-@pytest.mark.parametrize(("workers", "words"), [(0, "ended with code 7"), (2, "crashed while running")])
-def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, workers: int, words: str) -> None:
-    """os._exit in a hook is a failed item; the items after it still run."""
+@pytest.mark.parametrize(
+    ("code", "workers", "words"),
+    [(7, 0, "ended with code 7"), (7, 2, "crashed while running"), (DEVICE_LOST, 0, f"ended with code {DEVICE_LOST}")],
+)
+def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, code: int, workers: int, words: str) -> None:
+    """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
-    body += "    os._exit(7) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
+    body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
     _install(tmp_path, "dies", body)
-    code, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
-    assert code == 1, text
+    status, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
+    assert status == 1, text
     assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
     assert len(items) == 5
     assert words in text

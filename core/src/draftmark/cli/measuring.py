@@ -209,7 +209,7 @@ class _Run:
         ]
         for call in self.calls:
             call()
-        self._wait()
+        synchronize(self.device)
 
     def microseconds(self) -> float:
         """Median time of a call: graph replays on CUDA, the wall clock elsewhere."""
@@ -223,7 +223,7 @@ class _Run:
         until = time.perf_counter() + WARM_SECONDS
         while time.perf_counter() < until:
             graph.replay()
-            self._wait()
+            synchronize(self.device)
         times: list[float] = []
         for _ in range(REPLAYS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -240,12 +240,9 @@ class _Run:
             begin = time.perf_counter()
             for call in self.calls:
                 call()
-            self._wait()
+            synchronize(self.device)
             times.append((time.perf_counter() - begin) * 1e6 / len(self.calls))
         return median(times)
-
-    def _wait(self) -> None:
-        synchronize(self.device)
 
 
 def dtype_of(shape: AttentionShape) -> torch.dtype:
