@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata as md
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import attention_stubs as stubs
+import origin
 import torch
 from attention_cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
 from attention_ours import OURS, memory_rows, metadata_rows, ours
@@ -106,10 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.append and not (args.json and args.json.is_file()):
         parser.error(f"--append adds to a file, but --json is {args.json}; name one that a run of all has written")
-    commit = args.commit
-    if not commit:
-        told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        commit = told.stdout.strip()
+    commit = args.commit or origin.commit()
     metadata, memory = ([], []) if args.case else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
     rows = []
     for case in CASES:

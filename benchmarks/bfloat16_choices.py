@@ -2,22 +2,21 @@
 
     python benchmarks/bfloat16_choices.py --json benchmarks/results/bfloat16-choices.json
 
-Every position of long dialogues of SmolLM2-135M chooses a token in either dtype, with no kernel of this project. Where
-the choices part, the gap is what float32 prefers its own by. `end_to_end.py` reports the same gap where texts part.
+Held-out prompts are laid end to end, and at every position SmolLM2-135M chooses a token in either dtype, with no kernel
+of this project. Where the choices part, the gap is what float32 prefers its own by. `end_to_end.py` reports the same
+gap where texts part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
-from eagle_data import chat
+from eagle_data import chat, laid_end_to_end
 from eagle_prompts import HELD_OUT
 
 from draftmark.speculative.models import load_model
@@ -27,15 +26,14 @@ CHUNK = 512
 
 
 def main() -> None:
-    """Compare both forwards on some dialogues and write the result."""
-    args = _arguments()
+    """Compare both forwards on some rows of prompts and write the result."""
+    args, commit = _arguments(), origin.commit()
     exact, rounded = (load_model(args.model, dtype=dtype, device=args.device) for dtype in ("float32", "bfloat16"))
-    prompts = [tuple(ids) for ids in chat(exact, HELD_OUT)]
+    prompts = chat(exact, HELD_OUT)
     rows = []
-    for number in range(args.dialogues):
-        first = number * len(prompts) // args.dialogues
-        turns = cycle(prompts[first:] + prompts[:first])
-        ids = list(islice((token for turn in turns for token in turn), args.context))
+    for number in range(args.rows):
+        first = number * len(prompts) // args.rows
+        ids = laid_end_to_end(prompts, first, args.context)
         gaps = _gaps(exact.hf, rounded.hf, torch.tensor([ids], device=args.device))
         rows.append({
             "first_prompt": first, "positions": len(ids), "parted": int((gaps > 0).sum()),
@@ -44,8 +42,8 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if args.json:
         about = {
-            "schema": 1, "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown"), "model": exact.name,
-            "device": platform.machine(), "torch": torch.__version__,
+            "schema": 1, "commit": commit, "model": exact.name, "device": origin.device_name(args.device),
+            "torch": torch.__version__,
         }  # fmt: skip
         args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
@@ -66,8 +64,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--model", help="SmolLM2's folder or GGUF file; the bundled one without it")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dialogues", type=int, default=3)
-    parser.add_argument("--context", type=int, default=7680, help="tokens of a dialogue")
+    parser.add_argument("--rows", type=int, default=3, help="each from another prompt on")
+    parser.add_argument("--context", type=int, default=7680, help="tokens of a row")
     return parser.parse_args()
 
 

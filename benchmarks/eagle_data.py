@@ -193,6 +193,12 @@ def chat(model: CausalLM, texts: Sequence[str]) -> list[list[int]]:
     return ids
 
 
+def laid_end_to_end(texts: Sequence[Sequence[int]], first: int, length: int) -> tuple[int, ...]:
+    """`length` tokens of `texts` one after the other, from text `first` on and over again."""
+    turns = itertools.cycle([*texts[first:], *texts[:first]])
+    return tuple(itertools.islice((token for turn in turns for token in turn), length))
+
+
 def own_prompts(writer: Writer, count: int) -> list[list[int]]:
     """Prompts that the target asks itself: it samples the user's turn (the method of Magpie, Xu et al. 2024)."""
     [example] = chat(writer.model, ["\0"])

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
-from eagle_data import chat
+from eagle_data import chat, laid_end_to_end
 from eagle_prompts import HELD_OUT
 from end_to_end_measure import Case, Measured, answers, near_ties, peer, release, window
 from end_to_end_models import LLAMA, SMOLLM2, Subject, llama, smollm2
@@ -162,12 +160,8 @@ class Bench:
             engine = Engine(subject.model, config)
             said = decode(engine, prompts, 128)
             self.dialogues = [(*p, *g.tokens) for p, g in zip(prompts, said, strict=True)]
-        contexts = []
-        for first in range(case.batch):
-            start = first % len(self.dialogues)
-            turns = cycle(self.dialogues[start:] + self.dialogues[:start])
-            contexts.append(tuple(islice((t for turn in turns for t in turn), case.context)))
-        return contexts
+        count = len(self.dialogues)
+        return [laid_end_to_end(self.dialogues, first % count, case.context) for first in range(case.batch)]
 
     def _timeline(self, case: Case) -> Any:
         def take(engine: Engine) -> None:
@@ -196,7 +190,7 @@ class Bench:
 def main() -> None:
     """Measure until the time is up; write the file after every case."""
     args = _arguments()
-    args.commit = args.commit or os.environ.get("DRAFTMARK_COMMIT") or _commit()
+    args.commit = args.commit or origin.commit()
     start = time.perf_counter()
     old = json.loads(args.json.read_text()) if args.resume and args.json and args.json.exists() else {}
     bench = Bench(args, old.get("rows", []), old.get("timelines", []), {})
@@ -268,19 +262,6 @@ def _columns() -> list[str]:
 
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _commit() -> str:
-    folder = str(Path(__file__).parent)
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
-
-    try:
-        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
-        return git("rev-parse", "HEAD").strip() + (" and changes" if dirty else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def _versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from end_to_end_models import FindingNgram, Subject, seat
 
+from draftmark.devices import synchronize
 from draftmark.errors import BackendRefusal
 from draftmark.speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
 from draftmark.speculative.models import CausalLM
@@ -154,14 +155,14 @@ def peer(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: in
     texts, tokens, seconds = [], 0, 0.0
     for round_, prompt in enumerate([prompts[0], *prompts]):
         ids = torch.tensor([list(prompt)] * case.batch, device=device)
-        _wait(device)
+        synchronize(device)
         start = time.perf_counter()
         with torch.inference_mode():
             out = hf.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens if round_ else 8, do_sample=False,
                 eos_token_id=stop, pad_token_id=stop, **extra,
             )  # fmt: skip
-        _wait(device)
+        synchronize(device)
         if round_:  # the first is warm-up
             seconds += time.perf_counter() - start
             tokens += out[:, ids.shape[1] :].numel()
@@ -199,11 +200,11 @@ def near_ties(
 def _run(engine: Engine, rounds: int) -> tuple[int, float]:
     """Tokens accepted in some rounds, and seconds."""
     before = engine.statistics.accepted
-    _wait(engine.model.device)
+    synchronize(engine.model.device)
     start = time.perf_counter()
     for _ in range(rounds):
         engine.step()
-    _wait(engine.model.device)
+    synchronize(engine.model.device)
     return engine.statistics.accepted - before, time.perf_counter() - start
 
 
@@ -226,8 +227,3 @@ def _speculation(case: Case, subject: Subject) -> Any:
 def _waiting(config: EngineConfig) -> EngineConfig:
     """The same with exact host lengths and without overlap."""
     return dataclasses.replace(config, host_lengths=HostKind.EXACT, overlap=False)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

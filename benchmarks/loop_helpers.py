@@ -15,12 +15,12 @@ import importlib.metadata as md
 import itertools
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import origin
 import torch
 from attention_cases import microseconds
 
@@ -173,10 +173,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
-    commit = args.commit
-    if not commit:
-        told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        commit = told.stdout.strip()
+    commit = args.commit or origin.commit()
     cases = itertools.product(NODES, REQUESTS, TREES)
     rows = [row for nodes, requests, tree in cases for row in measure(requests, nodes, tree)]
     versions = {"python": sys.version.split()[0], "cuda": torch.version.cuda or ""}

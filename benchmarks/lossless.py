@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
 
 from draftmark.cli.generation.checking import Baseline
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
+    args, commit = parser.parse_args(), origin.commit()
     rows: list[dict[str, Any]] = []
     for dtype in args.dtypes:
         bench = Bench.of(load_model(args.model, dtype=dtype, device=args.device), args)
@@ -128,7 +128,7 @@ def main() -> int:
                 print(f"{about} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
     if args.json:
         cuda = args.device == "cuda"
-        about = {"schema": 1, "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown"), "torch": torch.__version__}
+        about = {"schema": 1, "commit": commit, "torch": torch.__version__}
         about |= {"device": torch.cuda.get_device_name() if cuda else "cpu", "baseline": args.baseline}
         args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"] == "differs" for row in rows))

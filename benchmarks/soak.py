@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import random
 import resource
 import sys
@@ -27,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
 
 from draftmark.speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
@@ -166,6 +165,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     count: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
     held: list[int] = []
+    commit = origin.commit()  # before the run: history may move under it
     start = shown = time.monotonic()
     seed = args.seed
     while time.monotonic() - start < 60 * args.minutes:
@@ -176,9 +176,9 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
             shown = time.monotonic()
             print(f"{(shown - start) / 60:5.1f} min  {dict(count)}  wrong {len(wrong)}", flush=True)
     return {
-        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.machine(),
+        "device": origin.device_name(args.device),
         "backend": args.backend,
-        "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown"),
+        "commit": commit,
         "torch": torch.__version__,
         "first_seed": args.seed,
         "minutes": round((time.monotonic() - start) / 60, 2),

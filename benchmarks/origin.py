@@ -1,0 +1,38 @@
+"""Where a recorded number comes from: the commit and the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from draftmark.contract.verdict import COMMIT_VARIABLE
+
+
+def commit() -> str:
+    """What DRAFTMARK_COMMIT says, for a copy without history; else git's HEAD, and whether there are changes.
+
+    "unknown" where neither tells.
+    """
+    return os.environ.get(COMMIT_VARIABLE) or _head()
+
+
+def device_name(device: str) -> str:
+    """The GPU's name; of a CPU the machine's type."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+
+
+def _head() -> str:
+    folder = str(Path(__file__).parent)
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "HEAD").strip() + (" and changes" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
