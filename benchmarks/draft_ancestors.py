@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from draftmark.speculative import Eagle, EngineConfig, generate
-from draftmark.speculative.eagle.growth import Growth
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative import Eagle, EngineConfig, generate
+from draftmark_speculative.eagle.growth import Growth
+from draftmark_speculative.models import CausalLM, load_model
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
 SHAPES = ((2, 4, 8), (4, 4, 16), (8, 4, 32), (4, 6, 24))

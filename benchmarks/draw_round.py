@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from plot_attention import _text as text
 
-from draftmark.speculative import Eagle, Engine, EngineConfig
-from draftmark.speculative.eagle.growth import Growth
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative import Eagle, Engine, EngineConfig
+from draftmark_speculative.eagle.growth import Growth
+from draftmark_speculative.models import CausalLM, load_model
 
 ROOT = Path(__file__).parent.parent
 WIDTH, LINE, CELL = 980, 20, 15
@@ -279,7 +279,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], colour: str | No
 def prepare(args: argparse.Namespace) -> tuple[CausalLM, Any, list[int], Callable[[int], str]]:
     """Model, head, prompt and how to show a token."""
     if args.head is None:
-        from draftmark.speculative.eagle.tiny import tiny_pair
+        from draftmark_speculative.eagle.tiny import tiny_pair
 
         model, head = tiny_pair(0.012)
         with torch.random.fork_rng(devices=[]):

@@ -14,8 +14,8 @@ import torch
 from eagle_data import Sample
 from eagle_training import DenseForward, collate, unroll
 
-from draftmark.speculative.eagle import DraftHead
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative.eagle import DraftHead
+from draftmark_speculative.models import CausalLM
 
 
 @torch.no_grad()

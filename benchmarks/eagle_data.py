@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative.models import CausalLM
 
 
 @dataclass(frozen=True)

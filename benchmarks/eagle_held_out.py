@@ -28,10 +28,10 @@ from eagle_data import Sample, Writer, chat
 from eagle_prompts import HELD_OUT
 from eagle_trees import Shape, mean, tree_acceptance
 
-from draftmark.speculative import Eagle, Engine, EngineConfig, decode
-from draftmark.speculative.eagle import DraftHead
-from draftmark.speculative.eagle.installed import installed_head
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative import Eagle, Engine, EngineConfig, decode
+from draftmark_speculative.eagle import DraftHead
+from draftmark_speculative.eagle.installed import installed_head
+from draftmark_speculative.models import CausalLM, load_model
 
 SHAPES: tuple[Shape, ...] = ((1, 4, 5), (4, 4, 16), (8, 6, 48))
 

@@ -17,8 +17,8 @@ from eagle_acceptance import acceptance
 from eagle_data import Sample, frequent_tokens
 from eagle_training import DenseForward, TextBatch, batches, chain_loss
 
-from draftmark.speculative.eagle import DraftHead, HeadConfig
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative.eagle import DraftHead, HeadConfig
+from draftmark_speculative.models import CausalLM
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from eagle_data import Sample
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from draftmark.speculative.eagle import DraftHead, dense_attention
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative.eagle import DraftHead, dense_attention
+from draftmark_speculative.models import CausalLM
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class DenseForward:
 
 
 class ChainAttention:
-    """The head's attention in the steps of one unrolled chain; see the text of `draftmark.speculative.eagle.head`.
+    """The head's attention in the steps of one unrolled chain; see the text of `draftmark_speculative.eagle.head`.
 
     Step 0 is causal. In step j the row that began at p sees the step-0 rows up to p and its own rows 1 … j: causal
     over the first block of keys, and a diagonal over each block that a later step added.

@@ -14,9 +14,9 @@ import torch
 from eagle_data import Sample
 from eagle_training import DenseForward
 
-from draftmark.speculative.eagle import DraftHead, dense_attention
-from draftmark.speculative.eagle.growth import Growth, best_tokens
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative.eagle import DraftHead, dense_attention
+from draftmark_speculative.eagle.growth import Growth, best_tokens
+from draftmark_speculative.models import CausalLM
 
 Shape = tuple[int, int, int]
 """topk, num_steps, num_draft_tokens."""

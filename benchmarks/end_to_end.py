@@ -31,8 +31,8 @@ from end_to_end_models import LLAMA, SMOLLM2, Subject, llama, smollm2
 from end_to_end_timeline import predicted_attention, timeline
 
 from draftmark.registry import available, load
-from draftmark.speculative import EngineConfig, decode
-from draftmark.speculative.engine import Engine
+from draftmark_speculative import EngineConfig, decode
+from draftmark_speculative.engine import Engine
 
 PROFILES: dict[str, tuple[float, ...]] = {
     "ngram": (0.45, 0.6, 0.7, 0.7, 0.7, 0.7, 0.7),

@@ -16,8 +16,8 @@ from end_to_end_models import FindingNgram, Subject, seat
 
 from draftmark.devices import synchronize
 from draftmark.errors import BackendRefusal
-from draftmark.speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
-from draftmark.speculative.models import CausalLM
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
+from draftmark_speculative.models import CausalLM
 
 Tokens = tuple[int, ...]
 

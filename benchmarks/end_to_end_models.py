@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from draftmark.speculative import Engine
-from draftmark.speculative.drafts import DraftTree
-from draftmark.speculative.eagle import DraftHead, HeadConfig
-from draftmark.speculative.eagle.installed import installed_head
-from draftmark.speculative.models import CausalLM, load_model, wrap_model
-from draftmark.speculative.ngram import Ngram, NgramIndex
+from draftmark_speculative import Engine
+from draftmark_speculative.drafts import DraftTree
+from draftmark_speculative.eagle import DraftHead, HeadConfig
+from draftmark_speculative.eagle.installed import installed_head
+from draftmark_speculative.models import CausalLM, load_model, wrap_model
+from draftmark_speculative.ngram import Ngram, NgramIndex
 
 SMOLLM2, LLAMA = "SmolLM2-135M-Instruct", "Llama-3-8B-shape"
 PEAK = 5.0

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from draftmark.speculative import Engine
 from draftmark.transfer import Arrival
+from draftmark_speculative import Engine
 
 ATTENTION = Path(__file__).parent / "results" / "attention-h200.json"
 KINDS = (

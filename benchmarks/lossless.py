@@ -21,15 +21,15 @@ from typing import Any
 import origin
 import torch
 
-from draftmark.cli.generation.checking import Baseline
-from draftmark.cli.generation.decoding import Decoded, decode
-from draftmark.cli.generation.progress import ProgressLine
-from draftmark.cli.generation.prompts import read_file
-from draftmark.cli.generation.settings import encode
-from draftmark.cli.generation.ties import near_ties
 from draftmark.errors import BackendRefusal
-from draftmark.speculative import EngineConfig, HostKind, Ngram
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative import EngineConfig, HostKind, Ngram
+from draftmark_speculative.cli.checking import Baseline
+from draftmark_speculative.cli.decoding import Decoded, decode
+from draftmark_speculative.cli.progress import ProgressLine
+from draftmark_speculative.cli.prompts import read_file
+from draftmark_speculative.cli.settings import encode
+from draftmark_speculative.cli.ties import near_ties
+from draftmark_speculative.models import CausalLM, load_model
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
 DRAFTS = {"none": None, "chain": Ngram(1, 6), "tree": Ngram(3, 8)}

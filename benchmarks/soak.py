@@ -28,8 +28,8 @@ from typing import Any
 import origin
 import torch
 
-from draftmark.speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
-from draftmark.speculative.eagle.tiny import tiny_pair
+from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
+from draftmark_speculative.eagle.tiny import tiny_pair
 
 CONTEXT, VOCAB = 64, 64
 REQUESTS = (20, 60)

@@ -29,8 +29,8 @@ from eagle_data import Sample, Writer, chat, own_prompts, write_all
 from eagle_prompts import HELD_OUT, training_prompts
 from eagle_trainer import Candidate, Plan, train
 
-from draftmark.speculative.eagle import DraftHead
-from draftmark.speculative.models import CausalLM, load_model
+from draftmark_speculative.eagle import DraftHead
+from draftmark_speculative.models import CausalLM, load_model
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 """Half of the answers are greedy."""

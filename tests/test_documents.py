@@ -46,8 +46,8 @@ def test_the_tutorials_backend_is_found_sized_and_examined(tugboat):
 
 SAME_TEXT = """
 import random
-from draftmark.speculative import DraftTree, EngineConfig, HostKind, Ngram, generate
-from draftmark.speculative.models.tiny import tiny_model
+from draftmark_speculative import DraftTree, EngineConfig, HostKind, Ngram, generate
+from draftmark_speculative.models.tiny import tiny_model
 
 for family in ("llama", "mistral"):
     model = tiny_model(family, vocab_size=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from draftmark.speculative.eagle import DraftHead
+from draftmark_speculative.eagle import DraftHead
 
 FOLDER = Path(__file__).parents[1] / "src" / "draftmark_head_smollm2_135m"
 

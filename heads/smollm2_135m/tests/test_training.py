@@ -16,9 +16,9 @@ from eagle_trainer import Candidate, Plan, Target, Trainee, pick, resume, save_s
 from eagle_training import SoftCrossEntropy, batches, collate, unroll
 from eagle_trees import mean, tree_acceptance
 
-from draftmark.speculative.eagle import DraftHead, HeadConfig
-from draftmark.speculative.eagle.tiny import tiny_pair
-from draftmark.speculative.models.tiny import tiny_model
+from draftmark_speculative.eagle import DraftHead, HeadConfig
+from draftmark_speculative.eagle.tiny import tiny_pair
+from draftmark_speculative.models.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")

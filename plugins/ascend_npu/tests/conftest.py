@@ -59,9 +59,9 @@ def emulated() -> None:
 @pytest.fixture
 def subject():
     """The plugin on the NPU, as the contract's checks see it."""
-    from draftmark.contract.check import Tier
-    from draftmark.contract.subject import Subject
     from draftmark.registry import load
+    from draftmark_contract.check import Tier
+    from draftmark_contract.subject import Subject
 
     return Subject(load("ascend_npu"), "npu", Tier.DEVICE)
 

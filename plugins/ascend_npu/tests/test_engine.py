@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftmark.speculative import EngineConfig, Ngram, generate
+from draftmark_speculative import EngineConfig, Ngram, generate
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [1, 2, 3, 4] * 5, [9, 9, 9]]
@@ -13,8 +13,8 @@ SETTINGS = {"page_size": 128, "max_context_len": 256, "max_num_reqs": 2}
 def tiny_llama(device, dtype):
     """Two layers, 4/2 heads of 128, random weights; the probe at load time runs its own eager attention."""
     pytest.importorskip("transformers")
-    from draftmark.speculative.models import wrap_model
-    from draftmark.speculative.models.tiny import tiny_hf_model
+    from draftmark_speculative.models import wrap_model
+    from draftmark_speculative.models.tiny import tiny_hf_model
 
     shape = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     model = tiny_hf_model("llama", dtype=dtype, **shape)
@@ -45,7 +45,7 @@ def test_the_text_is_the_references(texts, graph, speculate):
 def test_inexact_host_lengths_are_refused():
     """The operator takes exact lists, so the engine refuses a sync-free configuration before the first token."""
     from draftmark.errors import BackendRefusal
-    from draftmark.speculative import HostKind
+    from draftmark_speculative import HostKind
 
     config = EngineConfig(backend="ascend_npu", host_lengths=HostKind.UPPER_BOUND, **SETTINGS)
     with pytest.raises(BackendRefusal, match="exact host lengths"):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from ascend_shapes import geometries
 
-from draftmark.contract.check import ContractViolation
-from draftmark.contract.scenarios.scenes import scenes
 from draftmark.errors import LengthsError
 from draftmark_ascend_npu import backend, lengths, ops, sizing
 from draftmark_ascend_npu.ops import OperatorRule
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.scenarios.scenes import scenes
 
 pytestmark = pytest.mark.device
 TARGET = geometries()["target"]
@@ -21,7 +21,7 @@ TURNS = {turn.name: turn for turn in scenes(TARGET)}
 
 def loaded(subject, name):
     """A rig, a turn and its batch, ready to run."""
-    from draftmark.contract.scenarios.rig import Rig, place
+    from draftmark_contract.scenarios.rig import Rig, place
 
     rig = Rig(subject, TARGET, TURNS[name].num_pages)
     turn = place(rig, TURNS[name])
@@ -61,7 +61,7 @@ def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated)
 
 def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
     """Nothing can refuse a sum that is also a length; the contract's oracle sees what it does."""
-    from draftmark.contract.scenarios import verify
+    from draftmark_contract.scenarios import verify
 
     def summed(lists):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
@@ -76,7 +76,7 @@ def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
 
 def test_a_stale_host_list(subject, monkeypatch):
     """Forgetting plan() leaves another batch's lengths in place."""
-    from draftmark.contract.scenarios import verify
+    from draftmark_contract.scenarios import verify
 
     rig, other, later = loaded(subject, "verify-wall")
     rig.backend.plan(loaded(subject, "verify-full")[2])
@@ -94,8 +94,8 @@ def test_a_stale_host_list(subject, monkeypatch):
 
 def test_stale_lists_in_a_replay(subject, monkeypatch):
     """A replay whose update brings the lists of the capture is wrong as soon as a length has moved."""
-    from draftmark.contract.checks import graphs
     from draftmark.graphs import Program
+    from draftmark_contract.checks import graphs
 
     first = {}
 
@@ -137,10 +137,10 @@ def test_the_wrong_cache_mode(monkeypatch, emulated):
 FORWARD = """
 import torch, torch_npu
 from ascend_shapes import geometries
-from draftmark.contract.check import Tier
-from draftmark.contract.scenarios.rig import Rig, place
-from draftmark.contract.scenarios.scenes import scenes
-from draftmark.contract.subject import Subject
+from draftmark_contract.check import Tier
+from draftmark_contract.scenarios.rig import Rig, place
+from draftmark_contract.scenarios.scenes import scenes
+from draftmark_contract.subject import Subject
 from draftmark.registry import load
 from draftmark_ascend_npu import sizing
 {change}

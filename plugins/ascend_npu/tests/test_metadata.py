@@ -4,13 +4,13 @@ import pytest
 from ascend_shapes import geometries
 
 from draftmark import Mode
-from draftmark.contract.check import Tier
-from draftmark.contract.oracle.history import kv_slots
-from draftmark.contract.scenarios.rig import Rig, place
-from draftmark.contract.scenarios.scenes import scenes
-from draftmark.contract.subject import Subject
 from draftmark.registry import load
 from draftmark_ascend_npu.metadata import is_tree
+from draftmark_contract.check import Tier
+from draftmark_contract.oracle.history import kv_slots
+from draftmark_contract.scenarios.rig import Rig, place
+from draftmark_contract.scenarios.scenes import scenes
+from draftmark_contract.subject import Subject
 
 
 def trees():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftmark import AttentionShape
-from draftmark.contract.oracle.attention import attend, tolerance
+from draftmark_contract.oracle.attention import attend, tolerance
 
 pytestmark = pytest.mark.device
 HEADS, KV_HEADS, DIM, BLOCK = 8, 2, 128, 128

@@ -7,9 +7,9 @@ contract decides that they are refused alike. Here the same checks run on pages 
 import pytest
 from ascend_shapes import geometries
 
-from draftmark.contract.checks import graphs, purity
-from draftmark.contract.scenarios.rounds import programs_of
-from draftmark.contract.scenarios.scenes import scenes
+from draftmark_contract.checks import graphs, purity
+from draftmark_contract.scenarios.rounds import programs_of
+from draftmark_contract.scenarios.scenes import scenes
 
 pytestmark = pytest.mark.device
 SHAPES = geometries()
@@ -20,8 +20,8 @@ TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.item
 @pytest.mark.parametrize("turn", TURNS)
 def test_every_forward_is_right(subject, turn):
     """Metadata, stored KV and outputs within rounding of float64, NaN in all unused KV, guard words intact."""
-    from draftmark.contract.scenarios import verify
-    from draftmark.contract.scenarios.rig import Rig, place
+    from draftmark_contract.scenarios import verify
+    from draftmark_contract.scenarios.rig import Rig, place
 
     rig = Rig(subject, turn.geometry, turn.num_pages)
     turn = place(rig, turn)
@@ -43,10 +43,10 @@ def test_replays_equal_eager(subject, value):
 SCHEDULED = """
 import torch_npu
 from ascend_shapes import geometries
-from draftmark.contract.check import Tier
-from draftmark.contract.checks import graphs
-from draftmark.contract.scenarios.rounds import programs_of
-from draftmark.contract.subject import Subject
+from draftmark_contract.check import Tier
+from draftmark_contract.checks import graphs
+from draftmark_contract.scenarios.rounds import programs_of
+from draftmark_contract.subject import Subject
 from draftmark.registry import load
 subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
 for name in ("target", "draft"):

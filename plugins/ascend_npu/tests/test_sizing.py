@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
-from draftmark.contract.check import ContractViolation, Tier
-from draftmark.contract.checks.sizing import assert_covered
-from draftmark.contract.subject import Subject
 from draftmark.geometry import TARGET_MODES
 from draftmark.registry import load
 from draftmark_ascend_npu import sizing, support
+from draftmark_contract.check import ContractViolation, Tier
+from draftmark_contract.checks.sizing import assert_covered
+from draftmark_contract.subject import Subject
 
 SHAPE = AttentionShape(8, 2, 128, 128)
 LIMITS = Limits(max_num_reqs=4, max_context_len=256)

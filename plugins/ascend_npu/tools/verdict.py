@@ -42,7 +42,7 @@ def main() -> int:
         tier = ["--attn-backend=ascend_npu", "--attn-tier=device", f"--attn-json={contract}"]
         config = Path(folder, "pytest.ini")
         config.write_text("[pytest]\n", encoding="utf-8")
-        own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark.contract"]
+        own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark_contract"]
         # Lazy streams for the tests, a drawn schedule for the contract; hardware has its own.
         # Pools of 2**31 elements one after another: two at a time do not fit a small machine's memory.
         shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}"]

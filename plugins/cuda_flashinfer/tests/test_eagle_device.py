@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from draftmark.errors import BackendRefusal
-from draftmark.speculative import Eagle, Engine, EngineConfig, HostKind, generate
-from draftmark.speculative.eagle.tiny import tiny_pair
-from draftmark.speculative.models.tiny import parts_at_ties
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
+from draftmark_speculative.eagle.tiny import tiny_pair
+from draftmark_speculative.models.tiny import parts_at_ties
 
 pytestmark = [
     pytest.mark.device,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from draftmark.speculative import DraftTree, EngineConfig, generate
-from draftmark.speculative.models import wrap_model
-from draftmark.speculative.models.tiny import parts_at_ties, tiny_hf_model
+from draftmark_speculative import DraftTree, EngineConfig, generate
+from draftmark_speculative.models import wrap_model
+from draftmark_speculative.models.tiny import parts_at_ties, tiny_hf_model
 
 pytestmark = [
     pytest.mark.device,

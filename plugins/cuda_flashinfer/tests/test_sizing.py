@@ -10,9 +10,9 @@ import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
 from draftmark.buffers import Role
-from draftmark.contract.needs import needs_of
-from draftmark.contract.shapes import BatchShape, Group, wall_batches
-from draftmark.contract.usage import PlainBatch
+from draftmark_contract.needs import needs_of
+from draftmark_contract.shapes import BatchShape, Group, wall_batches
+from draftmark_contract.usage import PlainBatch
 from draftmark_cuda_flashinfer import levels, partition, sizing
 
 HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),

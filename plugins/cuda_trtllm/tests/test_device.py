@@ -41,8 +41,8 @@ DRAFT = DraftShape(2, 3, 7)
 
 @pytest.fixture(scope="module")
 def subject():
-    from draftmark.contract.check import Tier
-    from draftmark.contract.subject import Subject
+    from draftmark_contract.check import Tier
+    from draftmark_contract.subject import Subject
 
     return Subject(load("cuda_trtllm"), "cuda", Tier.DEVICE)
 
@@ -50,8 +50,8 @@ def subject():
 @pytest.fixture(scope="module")
 def check(subject):
     """Run turns on one opened backend: each right, semaphores back at zero."""
-    from draftmark.contract.scenarios import verify
-    from draftmark.contract.scenarios.rig import Rig, place
+    from draftmark_contract.scenarios import verify
+    from draftmark_contract.scenarios.rig import Rig, place
 
     def run(turns):
         rig = Rig(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
@@ -67,7 +67,7 @@ def check(subject):
 
 
 def turn(geometry, mode, lens, padded, step=0, tree="random", seed=0):
-    from draftmark.contract.scenarios.turns import uniform
+    from draftmark_contract.scenarios.turns import uniform
 
     return uniform(f"{mode.value}{step}", geometry, mode, lens, padded, step=step, tree=tree, seed=seed)
 
@@ -82,7 +82,7 @@ def make(shape, draft, modes, context=4000, extend=512, window=None):
 @pytest.mark.parametrize("name", SHAPES)
 def test_contexts_that_are_split(check, name):
     """One request of thousands of keys is split over all SMs and merged; eight are split less, or not at all."""
-    from draftmark.contract.scenarios.turns import ragged
+    from draftmark_contract.scenarios.turns import ragged
 
     draw = random.Random(name)
     for modes in (TARGET_MODES, DRAFT_MODES):
@@ -99,7 +99,7 @@ def test_contexts_that_are_split(check, name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_prefills_of_every_shape(check, name, window):
     """Fresh prompts, chunks behind prefixes, single tokens and padded requests, drawn at random."""
-    from draftmark.contract.scenarios.turns import ragged
+    from draftmark_contract.scenarios.turns import ragged
 
     draw = random.Random(f"{name}{window}")
     geometry = make(SHAPES[name], DraftShape(1, 1, 1), (Mode.EXTEND,), window=window)
@@ -136,7 +136,7 @@ def test_trees_of_many_nodes(check, nodes):
 @pytest.mark.parametrize("window", [0, 63, 700])
 def test_chains_under_a_window(check, window):
     """A window moves with the row: decode, verify of a chain, draft steps of topk 1, and prefill."""
-    from draftmark.contract.scenarios.turns import ragged
+    from draftmark_contract.scenarios.turns import ragged
 
     for modes in (TARGET_MODES, DRAFT_MODES):
         geometry = make(LLAMA, DraftShape(1, 4, 7), modes, context=1500, window=window)
@@ -149,7 +149,7 @@ def test_chains_under_a_window(check, window):
 
 def test_a_tree_under_a_window_is_an_error(subject):
     """A geometry of topk 1 that is handed a Tree under a window raises, and computes nothing."""
-    from draftmark.contract.scenarios.rig import Rig, place
+    from draftmark_contract.scenarios.rig import Rig, place
 
     geometry = make(LLAMA, DraftShape(1, 1, 7), TARGET_MODES, context=1500, window=63)
     one = turn(geometry, Mode.VERIFY, (100,), 1, tree="star")
@@ -163,7 +163,7 @@ def test_a_tree_under_a_window_is_an_error(subject):
 
 def test_rows_that_are_not_contiguous(subject):
     """Queries by head first are copied; an output by head first is refused, for nobody would read the copy."""
-    from draftmark.contract.scenarios.rig import Rig, place
+    from draftmark_contract.scenarios.rig import Rig, place
 
     geometry = make(SHAPES["gqa2-64"], DRAFT, TARGET_MODES, context=200)
     one = turn(geometry, Mode.VERIFY, (100, 30), 2)

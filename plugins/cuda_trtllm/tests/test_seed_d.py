@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark.contract.check import ContractViolation, Tier
-from draftmark.contract.checks.graphs import captured_run_is_right, replay_equals_eager
-from draftmark.contract.scenarios.shapes import behaviours
-from draftmark.contract.subject import Subject
 from draftmark.graphs import Program, is_recording
+from draftmark_contract.check import ContractViolation, Tier
+from draftmark_contract.checks.graphs import captured_run_is_right, replay_equals_eager
+from draftmark_contract.scenarios.shapes import behaviours
+from draftmark_contract.subject import Subject
 from draftmark_cuda_trtllm import launch
 from draftmark_cuda_trtllm.backend import XqaBackend
 

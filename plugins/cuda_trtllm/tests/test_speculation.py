@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark.speculative import EngineConfig, HostKind, Ngram, generate
-from draftmark.speculative.models.tiny import parts_at_ties
+from draftmark_speculative import EngineConfig, HostKind, Ngram, generate
+from draftmark_speculative.models.tiny import parts_at_ties
 
 pytestmark = [
     pytest.mark.device,
@@ -17,8 +17,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def models():
     """head_dim → a tiny random Llama on CUDA in bf16, and its float32 copy."""
-    from draftmark.speculative.models import wrap_model
-    from draftmark.speculative.models.tiny import tiny_hf_model
+    from draftmark_speculative.models import wrap_model
+    from draftmark_speculative.models.tiny import tiny_hf_model
 
     made = {}
 

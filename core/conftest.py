@@ -1,0 +1,498 @@
+"""Shared fixtures: small geometries, and scenes (one forward, drawn by hand or by hypothesis, with its truth).
+
+A scene is plain Python: committed lengths, tail slots, who sees whom. Its brute force (`visible`) shares no
+helper with the package; `Stage` lays it out in pages and runs it through a backend's four methods.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import draftmark
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark.arena import Arena
+from draftmark.backend import AttentionBackend
+from draftmark.batch import BatchBuffers, ForwardBatch, ragged, validate
+from draftmark.cache import KVCache
+from draftmark.cli import main
+from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
+from draftmark.reference.backend import ReferenceBackend
+
+settings.register_profile(
+    "draftmark", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("draftmark")
+
+ALL_MODES = tuple(Mode)
+SMALL = {
+    "num_qo_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "page_size": 4,
+    "q_dtype": "float32",
+    "kv_dtype": "float32",
+    "max_num_reqs": 4,
+    "max_context_len": 32,
+    "max_extend_tokens": 16,
+}
+
+
+def _make_geometry(**fields: Any) -> Geometry:
+    flat = SMALL | fields
+    parts = [
+        kind(**{name: flat.pop(name) for name in kind.__dataclass_fields__ if name in flat})
+        for kind in (AttentionShape, Limits, DraftShape, DeviceProfile)
+    ]
+    modes = flat.pop("modes", ALL_MODES)
+    assert not flat, f"unknown geometry fields {sorted(flat)}"
+    return Geometry.create(*parts, modes=modes)
+
+
+@pytest.fixture(scope="session")
+def make_geometry() -> Callable[..., Geometry]:
+    """A small valid float32 geometry that serves all modes; keywords replace single fields of any of its parts."""
+    return _make_geometry
+
+
+@pytest.fixture(scope="session")
+def reference() -> draftmark.Backend:
+    """The reference backend, loaded through its entry point."""
+    return draftmark.load("reference")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors here are tiny: on a busy machine a second thread makes them five times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A finished Python subprocess."""
+
+    returncode: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Process]:
+    """Run a snippet in a fresh interpreter, with some folders first on its path."""
+
+    def run(code: str, *first_on_path: Path, **env: str) -> Process:
+        path = os.pathsep.join([*map(str, first_on_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path, **env},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Process(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@dataclass(frozen=True)
+class CommandOutcome:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its output, read as one JSON object."""
+        return json.loads(self.out)
+
+
+@pytest.fixture(name="draftmark")
+def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutcome]:
+    """Run a command line in this process."""
+
+    def run(*argv: object) -> CommandOutcome:
+        code = main([str(word) for word in argv])
+        captured = capsys.readouterr()
+        return CommandOutcome(code, captured.out, captured.err)
+
+    return run
+
+
+BACKEND_SOURCE = """from draftmark import BackendInfo, hookimpl
+from draftmark.reference import (
+    draftmark_buffers, draftmark_graph_state, draftmark_metadata, draftmark_open_backend, draftmark_supports,
+    draftmark_usage,
+)
+
+@hookimpl
+def draftmark_describe():
+    return BackendInfo({name!r}, "any", 0, True)
+"""
+"""A whole backend: the reference's hooks under another name. Tests append what breaks it."""
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Make a throw-away installed distribution that registers a backend; returns the folder that is on the path.
+
+    `source` replaces the module's text, `extra` is appended to it; `entries` replaces entry_points.txt.
+    """
+    made: list[str] = []
+
+    def make(
+        backend: str,
+        *,
+        project: str | None = None,
+        extra: str = "",
+        source: str | None = None,
+        entries: str | None = None,
+        group: str = "draftmark.backends.v1",
+        metadata: str = "Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n",
+    ) -> Path:
+        project = project or f"draftmark-{backend}"
+        module = f"throwaway_{project.replace('-', '_')}"
+        made.append(module)
+        site = tmp_path / f"site{len(made)}"
+        info = site / f"{project.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / module).mkdir()
+        text = BACKEND_SOURCE.format(name=backend) if source is None else source
+        (site / module / "__init__.py").write_text(text + "\n" + extra)
+        if metadata:
+            (info / "METADATA").write_text(metadata.format(project=project))
+        (info / "entry_points.txt").write_text(entries or f"[{group}]\n{backend} = {module}\n")
+        monkeypatch.syspath_prepend(str(site))
+        return site
+
+    yield make
+    for module in made:
+        sys.modules.pop(module, None)
+
+
+# -- scenes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tail slot: how deep it sits, and which tail slots (itself among them) its row sees."""
+
+    depth: int
+    sees: frozenset[int]
+
+
+def chain(n: int) -> tuple[Slot, ...]:
+    """n tokens one behind the other."""
+    return tuple(Slot(s, frozenset(range(s + 1))) for s in range(n))
+
+
+def tree(parents: list[int | None]) -> tuple[Slot, ...]:
+    """Slots by parent; each sees its ancestors and itself."""
+    slots = []
+    for slot, parent in enumerate(parents):
+        path = [slot]
+        while parent is not None:
+            path.append(parent)
+            parent = parents[parent]
+        slots.append(Slot(len(path) - 1, frozenset(path)))
+    return tuple(slots)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One live request: `prefix` committed tokens, a tail, and the query rows, which are its last slots."""
+
+    prefix: int
+    tail: tuple[Slot, ...]
+    rows: int
+
+    @property
+    def total(self) -> int:
+        return self.prefix + len(self.tail)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One forward. `host` is what the host knows: exact, upper_bound or unknown."""
+
+    geometry: Geometry
+    mode: Mode
+    requests: tuple[Request, ...]
+    step: int = 0
+    padded_reqs: int = 0
+    causal: bool = True
+    host: str = "exact"
+    seed: int = 0
+
+    def visible(self, request: int, row: int) -> list[int]:
+        """KV indices that a row sees: brute force over every key, from the definition alone."""
+        r = self.requests[request]
+        window = self.geometry.attention.window_left
+        own = len(r.tail) - r.rows + row
+        seen = []
+        for key in range(r.total):
+            in_tail = key >= r.prefix
+            if in_tail and (key - r.prefix) not in r.tail[own].sees:
+                continue
+            position = r.prefix + r.tail[key - r.prefix].depth if in_tail else key
+            distance = r.prefix + r.tail[own].depth - position
+            if window == -1 or distance <= window:
+                seen.append(key)
+        return seen
+
+    def rows(self) -> list[tuple[int, int]]:
+        """(request, row) of every live query row, in batch order."""
+        return [(i, j) for i, r in enumerate(self.requests) for j in range(r.rows)]
+
+
+class Stage:
+    """A scene laid out in shuffled pages, with NaN wherever no key lives and stale numbers behind the live part.
+
+    Attributes:
+        batch: over dirty static buffers.
+        cache: prefix and older tail slots are stored; this forward's own rows are not yet.
+        k, v: one ``[L + T, num_kv_heads, head_dim]`` tensor per request, the truth.
+    """
+
+    def __init__(self, scene: Scene, k: list[torch.Tensor], v: list[torch.Tensor]) -> None:
+        self.scene, self.k, self.v = scene, k, v
+        geometry, rng = scene.geometry, random.Random(scene.seed)
+        a = geometry.attention
+        self.table = self._place(rng)
+        self.num_pages = 3 + sum(len(pages) for pages in self.table)
+        self.batch = validate(self._batch(rng), geometry)
+        shape = (self.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
+        nan = [torch.full(shape, float("nan"), dtype=getattr(torch, a.kv_dtype)) for _ in range(2)]
+        self.cache = KVCache(*nan)
+        for pages, truth in ((self.cache.k, k), (self.cache.v, v)):
+            pages[0] = 0.0
+            for i, r in enumerate(scene.requests):
+                old = r.total - r.rows
+                if old:
+                    pages.view(-1, *shape[2:])[self.slots(i, range(old))] = truth[i][:old].to(pages.dtype)
+
+    def slots(self, request: int, keys: range) -> torch.Tensor:
+        """KV slots of a request's keys."""
+        size = self.scene.geometry.attention.page_size
+        return torch.tensor([self.table[request][key // size] * size + key % size for key in keys])
+
+    def own_slots(self) -> list[int]:
+        """KV slots that this forward may write, without the null page."""
+        return [s for i, r in enumerate(self.scene.requests) for s in self.slots(i, range(r.total - r.rows, r.total))]
+
+    def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of this forward's rows, as `write_kv` takes them; padded rows get arbitrary finite numbers."""
+        pad = torch.ones(self.batch.num_rows - len(self.scene.rows()), *self.k[0].shape[1:])
+        own = [[t[i][r.total - r.rows :] for i, r in enumerate(self.scene.requests)] for t in (self.k, self.v)]
+        k, v = (torch.cat([*part, pad]).to(dtype) for part in own)
+        return k, v
+
+    def run(self, backend: AttentionBackend, q: torch.Tensor) -> torch.Tensor:
+        """All four methods; `out` starts as NaN."""
+        k, v = self.own_rows(q.dtype)
+        out = torch.full_like(q, float("nan"))
+        backend.plan(self.batch)
+        backend.write_metadata(self.batch)
+        backend.write_kv(k, v, self.cache, self.batch)
+        backend.attend(q, self.cache, self.batch, out)
+        return out
+
+    def _place(self, rng: random.Random) -> list[list[int]]:
+        size = self.scene.geometry.attention.page_size
+        counts = [-(-r.total // size) for r in self.scene.requests]
+        ids = list(range(1, 1 + sum(counts)))
+        rng.shuffle(ids)
+        return [[ids.pop() for _ in range(count)] for count in counts]
+
+    def _batch(self, rng: random.Random) -> ForwardBatch:
+        scene, geometry = self.scene, self.scene.geometry
+        live = len(scene.requests)
+        padded = scene.padded_reqs or live
+        dirty = BatchBuffers(geometry, "cpu")
+        dirty.prefix_lens.fill_(10**6)
+        dirty.page_table.fill_(self.num_pages - 1)
+        dirty.mask.fill_(-1)
+        dirty.depth.fill_(10**6)
+        dirty.positions.fill_(10**6)
+        prefix = [r.prefix for r in scene.requests] + [0] * (padded - live)
+        dirty.prefix_lens[:padded] = torch.tensor(prefix)
+        dirty.page_table[live:padded] = 0
+        for i, pages in enumerate(self.table):
+            dirty.page_table[i, : len(pages)] = torch.tensor(pages)
+            stale = [rng.randrange(1, self.num_pages) for _ in range(geometry.max_pages_per_req - len(pages))]
+            dirty.page_table[i, len(pages) :] = torch.tensor(stale)
+        host = host_lengths(scene)
+        if scene.mode is Mode.EXTEND:
+            q_lens = tuple(r.rows for r in scene.requests) + (0,) * (padded - live)
+            return ragged(geometry, dirty.prefix_lens[:padded], dirty.page_table[:padded], q_lens, host, live)
+        batch = dirty.uniform(scene.mode, scene.step, padded, live, host, tree=not scene.causal)
+        self._fill(batch)
+        return batch
+
+    def _fill(self, batch: ForwardBatch) -> None:
+        scene, wall = self.scene, self.scene.geometry.limits.max_context_len - 1
+        q, t = batch.q_lens[0], batch.tail_lens[0]
+        alone = tuple(Slot(s, frozenset({s})) for s in range(t))
+        tails = [(r.prefix, r.tail) for r in scene.requests]
+        tails += [(0, alone)] * (batch.padded_reqs - len(tails))
+        rows = [(prefix, slot) for prefix, tail in tails for slot in tail[t - q :]]
+        batch.positions[:] = torch.tensor([min(prefix + slot.depth, wall) for prefix, slot in rows])
+        if not scene.causal:
+            words = range(scene.geometry.mask_words)
+            bits = [sum(1 << s for s in slot.sees) for _, slot in rows]
+            packed = torch.tensor([[(b >> 32 * w) & 0xFFFFFFFF for w in words] for b in bits])
+            batch.tail.mask[:] = torch.where(packed >= 2**31, packed - 2**32, packed)
+            batch.tail.depth[:] = torch.tensor([[slot.depth for slot in tail] for _, tail in tails])
+
+
+def host_lengths(scene: Scene) -> HostLengths:
+    """What the host knows of the live prefixes, in the kind the scene names."""
+    limit = scene.geometry.max_prefix_len
+    true = tuple(r.prefix for r in scene.requests)
+    if scene.host == "unknown":
+        return Unknown(len(true), limit)
+    if scene.host == "upper_bound":
+        return UpperBound(tuple(min(n + scene.geometry.draft.num_draft_tokens, limit) for n in true))
+    return Exact(true)
+
+
+TAILS = (1, 2, 3, 5, 8, 31, 32, 33, 40)
+"""num_draft_tokens on both sides of a mask word."""
+
+
+@st.composite
+def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields: Any) -> Scene:
+    """Legal forwards of one mode. Lengths are drawn; trees and pages come from one drawn seed, which is cheaper."""
+    k = draw(st.sampled_from((1, 2, 3, 4)))
+    steps = draw(st.integers(2 if mode is Mode.DRAFT else 1, 4))
+    d = draw(st.sampled_from(tails))
+    live = draw(st.integers(1, 3))
+    geometry = _make_geometry(
+        page_size=draw(st.sampled_from((1, 3, 4, 16))),
+        window_left=draw(st.sampled_from((-1, -1, 0, 1, 2, 5, 11, 30))),
+        max_context_len=draw(st.integers(4, 24)),
+        overlap=draw(st.booleans()),
+        topk=k,
+        num_steps=steps,
+        num_draft_tokens=d,
+        max_num_reqs=live,
+        capture_batch_sizes=(live + draw(st.integers(0, 2)),),
+        **fields,
+    )
+    step = draw(st.integers(0, steps - 2)) if mode is Mode.DRAFT else 0
+    rng = random.Random(seed := draw(st.integers(0, 2**20)))
+    wall = geometry.limits.max_context_len
+    longest = wall - 1 if mode is Mode.EXTEND else wall + (d if geometry.limits.overlap else 0)
+    prefixes = [draw(st.integers(0, longest)) for _ in range(live)]
+    causal = mode not in (Mode.VERIFY, Mode.DRAFT) or ((mode is Mode.VERIFY or k == 1) and draw(st.booleans()))
+    shape = draw(st.sampled_from(("tree", "tree", "arbitrary")))
+    requests, room = [], geometry.limits.max_extend_tokens
+    for i, prefix in enumerate(prefixes):
+        if mode is Mode.EXTEND:
+            n = draw(st.integers(1, min(wall - prefix, room - (live - 1 - i))))
+            room -= n
+            requests.append(Request(prefix, chain(n), n))
+        elif mode is Mode.DRAFT:
+            tail = chain(step + 1) if causal else _beams(rng, k, step)
+            requests.append(Request(prefix, tail, k))
+        else:
+            n = 1 if mode is Mode.DECODE else d
+            tail = chain(n) if causal else _drafted(rng, n, shape)
+            requests.append(Request(prefix, tail, n))
+    host = draw(st.sampled_from(("exact", "upper_bound", "unknown")))
+    return Scene(geometry, mode, tuple(requests), step, geometry.max_reqs, causal, host, seed)
+
+
+def _beams(rng: random.Random, k: int, step: int) -> tuple[Slot, ...]:
+    """k slots a level; each has any parent of the level above, as a beam search that changes its mind."""
+    parents: list[int | None] = [None] * k
+    for level in range(1, step + 1):
+        parents += [rng.randrange((level - 1) * k, level * k) for _ in range(k)]
+    return tree(parents)
+
+
+def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
+    """A random tree whose last rows may be unused (parent root), or bits and depths that form no tree at all."""
+    if shape == "arbitrary":
+        bits = [frozenset({s} | {t for t in range(n) if rng.random() < 0.5}) for s in range(n)]
+        return tuple(Slot(rng.randrange(n), seen) for seen in bits)
+    used = rng.randint(1, n)
+    return tree([None] + [rng.randrange(s) if s < used else 0 for s in range(1, n)])
+
+
+@pytest.fixture(scope="session")
+def scenery() -> SimpleNamespace:
+    """The builders above, for tests: with `--import-mode=importlib` no test module imports another."""
+    return SimpleNamespace(Request=Request, Scene=Scene, Stage=Stage, Slot=Slot, chain=chain, tree=tree, scenes=scenes)
+
+
+@pytest.fixture(scope="session")
+def truth() -> Callable[..., np.ndarray]:
+    """Attention of every live row in float64, one dot product at a time: ``[rows, num_qo_heads, head_dim]``."""
+
+    def attend(scene: Scene, q: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]) -> np.ndarray:
+        a = scene.geometry.attention
+        out = np.zeros((len(scene.rows()), a.num_qo_heads, a.head_dim))
+        queries, keys, values = q.double().numpy(), [t.double().numpy() for t in k], [t.double().numpy() for t in v]
+        for row, (request, own) in enumerate(scene.rows()):
+            visible = scene.visible(request, own)
+            for head in range(a.num_qo_heads):
+                shared = head * a.num_kv_heads // a.num_qo_heads
+                logits = [a.softmax_scale * float(queries[row, head] @ keys[request][key, shared]) for key in visible]
+                if a.logits_soft_cap:
+                    logits = [a.logits_soft_cap * math.tanh(x / a.logits_soft_cap) for x in logits]
+                top = max(logits)
+                weights = [math.exp(x - top) for x in logits]
+                total = sum(weights)
+                for key, weight in zip(visible, weights, strict=True):
+                    out[row, head] += weight / total * values[request][key, shared]
+        return out
+
+    return attend
+
+
+@pytest.fixture(scope="session")
+def random_stage() -> Callable[[Scene], tuple[Stage, torch.Tensor]]:
+    """A stage with random K and V in the geometry's dtype, and random q for all its rows."""
+
+    def make(scene: Scene) -> tuple[Stage, torch.Tensor]:
+        a, dice = scene.geometry.attention, torch.Generator().manual_seed(scene.seed)
+
+        def numbers(rows: int, heads: int) -> torch.Tensor:
+            return torch.randn(rows, heads, a.head_dim, generator=dice).to(getattr(torch, a.q_dtype))
+
+        k, v = ([numbers(r.total, a.num_kv_heads) for r in scene.requests] for _ in range(2))
+        stage = Stage(scene, k, v)
+        return stage, numbers(stage.batch.num_rows, a.num_qo_heads)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def open_reference(reference: draftmark.Backend) -> Callable[[Geometry], tuple[AttentionBackend, Arena]]:
+    """The reference bound to a guarded arena (fresh memory is poison), and that arena."""
+
+    def opened(geometry: Geometry) -> tuple[AttentionBackend, Arena]:
+        arena = Arena.allocate(reference.buffers(geometry), "cpu", guard=True)
+        return ReferenceBackend(geometry, arena), arena
+
+    return opened

@@ -1,0 +1,178 @@
+"""The registry of checks.
+
+A check is a function ``run(subject, value)`` in a module of `draftmark_contract.checks`, decorated with `check`.
+Its cases are the same for every backend: a geometry that a backend refuses turns "must work" into "must refuse
+everywhere alike" (`Refused`), it never removes an item.
+
+Modules in `checks/` are imported where torch may be absent: they import it inside functions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+
+class Tier(StrEnum):
+    """What an item needs: integers, CPU tensors, or the device. A run of a tier includes the tiers before it."""
+
+    SIZING = "sizing"
+    HOST = "host"
+    DEVICE = "device"
+
+    @property
+    def includes(self) -> tuple[Tier, ...]:
+        """The tiers that a run of this one covers, itself last."""
+        order = tuple(Tier)
+        return order[: order.index(self) + 1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of a check.
+
+    Attributes:
+        id: a short stable slug; results, known failures and -k go by it.
+        since: contract (major, minor) in which the input joined its check.
+    """
+
+    id: str
+    value: Any
+    since: tuple[int, int] = (1, 0)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule and the inputs it is tried on.
+
+    Attributes:
+        name: ``"module.function"``.
+        tier: where it runs.
+        cases: builds its inputs; the same for every backend, cheap, no torch.
+        run: raises `ContractViolation` when the rule is broken, `Refused` when the geometry is.
+        since: contract (major, minor) that introduced it; newer than a plugin's target means "upcoming".
+        bugs: public threads that it is known from.
+        doc: first line of the function's docstring.
+        limit_s: seconds one case may take.
+    """
+
+    name: str
+    tier: Tier
+    cases: Callable[[], Sequence[Case]]
+    run: Callable[[Subject, Case], None]
+    since: tuple[int, int]
+    bugs: tuple[str, ...]
+    doc: str
+    limit_s: float = 60.0
+
+    def item(self, case: Case) -> str:
+        """The item's id: ``"sizing.covers[target-wall]"``."""
+        return f"{self.name}[{case.id}]"
+
+
+class ContractViolation(AssertionError):
+    """A rule of the contract is broken; the message is complete enough for a bug report.
+
+    Args:
+        what: one sentence.
+        batch: the (small) batch or geometry that shows it.
+        got, expected: the two values.
+        formula: where the expected value, or the plugin's, comes from.
+        bug: a public thread with the same defect.
+        remedy: what to change.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        batch: Any = None,
+        got: Any = None,
+        expected: Any = None,
+        formula: str = "",
+        bug: str = "",
+        remedy: str = "",
+    ) -> None:
+        self.what = what
+        self.details = {
+            "batch": batch,
+            "got": got,
+            "expected": expected,
+            "formula": formula,
+            "known from": bug,
+            "remedy": remedy,
+        }
+        shown = [f"  {name}: {value}" for name, value in self.details.items() if value is not None and value != ""]
+        super().__init__("\n".join([what, *shown]))
+
+
+class Refused(Exception):
+    """The backend refuses this geometry, alike at every entry. The item then passes, counted as refused."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(self.reasons))
+
+
+_REGISTRY: dict[str, Check] = {}
+_UNAVAILABLE: dict[str, str] = {}
+
+
+def check(
+    *,
+    tier: Tier,
+    cases: Callable[[], Sequence[Case]],
+    since: tuple[int, int] = (1, 0),
+    bugs: Sequence[str] = (),
+    limit_s: float = 60.0,
+) -> Callable[[Callable[[Subject, Any], None]], Callable[[Subject, Any], None]]:
+    """Register ``run(subject, value)`` as a check named ``module.function``; returns the function unchanged."""
+
+    def register(run: Callable[[Subject, Any], None]) -> Callable[[Subject, Any], None]:
+        name = f"{run.__module__.rpartition('.')[2]}.{run.__name__}"
+        doc = (run.__doc__ or "").strip().partition("\n")[0]
+
+        def on_case(subject: Subject, case: Case) -> None:
+            run(subject, case.value)
+
+        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc, limit_s)
+        return run
+
+    return register
+
+
+def all_checks() -> list[Check]:
+    """Every check, sizing tier first, then by name. Imports the modules of `checks/` at the first call."""
+    from . import checks
+
+    for module in pkgutil.iter_modules(checks.__path__):
+        _import(f"{checks.__name__}.{module.name}")
+    order = tuple(Tier)
+    return sorted(_REGISTRY.values(), key=lambda one: (order.index(one.tier), one.name))
+
+
+def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
+    """At most `most` of the cases, evenly over their order and always the same ones; 0 for none left out."""
+    return cases[:: -(-len(cases) // most)] if most and cases else cases
+
+
+def unavailable() -> dict[str, str]:
+    """Modules of checks that could not be imported, and what they lack; the verdict prints them as not run."""
+    return dict(_UNAVAILABLE)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("draftmark"):
+            raise
+        _UNAVAILABLE[name.rpartition(".")[2]] = error.name

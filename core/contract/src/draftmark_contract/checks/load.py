@@ -1,0 +1,222 @@
+"""The plugin itself: it loads, says who it is, answers quietly, repeatably and in the right types."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from draftmark.buffers import BufferSpec, Init, Lifetime, Memory, Role, Unit
+from draftmark.geometry import Geometry, Mode
+from draftmark.metadata import HostLengthsNeed, Layout, LengthConvention, Level, MetadataSpec
+from draftmark.registry import available
+from draftmark.version import CONTRACT_MINOR
+
+from ..check import Case, ContractViolation, Tier, all_checks, check
+from ..corners import mandatory, tight_geometries
+from ..known import known_failures
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+_PROBE = """
+import sys
+from draftmark import load
+from draftmark_contract.corners import mandatory
+backend, geometry = load(sys.argv[1]), mandatory()
+backend.supports(geometry), backend.buffers(geometry), backend.metadata(geometry)
+heavy = [name for name in ("torch", *backend.info.runtime) if name in sys.modules]
+sys.exit("imported " + ", ".join(heavy) if heavy else 0)
+"""
+
+
+def _once() -> Sequence[Case]:
+    return [Case("plugin", None)]
+
+
+def _geometries() -> Sequence[Case]:
+    return [Case("mandatory", mandatory()), *tight_geometries()]
+
+
+@check(tier=Tier.SIZING, cases=_once)
+def describes_itself(subject: Subject, _: None) -> None:
+    """describe() has the declared types, repeats itself, and targets a contract that this core knows."""
+    info = subject.backend.info
+    again = subject.backend.implementation("describe")()
+    _expect("describe() gives the same answer every time", again, info)
+    types = {"name": str, "device": str, "contract_minor": int, "host_kernels": bool, "runtime": tuple, "install": str}
+    for name, kind in types.items():
+        value = getattr(info, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            _wrong(f"BackendInfo.{name} must be {kind.__name__}", value, kind.__name__)
+    if not 0 <= info.contract_minor <= CONTRACT_MINOR:
+        _wrong("BackendInfo.contract_minor is one that this core has", info.contract_minor, f"0 ... {CONTRACT_MINOR}")
+    if not all(isinstance(name, str) and name for name in info.runtime):
+        _wrong("BackendInfo.runtime holds import names", info.runtime, "('flashinfer',)")
+
+
+@check(tier=Tier.SIZING, cases=_once, limit_s=120.0)
+def imports_lightly(subject: Subject, _: None) -> None:
+    """Loading and sizing import neither torch nor the vendor's runtime, so that `draftmark size` works anywhere."""
+    if subject.backend.name not in {row.name for row in available()}:
+        return  # an object registered by a test has no import of its own
+    command = [sys.executable, "-c", _PROBE, subject.backend.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode:
+        _wrong(
+            "describe, supports, buffers and metadata must work without torch and the vendor's runtime",
+            (done.stderr or done.stdout).strip().rpartition("\n")[2],
+            "no import of either",
+            "import them inside open_backend and graph_state",
+        )
+
+
+@check(tier=Tier.SIZING, cases=_geometries)
+def answers_repeatably(subject: Subject, geometry: Geometry) -> None:
+    """supports, buffers and metadata are functions of the geometry: no state, no printing, no shared result."""
+    subject.require(geometry)
+    geometry = subject.fit(geometry)
+    backend = subject.backend
+    before = repr(geometry)
+    hooks: list[tuple[str, Callable[[Geometry], Any]]] = [
+        ("supports", backend.supports),
+        ("buffers", backend.buffers),
+        ("metadata", backend.metadata),
+    ]
+    for name, hook in hooks:
+        first = _quietly(name, hook, geometry)
+        kept = repr(first)
+        first.clear()  # a caller may change what it was given
+        _expect(f"{name}() gives the same answer every time", repr(_quietly(name, hook, replace(geometry))), kept)
+    _expect("hooks leave the geometry as it was", repr(geometry), before)
+
+
+@check(tier=Tier.SIZING, cases=_geometries)
+def declares_types(subject: Subject, geometry: Geometry) -> None:
+    """BufferSpec and MetadataSpec hold their enumerations, name existing buffers, and carry no sentinel."""
+    subject.require(geometry)
+    geometry = subject.fit(geometry)
+    specs = subject.backend.buffers(geometry)
+    for spec in specs:
+        _check_buffer(spec)
+    roles = {spec.name: spec.role for spec in specs}
+    dtypes, named = {spec.name: spec.dtype for spec in specs}, set[str]()
+    for mode, meta in subject.backend.metadata(geometry).items():
+        _check_metadata(mode, meta, roles)
+        _check_mask(mode, meta, dtypes, geometry)
+        named |= {name for level in meta.levels for name in level.buffers.values()}
+    for name, role in roles.items():
+        if role in _DECODED and name not in named:
+            _wrong(
+                f"buffer {name!r} (role {role.value}) is named by no level, so nobody can check what it says",
+                sorted(named),
+                f"Level.buffers[{role.value!r}] = {name!r} in the modes that write it",
+                bug="vllm#17394",
+            )
+
+
+@check(tier=Tier.SIZING, cases=_once)
+def known_failures_are_current(subject: Subject, _: None) -> None:
+    """Each entry of contract.toml has an id, a reason, a URL and a fault, and matches an item of this suite."""
+    items = [one.item(case) for one in all_checks() for case in one.cases()]
+    for entry in known_failures(subject.backend):
+        if entry.missing:
+            _wrong(
+                f"known failure {entry.id!r} lacks {', '.join(entry.missing)}", entry, "id, item, reason, url, fault"
+            )
+        if not any(entry.matches(item) for item in items):
+            _wrong(
+                f"known failure {entry.id!r} matches no item",
+                entry.item,
+                "an item id or a pattern of them",
+                "remove it",
+            )
+
+
+def _quietly(name: str, hook: Callable[[Geometry], Any], geometry: Geometry) -> Any:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        result = hook(geometry)
+    if said.getvalue():
+        _wrong(f"{name}() printed", said.getvalue()[:200], "silence", "use logging")
+    return result
+
+
+_DECODED = frozenset(
+    {
+        *(Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Role.KV_LENS, Role.QO_INDPTR, Role.PAGE_TABLE),
+        *(Role.TAIL_MASK, Role.MASK_INDPTR, Role.SLOT_MAPPING, Role.TAIL_DEPTH),
+    }
+)
+"""Roles whose content the metadata oracle reads."""
+_SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init, "lifetime": Lifetime}
+
+
+def _check_buffer(spec: BufferSpec) -> None:
+    for name, kind in _SPEC_TYPES.items():
+        if not isinstance(getattr(spec, name), kind):
+            _wrong(
+                f"buffer {spec.name!r}: {name} must be a {kind.__name__}",
+                getattr(spec, name),
+                f"one of {kind.__name__}",
+            )
+    if not spec.formula or not isinstance(spec.formula, str):
+        _wrong(f"buffer {spec.name!r} must say where its shape comes from", spec.formula, 'such as "max_reqs + 1"')
+    if not isinstance(spec.shape, tuple) or not spec.shape:
+        _wrong(f"buffer {spec.name!r}: shape must be a tuple with at least one extent", spec.shape, "(max_reqs,)")
+
+
+def _check_metadata(mode: Mode, meta: MetadataSpec, roles: dict[str, Role]) -> None:
+    where = f"metadata of {mode.value}"
+    allowed: dict[str, tuple[object, ...]] = {
+        "live_extent": ("padded", "live"),
+        "pad_fill": (0, 1),
+        "unique_slots": (False, True),
+        "lse_base": ("e", "2"),
+        "host_lengths": tuple(HostLengthsNeed),
+    }
+    for name, values in allowed.items():
+        if getattr(meta, name) not in values:
+            _wrong(f"{where}: {name} is out of range", getattr(meta, name), values)
+    if not isinstance(meta.levels, tuple) or not 1 <= len(meta.levels) <= 2:
+        _wrong(f"{where}: levels must be a tuple of one or two", meta.levels, "(Level(...),)")
+    if not isinstance(meta.mask_stride, int) or meta.mask_stride < 0:
+        _wrong(f"{where}: mask_stride must be a count", meta.mask_stride, "Geometry.mask_words", bug="sglang#31367")
+    for level in meta.levels:
+        _check_level(where, level, roles)
+
+
+def _check_mask(mode: Mode, meta: MetadataSpec, dtypes: dict[str, str], geometry: Geometry) -> None:
+    """The words that a mask row takes are those of its buffer, or of the batch's own mask."""
+    masks = [level.buffers["tail_mask"] for level in meta.levels if "tail_mask" in level.buffers]
+    dtype = dtypes.get(masks[0], "") if masks else "int32"
+    if meta.mask_dtype != dtype:
+        _wrong(f"metadata of {mode.value}: mask_dtype is not the mask's", meta.mask_dtype, dtype, bug="TRT-LLM#13006")
+    if not masks and meta.mask_stride not in (0, geometry.mask_words):
+        got, want = meta.mask_stride, f"0, or Geometry.mask_words = {geometry.mask_words}"
+        _wrong(f"metadata of {mode.value}: no level names a mask, so its stride is the batch's", got, want)
+
+
+def _check_level(where: str, level: Level, roles: dict[str, Role]) -> None:
+    if not isinstance(level.layout, Layout) or not isinstance(level.lengths, LengthConvention):
+        _wrong(f"{where}: layout and lengths must be Layout and LengthConvention", level, [*Layout])
+    for role, name in level.buffers.items():
+        if roles.get(name) is None or roles[name].value != role:
+            _wrong(f"{where}: level names a buffer that buffers() does not declare so", f"{role}: {name}", roles)
+    csr = level.layout in (Layout.CSR_PAGES, Layout.CSR_TOKENS)
+    missing = [role for role in ("kv_indptr", "kv_indices") if csr and role not in level.buffers]
+    if missing:
+        _wrong(f"{where}: a {level.layout.value} level names its buffers", sorted(level.buffers), missing)
+
+
+def _expect(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        _wrong(what, got, expected, "keep no state in the hooks")
+
+
+def _wrong(what: str, got: object, expected: object, remedy: str = "mend the plugin", bug: str = "") -> None:
+    raise ContractViolation(what, got=got, expected=expected, remedy=remedy, bug=bug)

@@ -1,0 +1,83 @@
+"""Metadata, decoded from the declared layout, against brute force from the token history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark.geometry import Geometry, Mode
+
+from ..check import Case
+from ..scenarios.scenes import programs, telling, turn_cases
+from ..scenarios.shapes import all_shapes, wide
+from ..scenarios.tiers import behaviour
+from ..scenarios.turns import Turn, ragged, uniform
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+HIGH_SLOT = 2**31
+"""Slots from here on do not fit int32."""
+
+
+def _turns() -> list[Case]:
+    return turn_cases(*(shape.name for shape in all_shapes()))
+
+
+def _wide() -> list[Case]:
+    return [
+        shape.case(turn, turn.mode.value)
+        for shape in wide()
+        for turn in (_crowd if shape.name.startswith("crowd") else _long)(shape.geometry)
+    ]
+
+
+def _crowd(geometry: Geometry) -> list[Turn]:
+    many = range(290)
+    return [
+        uniform("crowd-decode", geometry, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
+        ragged("crowd-extend", geometry, [n * 5 % 37 for n in many], [1 + n % 3 for n in many], padded=10),
+    ]
+
+
+def _long(geometry: Geometry) -> list[Turn]:
+    lens = (69_999, 4_097, 33_333)
+    return [
+        *(uniform(f"long-{mode.value}", geometry, mode, lens, 4) for mode, _ in programs(geometry)),
+        ragged("long-extend", geometry, (69_990, 2_049), (9, 3), padded=1),
+    ]
+
+
+@behaviour(cases=_wide, bugs=("vllm#47671", "sglang#27840"))
+def survives_large_counts(subject: Subject, turn: Turn) -> None:
+    """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
+    decodes_to_the_token_history(subject, turn)
+
+
+def _high() -> list[Case]:
+    found = []
+    for shape in all_shapes():
+        size = shape.geometry.attention.page_size
+        if size > 1:
+            turns = telling(shape.geometry, first_page=HIGH_SLOT // size + 7)
+            found += [shape.case(turn, turn.name) for turn in turns]
+    return found
+
+
+@behaviour(cases=_turns, bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"))
+def decodes_to_the_token_history(subject: Subject, turn: Turn) -> None:
+    """The backend's buffers name exactly the KV slots that each row sees and writes."""
+    from ..scenarios import verify
+    from ..scenarios.rig import Rig, place
+
+    rig = Rig(subject, turn.geometry, 1)
+    turn = place(rig, turn)
+    batch = rig.stage.set(turn, rig.host)
+    rig.prepare(batch)
+    verify.padding(turn, verify.metadata(rig, turn, batch))
+    verify.guards(rig, turn)
+
+
+@behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
+def survives_high_page_ids(subject: Subject, turn: Turn) -> None:
+    """Page ids whose slots pass 2**31 reach the metadata unharmed. No such pool is allocated."""
+    decodes_to_the_token_history(subject, turn)

@@ -1,0 +1,84 @@
+"""Every value that an index buffer must hold fits its dtype, at geometries whose slots and sums pass 2**31."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark.buffers import BufferSpec, Role
+from draftmark.geometry import Geometry, Mode
+from draftmark.metadata import Layout, MetadataSpec
+
+from ..check import Case, ContractViolation, Tier, check
+from ..corners import huge_geometries, tight_geometries
+from ..needs import is_used, kv_entries, level_of, needs_of
+from ..shapes import BatchShape, brief, wall_batches
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+LARGEST = {"int8": 127, "uint8": 255, "int16": 2**15 - 1, "uint16": 2**16 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
+
+
+def _cases() -> list[Case]:
+    return [*huge_geometries(), *tight_geometries()]
+
+
+@check(tier=Tier.SIZING, cases=_cases, bugs=("vllm#47671", "flashinfer#3136"))
+def values_fit(subject: Subject, geometry: Geometry) -> None:
+    """Slots, page ids, lengths and prefix sums fit the integer type of their buffer, or the geometry is refused."""
+    subject.require(geometry)
+    geometry = subject.fit(geometry)
+    metadata = subject.backend.metadata(geometry)
+    specs = subject.backend.buffers(geometry)
+    for batch in wall_batches(geometry):
+        for spec in specs:
+            if not is_used(spec, batch.mode, metadata):
+                continue
+            value = largest_value(spec, specs, batch, geometry, metadata)
+            if value is not None and value > LARGEST.get(spec.dtype, -1):
+                raise ContractViolation(
+                    f"buffer {spec.name!r} (role {spec.role.value}) cannot hold its values in {spec.dtype}",
+                    batch=f"{batch}; geometry {brief(geometry)}",
+                    got=f"{spec.dtype}, at most {LARGEST.get(spec.dtype, 'no integer')}",
+                    expected=f"values up to {value}",
+                    formula="dtype is part of the formula: draftmark/contract/checks/overflow.py",
+                    bug="vllm#47671",
+                    remedy="declare int64, or refuse the geometry in supports() with this bound",
+                )
+
+
+def largest_slot(geometry: Geometry) -> int:
+    """The highest KV slot of the smallest pool that serves a full batch: one null page, then each request's pages."""
+    batches = (batch for batch in wall_batches(geometry) if batch.mode is not Mode.EXTEND)
+    page = geometry.attention.page_size
+    pages = max((g.count * -(-(g.prefix + g.tail) // page) for b in batches for g in b.groups), default=0)
+    return (1 + pages) * page - 1
+
+
+def largest_value(
+    spec: BufferSpec, specs: list[BufferSpec], batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
+) -> int | None:
+    """The largest number that `batch` puts into `spec`; None where the content is no number."""
+    page = geometry.attention.page_size
+    meta = metadata[batch.mode]
+    longest = max(group.prefix + group.tail for group in batch.groups)
+    if spec.role is Role.SLOT_MAPPING:
+        return largest_slot(geometry)
+    if spec.role is Role.KV_INDICES:
+        tokens = level_of(spec, meta)[0].layout is Layout.CSR_TOKENS
+        return largest_slot(geometry) if tokens else largest_slot(geometry) // page
+    if spec.role is Role.PAGE_TABLE:
+        return largest_slot(geometry) // page
+    if spec.role is Role.KV_INDPTR:
+        level = level_of(spec, meta)[0]
+        return int(kv_entries(batch, level, page)) if level.layout is not Layout.PAGE_TABLE else None
+    if spec.role is Role.KV_LENS:
+        return int(longest)
+    if spec.role is Role.QO_INDPTR:
+        return int(batch.rows)
+    if spec.role is Role.MASK_INDPTR:
+        masks = [one for one in specs if one.role is Role.TAIL_MASK]
+        needs = [need for mask in masks for need in needs_of(mask, batch, geometry, metadata)]
+        return max((int(need.needed) for need in needs if need.what == "words"), default=None)
+    simple = {Role.KV_LAST_PAGE_LEN: page, Role.TAIL_DEPTH: max(group.tail for group in batch.groups)}
+    return simple.get(spec.role)

@@ -1,0 +1,43 @@
+"""Sizing proved: needed <= declared for every batch and every geometry, not only for those that a sweep visits."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..check import Case, ContractViolation, Refused, Tier, check
+from ..corners import SERVED
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+
+def _cases() -> Sequence[Case]:
+    names = [f"{name}{overlap}" for name in SERVED for overlap in ("", "-overlap")]
+    return [Case(name, index) for index, name in enumerate(names)]
+
+
+@check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"), limit_s=300.0)
+def needed_is_declared(subject: Subject, index: int) -> None:
+    """z3 proves, with the plugin's own buffers() on symbolic integers, that no batch needs more than is declared."""
+    if importlib.util.find_spec("z3") is None:
+        raise ContractViolation("proofs need z3", got="no module z3", remedy="pip install 'draftmark-contract[proof]'")
+    from ..proof.prover import Status, prove_plan
+    from ..proof.theorems import VARIANTS, plan_of
+
+    proofs = prove_plan(subject, plan_of(subject, VARIANTS[index]))
+    failed = [proof for proof in proofs if proof.fails]
+    if failed:
+        first = failed[0]
+        raise ContractViolation(
+            f"{first.theorem}: {first.status.value} ({first.variant})",
+            batch=first.note,
+            expected=first.claim,
+            got=", ".join(f"{proof.theorem} {proof.status.value}" for proof in failed[1:]) or None,
+            formula="draftmark/contract/needs.py against the plugin's buffers()",
+            bug="sglang#27338, sglang#22778" if first.status is Status.REFUTED else "",
+            remedy="take the extent from Geometry, and combine with ceil_div, maximum and minimum",
+        )
+    if all(proof.status is Status.REFUSED for proof in proofs):
+        raise Refused([proof.note for proof in proofs])

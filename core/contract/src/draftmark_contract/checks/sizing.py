@@ -1,0 +1,173 @@
+"""Every buffer covers every batch within the limits: by corners, and by random geometries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from draftmark.errors import BackendRefusal
+from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
+
+from ..check import Case, ContractViolation, Refused, Tier, check
+from ..corners import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
+from ..needs import USAGE_ROLES, Need, is_used, needs_of
+from ..shapes import BatchShape, brief, longest_prefix, wall_batches
+from ..usage import usage_of
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+BUGS = ("sglang#27338", "sglang#22778", "sglang#24587", "sglang#25124", "sglang#29450", "vllm#50065")
+ROLE_BUGS = {
+    "kv_indices": "sglang#27338, sglang#24587",
+    "page_table": "sglang#22778, sglang#19016, sglang#29665",
+    "tail_mask": "sglang#29450, sglang#29581",
+    "kv_indptr": "sglang#25124, vllm#50065",
+    "qo_indptr": "sglang#25124, vllm-ascend#16168",
+    "kv_lens": "vllm#41016",
+    "slot_mapping": "vllm#50065, sglang#25529",
+}
+
+
+@check(tier=Tier.SIZING, cases=families, bugs=BUGS)
+def covers(subject: Subject, family: Family) -> None:
+    """Each declared extent holds what the batches at the limits need."""
+    _each_served(subject, family)
+
+
+@check(tier=Tier.SIZING, cases=odd_geometries, bugs=BUGS)
+def covers_shapes(subject: Subject, geometry: Geometry) -> None:
+    """The same for other heads, head sizes, dtypes, page sizes, windows and draft shapes."""
+    subject.require(geometry)
+    assert_covered(subject, subject.fit(geometry))
+
+
+def _processors() -> Sequence[Case]:
+    return [
+        Case(f"{name}-sm{count}", (modes, count))
+        for name, modes in SERVED.items()
+        for count in (1, 24, 78, 108, 132, 188)
+    ]
+
+
+ARCHS = (80, 89, 90, 100, 120)
+"""Compute capabilities, times ten, that sizing is asked about where the device has one."""
+HEADS = ((8, 2, 128), (4, 4, 64), (8, 1, 128), (6, 2, 96), (9, 3, 64), (14, 2, 64), (5, 1, 80), (40, 8, 128))
+"""Query heads, KV heads and head sizes of models: MHA, MQA, and groups and counts that are no power of two."""
+
+
+@check(tier=Tier.SIZING, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
+def covers_processors(subject: Subject, value: tuple[tuple[Mode, ...], int]) -> None:
+    """The same for devices with few and many multiprocessors, and for every number of requests up to the largest."""
+    modes, count = value
+    draft = DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8)
+    geometry = Geometry.create(AttentionShape(8, 2, 128, 128), Limits(5, 4000, 512, (2, 32)), draft, modes=modes)
+    subject.require(geometry)
+    known = subject.profile
+    for arch in sorted({known.arch, *(ARCHS if known.kind == "cuda" else ())}):
+        told = replace(geometry, device=replace(known, num_sms=count, arch=arch))
+        if arch == known.arch:
+            assert_covered(subject, told, counts=tuple(range(1, 33)))
+        elif not subject.backend.supports(told):
+            assert_covered(subject, told, quick=True)
+
+
+def _random_cases() -> Sequence[Case]:
+    return [
+        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap))
+        for name, modes in SERVED.items()
+        for overlap in (False, True)
+    ]
+
+
+@check(tier=Tier.SIZING, cases=_random_cases, bugs=BUGS)
+def covers_random(subject: Subject, value: tuple[tuple[Mode, ...], bool]) -> None:
+    """The same for random geometries, shrunk to a small one when it fails; the same ones in every run."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    modes, overlap = value
+    served: list[bool] = []
+
+    @settings(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        *(st.integers(1, 12), st.integers(1, 12), st.integers(1, 70), st.sampled_from(PAGES)),
+        *(st.integers(1, 9000), st.integers(1, 40), st.integers(1, 3000)),
+        st.tuples(
+            *(st.lists(st.integers(1, 48), max_size=3), st.sampled_from(HEADS), st.sampled_from((-1, -1, 0, 200)))
+        ),
+    )
+    def holds(k: int, s: int, d: int, page: int, context: int, reqs: int, extend: int, rest: Any) -> None:
+        capture, heads, window = rest
+        geometry = Geometry.create(
+            AttentionShape(heads[0], heads[1], heads[2], page, window_left=window),
+            Limits(reqs, context, extend, tuple(capture), overlap),
+            DraftShape(k, s, d),
+            modes=modes,
+        )
+        served.append(_served(subject, geometry))
+
+    holds()
+    if not any(served):
+        raise Refused(["no random geometry of these modes is served"])
+
+
+def _each_served(subject: Subject, geometries: Iterable[Geometry]) -> None:
+    refusals: list[Refused] = []
+    served = 0
+    for geometry in geometries:
+        try:
+            subject.require(geometry)
+        except Refused as refusal:
+            refusals.append(refusal)
+            continue
+        served += 1
+        assert_covered(subject, subject.fit(geometry), quick=True)
+    if not served:
+        raise refusals[0]
+
+
+def _served(subject: Subject, geometry: Geometry) -> bool:
+    try:
+        subject.require(geometry)
+    except (Refused, BackendRefusal):
+        return False
+    assert_covered(subject, subject.fit(geometry))
+    return True
+
+
+def assert_covered(subject: Subject, geometry: Geometry, counts: tuple[int, ...] = (), quick: bool = False) -> None:
+    """Raise `ContractViolation` for the first extent of the first buffer that is too small for some batch.
+
+    Args:
+        counts: adds batches at the context wall with these numbers of requests.
+        quick: asks usage() of the longest and the empty batches only; it may cost a vendor's query.
+    """
+    specs = subject.backend.buffers(geometry)
+    metadata = subject.backend.metadata(geometry)
+    own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    used_by = {mode: [spec for spec in specs if is_used(spec, mode, metadata)] for mode in geometry.modes}
+    for batch in wall_batches(geometry, counts):
+        for spec in used_by[batch.mode]:
+            for need in needs_of(spec, batch, geometry, metadata):
+                _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
+        if own and not (quick and 0 < batch.groups[0].prefix < longest_prefix(geometry)):
+            used = usage_of(subject.backend, geometry, batch, specs)
+            for spec in own:
+                need = Need(spec.name, "bytes", used[spec.name], spec.nbytes, "usage(geometry, batch)")
+                _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
+
+
+def _assert_fits(need: Need, batch: BatchShape, geometry: Geometry, formula: str, role: str) -> None:
+    if need.needed <= need.declared:
+        return
+    raise ContractViolation(
+        f"buffer {need.buffer!r} (role {role}) is too small: {need.what}",
+        batch=f"{batch}; geometry {brief(geometry)}",
+        got=f"{need.declared}, declared as {formula!r}",
+        expected=f">= {need.needed}: {need.why}",
+        formula="draftmark/contract/needs.py against the plugin's buffers()",
+        bug=ROLE_BUGS.get(role, ""),
+        remedy="take the extent from Geometry (max_reqs, max_pages_per_req, mask_words, max_rows_any)",
+    )

@@ -1,0 +1,105 @@
+"""One predicate, supports(): the same answer at every entry, and a profile that nobody may refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from draftmark.geometry import DraftShape, Geometry, Limits, Mode
+
+from ..check import Case, ContractViolation, Refused, Tier, check
+from ..corners import MANDATORY, mandatory, odd_geometries
+from ..shapes import brief
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+
+def _profiles() -> Sequence[Case]:
+    limits = {
+        "small": Limits(1, 1, 1),
+        "eager": Limits(8, 4096, 512),
+        "captured": Limits(8, 4096, 512, (1, 2, 4, 8)),
+        "padded": Limits(5, 1000, 100, (8,)),
+        "large": Limits(256, 131072, 8192, (8, 256)),
+    }
+    return [
+        Case(name, Geometry.create(MANDATORY, one, DraftShape(), modes=(Mode.EXTEND, Mode.DECODE)))
+        for name, one in limits.items()
+    ]
+
+
+@check(tier=Tier.SIZING, cases=_profiles)
+def mandatory_profile(subject: Subject, geometry: Geometry) -> None:
+    """EXTEND and DECODE with bf16, 8/2 heads, head_dim 128, page size 128, no window, no cap, D=1: served by all."""
+    reasons = subject.backend.supports(subject.fit(geometry))
+    if reasons:
+        raise ContractViolation(
+            "the mandatory profile is refused",
+            batch=brief(geometry),
+            got=reasons,
+            expected="no reasons",
+            formula="supports(geometry)",
+            remedy="serve EXTEND and DECODE with bf16, 8/2 heads, head_dim 128, page size 128, no window, no cap, D=1",
+        )
+    _answers(subject, subject.fit(geometry))
+
+
+@check(tier=Tier.SIZING, cases=odd_geometries, bugs=("sglang#32920", "sglang#35932"))
+def answers_alike(subject: Subject, geometry: Geometry) -> None:
+    """A geometry is either refused alike everywhere, with sentences, or has buffers and metadata."""
+    geometry = subject.fit(geometry)
+    _same_answer(subject, geometry)
+    try:
+        subject.require(geometry)
+    except Refused as refusal:
+        _sentences(refusal.reasons, geometry)
+        raise
+    _answers(subject, geometry)
+
+
+@check(tier=Tier.HOST, cases=odd_geometries, bugs=("sglang#32920",))
+def opens_what_it_supports(subject: Subject, geometry: Geometry) -> None:
+    """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
+    subject.open(geometry)
+
+
+@check(tier=Tier.DEVICE, cases=odd_geometries, bugs=("sglang#32920",))
+def opens_on_device(subject: Subject, geometry: Geometry) -> None:
+    """The same on the device itself."""
+    subject.open(geometry)
+
+
+def _same_answer(subject: Subject, geometry: Geometry) -> None:
+    first = subject.backend.supports(geometry)
+    answers = [subject.backend.supports(replace(geometry))]
+    subject.backend.supports(subject.fit(mandatory()))  # an answer must not depend on what was asked before
+    answers.append(subject.backend.supports(replace(geometry)))
+    if answers != [first, first]:
+        raise ContractViolation(
+            "supports() answers the same question differently when asked again",
+            batch=brief(geometry),
+            got=answers,
+            expected=first,
+            formula="supports(geometry)",
+            bug="sglang#31198",
+            remedy="keep no state in the hooks: the answer depends on the geometry alone",
+        )
+
+
+def _sentences(reasons: tuple[str, ...], geometry: Geometry) -> None:
+    short = [reason for reason in reasons if len(reason.split()) < 4]
+    if short:
+        raise ContractViolation(
+            "a refusal is a sentence that names the field, its value and the limit",
+            batch=brief(geometry),
+            got=short,
+            expected='such as "page_size 3 is not served: the kernel takes 16, 32 or 64"',
+            formula="supports(geometry)",
+        )
+
+
+def _answers(subject: Subject, geometry: Geometry) -> None:
+    subject.backend.buffers(geometry)
+    subject.backend.metadata(geometry)

@@ -1,0 +1,120 @@
+"""No buffer is larger than its batches could ever need: over-allocation is memory that KV pages do not get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.geometry import Geometry, Mode
+from draftmark.metadata import MetadataSpec
+
+from ..check import ContractViolation, Tier, check
+from ..corners import tight_geometries
+from ..needs import USAGE_ROLES, is_used, needs_of
+from ..shapes import BatchShape, Group, brief, longest_prefix, rows_and_tail, wall_batches
+from ..usage import usage_of
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+INDEX_FACTOR = 1.02
+OWN_FACTOR = 2
+
+
+@check(tier=Tier.SIZING, cases=tight_geometries, bugs=("aiter#3855", "tokenspeed#125", "sglang#24453"))
+def index_buffers(subject: Subject, geometry: Geometry) -> None:
+    """An index buffer takes at most 1.02 times its need, plus one page or word a request."""
+    subject.require(geometry)
+    geometry = subject.fit(geometry)
+    metadata = subject.backend.metadata(geometry)
+    specs = subject.backend.buffers(geometry)
+    staged = any(spec.role is Role.QUERY_STAGING for spec in specs)
+    for spec in specs:
+        if spec.role not in USAGE_ROLES:
+            needed, slack = largest_need(spec, geometry, metadata, padded_to_tail=staged)
+            _assert_tight(spec, needed, INDEX_FACTOR * needed + slack, geometry)
+
+
+@check(tier=Tier.SIZING, cases=tight_geometries, bugs=("flashinfer#2046", "vllm#40383"))
+def own_buffers(subject: Subject, geometry: Geometry) -> None:
+    """A buffer whose need only the plugin knows takes at most twice the largest usage() of any batch."""
+    subject.require(geometry)
+    geometry = subject.fit(geometry)
+    specs = subject.backend.buffers(geometry)
+    own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    if not own:
+        return
+    # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
+    most = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes, 1)
+    counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
+    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in wall_batches(geometry, counts)]
+    for spec in own:
+        needed = max(used[spec.name] for used in usages)
+        if spec.nbytes > OWN_FACTOR * needed:
+            _complain(
+                spec, f"{spec.nbytes} bytes", f"<= {OWN_FACTOR} x usage() = {OWN_FACTOR * needed} bytes", geometry
+            )
+
+
+def largest_need(
+    spec: BufferSpec, geometry: Geometry, metadata: dict[Mode, MetadataSpec], *, padded_to_tail: bool = False
+) -> tuple[int, int]:
+    """Entries of `spec` that the largest batches need, and the slack that rounding per request may take.
+
+    Lengths are taken with the longest tail of any mode, since one request's row may serve every mode. With
+    `padded_to_tail` the backend stages its queries, and may pad each request to as many rows as it has tail slots.
+    """
+    limits = geometry.limits
+    most = max(limits.max_num_reqs, *limits.capture_batch_sizes, 1)
+    draft = geometry.draft
+    longest = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
+    needed = 0
+    for mode in geometry.modes:
+        if not is_used(spec, mode, metadata):
+            continue
+        if mode is Mode.EXTEND:
+            live = min(most, limits.max_extend_tokens)
+            group = Group(live, limits.max_context_len, 1, 0)
+            batch = BatchShape(mode, 0, (group,), most, limits.max_extend_tokens)
+            needed = max(needed, _numel(spec, batch, geometry, metadata))
+            continue
+        step = max(0, draft.num_steps - 2)
+        rows_each, _ = rows_and_tail(geometry, mode, step)
+        rows_each = max(rows_each, longest) if padded_to_tail else rows_each
+        batch = BatchShape(mode, step, (Group(most, longest_prefix(geometry), rows_each, longest),))
+        needed = max(needed, _numel(spec, batch, geometry, metadata))
+    sets = max(1, draft.num_steps - 1) if Mode.DRAFT in geometry.modes and len(spec.shape) > 1 else 1
+    by_token = spec.role is Role.KV_INDICES and spec.unit is Unit.TOKENS
+    per_request = geometry.attention.page_size if by_token else 1
+    words = most * max(draft.num_draft_tokens, draft.topk) if spec.role is Role.TAIL_MASK else most * per_request
+    return needed * (sets if spec.role in _BY_STEP else 1), words + 1
+
+
+_BY_STEP = frozenset({Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Role.KV_LENS, Role.QO_INDPTR})
+
+
+def _numel(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> int:
+    needs = {need.what: int(need.needed) for need in needs_of(spec, batch, geometry, metadata)}
+    if spec.role is Role.PAGE_TABLE:
+        return needs.get("rows", 0) * needs.get("columns", 0)
+    if spec.role is Role.TAIL_MASK and "bits of a row" in needs:
+        bits = 8 * spec.nbytes // max(1, spec.numel)
+        return int(batch.rows * -(-needs["bits of a row"] // bits))
+    return max(needs.values(), default=0)
+
+
+def _assert_tight(spec: BufferSpec, needed: int, allowed: float, geometry: Geometry) -> None:
+    if spec.numel > allowed:
+        _complain(spec, f"{spec.numel} entries", f"<= {int(allowed)}: {INDEX_FACTOR} x {needed} and rounding", geometry)
+
+
+def _complain(spec: BufferSpec, got: str, expected: str, geometry: Geometry) -> None:
+    raise ContractViolation(
+        f"buffer {spec.name!r} (role {spec.role.value}) is larger than any batch can need",
+        batch=brief(geometry),
+        got=f"{got}, declared as {spec.formula!r}",
+        expected=expected,
+        formula="draftmark/contract/needs.py at the largest batch",
+        bug="aiter#3855, tokenspeed#125",
+        remedy="count pages once (not tokens times pages), and take the extent from Geometry",
+    )

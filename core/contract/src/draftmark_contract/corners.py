@@ -1,0 +1,155 @@
+"""The geometries that every backend is asked about: corners of the draft shape, page size, limits and overlap.
+
+None of the fixture properties that hide sizing bugs holds here: k > 1, P > 1, D != S + 1, the largest padded
+batch above the live limit, contexts that end one short of, at, and one past a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+
+from .check import Case
+
+TOPK = (1, 2, 4, 8)
+STEPS = (1, 2, 3, 5, 9)
+DRAFT_TOKENS = (1, 2, 7, 33, 64)
+PAGES = (1, 2, 16, 64, 128)
+PLAIN_MODES = (Mode.EXTEND, Mode.DECODE)
+SERVED = {"target": TARGET_MODES, "draft": DRAFT_MODES, "plain": PLAIN_MODES}
+"""What geometries serve; "plain" is the mandatory profile's, which a backend without speculation serves alone."""
+MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Geometries that share modes, page size, overlap and topk."""
+
+    modes: tuple[Mode, ...]
+    page_size: int
+    overlap: bool
+    topk: int
+
+    def __iter__(self) -> Iterator[Geometry]:
+        page = self.page_size
+        plain = self.modes == PLAIN_MODES
+        shapes = [(1, 1)] if plain else product(STEPS, DRAFT_TOKENS)
+        for (steps, drafts), (context, limits) in product(shapes, walls(page)):
+            reqs, extend, capture = limits
+            yield Geometry.create(
+                AttentionShape(8, 2, 128, page),
+                Limits(reqs, context, extend, capture, self.overlap),
+                DraftShape(self.topk, steps, drafts),
+                modes=self.modes,
+            )
+
+
+LIMITS = ((1, 1, ()), (5, 2048, (1, 2, 4, 8)), (33, 40, (32,)))
+"""(max_num_reqs, max_extend_tokens, capture_batch_sizes): the largest padded batch is not always the live limit."""
+
+
+def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
+    """Context lengths around a page boundary, and a long one that is no multiple, each with two of the limits."""
+    contexts = (1, page, 4 * page - 1, 4096 + page // 2 + 1)
+    return [(max(1, context), LIMITS[(i + j) % len(LIMITS)]) for i, context in enumerate(contexts) for j in (0, 1)]
+
+
+def families() -> Sequence[Case]:
+    """Every combination of modes, page size, overlap and topk."""
+    return [
+        Case(f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
+        for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
+        if k == 1 or modes != PLAIN_MODES
+    ]
+
+
+def mandatory() -> Geometry:
+    """The profile that every backend serves."""
+    return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8)), modes=PLAIN_MODES)
+
+
+def tight_geometries() -> Sequence[Case]:
+    """Geometries of the size that engines run, where a rounding no longer hides a factor."""
+    shapes = {"d1": DraftShape(), "tree": DraftShape(4, 3, 8), "wide": DraftShape(8, 5, 64)}
+    return [
+        Case(
+            f"{served}-p{page}-{name}{'-overlap' if overlap else ''}",
+            Geometry.create(
+                AttentionShape(8, 2, 128, page), Limits(256, 131075, 8192, (8, 128, 256), overlap), draft, modes=modes
+            ),
+        )
+        for (served, modes), page, (name, draft), overlap in product(
+            SERVED.items(), (1, 16, 64, 128), shapes.items(), (False, True)
+        )
+        if name == "d1" or modes != PLAIN_MODES
+    ]
+
+
+def huge_geometries() -> Sequence[Case]:
+    """Geometries whose page ids, slots and sums pass 2**31."""
+    sizes = {"many": (8192, 1 << 20), "long": (4, 1 << 30), "both": (65536, 1 << 21)}
+    return [
+        Case(
+            f"{served}-p{page}-{name}",
+            Geometry.create(
+                AttentionShape(8, 2, 128, page),
+                Limits(reqs, context, 8192, (reqs,)),
+                DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8),
+                modes=modes,
+            ),
+        )
+        for (served, modes), page, (name, (reqs, context)) in product(SERVED.items(), (1, 64, 128), sizes.items())
+    ]
+
+
+def odd_geometries() -> Sequence[Case]:
+    """Attention shapes and drafts that a backend may refuse, each with small limits."""
+    base = AttentionShape(8, 2, 128, 64)
+    attention: dict[str, dict[str, object]] = {
+        "mha": {"num_kv_heads": 8},
+        "mqa": {"num_kv_heads": 1},
+        "gqa3": {"num_qo_heads": 6},
+        "heads1": {"num_qo_heads": 1, "num_kv_heads": 1},
+        **{f"dim{dim}": {"head_dim": dim} for dim in (1, 64, 80, 96, 100, 256, 576)},
+        **{f"page{page}": {"page_size": page} for page in (1, 2, 3, 5, 16, 32, 100, 256, 1024)},
+        **{f"window{left}": {"window_left": left} for left in (0, 1, 63, 4095)},
+        "cap": {"logits_soft_cap": 30.0},
+        "cap-window": {"logits_soft_cap": 30.0, "window_left": 127},
+        "scale": {"softmax_scale": 1.0},
+        **{kind: {"q_dtype": kind, "kv_dtype": kind} for kind in ("float32", "float16")},
+        "fp8": {"kv_dtype": "float8_e4m3fn"},
+        "mixed": {"q_dtype": "float16", "kv_dtype": "bfloat16"},
+    }
+    found = {name: (replace(base, **change), DraftShape(2, 3, 7)) for name, change in attention.items()}  # type: ignore[arg-type]
+    for k, s, d in ((1, 1, 1), (1, 4, 4), (1, 1, 9), (8, 1, 33), (8, 5, 64), (3, 2, 65), (16, 9, 200)):
+        found[f"k{k}s{s}d{d}"] = (base, DraftShape(k, s, d))
+    return [
+        Case(
+            f"{served}-{name}{'-overlap' if overlap else ''}",
+            Geometry.create(
+                shape, Limits(3, 300, 40, (4,), overlap), DraftShape() if modes == PLAIN_MODES else draft, modes=modes
+            ),
+        )
+        for (served, modes), (name, (shape, draft)), overlap in product(SERVED.items(), found.items(), (False, True))
+        if modes != PLAIN_MODES or draft == DraftShape(2, 3, 7)
+    ]
+
+
+def odd_trees() -> Sequence[Case]:
+    """Heads and trees on pages of 128, for kernels that have no other, and trees far deeper than their window."""
+    tree = DraftShape(2, 3, 7)
+    found = {
+        "page128-mqa": (replace(MANDATORY, num_kv_heads=1), tree),
+        "page128-gqa3": (replace(MANDATORY, num_qo_heads=6), tree),
+        "page128-k8s5d64": (MANDATORY, DraftShape(8, 5, 64)),
+        "page128-k3s2d65": (MANDATORY, DraftShape(3, 2, 65)),
+        "window7-k2s20d40": (replace(MANDATORY, page_size=64, window_left=7), DraftShape(2, 20, 40)),
+    }
+    return [
+        Case(f"{served}-{name}", Geometry.create(shape, Limits(3, 300, 40, (4,)), draft, modes=modes), (1, 2))
+        for (served, modes), (name, (shape, draft)) in product(SERVED.items(), found.items())
+        if modes != PLAIN_MODES
+    ]

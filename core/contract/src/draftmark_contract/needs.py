@@ -1,0 +1,150 @@
+"""What a batch needs of every buffer: the sizing oracle.
+
+Written from the meaning of each role, and shared with no plugin: it does not use `Geometry`'s formulas for
+lengths of requests, only the limits that bound a batch. Integers or symbolic integers, no torch, no branch on a
+value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from draftmark.buffers import OWN_ROLES, BufferSpec, Role
+from draftmark.geometry import DTYPE_BYTES, Geometry, Mode
+from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+
+from .shapes import BatchShape, Group, total
+
+USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
+"""Roles whose need only the plugin's `usage()` knows."""
+
+PER_REQUEST = {
+    Role.KV_LENS: 0,
+    Role.KV_LAST_PAGE_LEN: 0,
+    Role.KV_INDPTR: 1,
+    Role.QO_INDPTR: 1,
+    Role.MASK_INDPTR: 1,
+}
+"""Roles with one entry a request, and how many more."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """One demand on one buffer: ``needed <= declared``.
+
+    Attributes:
+        what: which extent, e.g. ``"columns"``.
+        needed, declared: ints or symbolic ints.
+        why: the need's formula in words.
+    """
+
+    buffer: str
+    what: str
+    needed: Any
+    declared: Any
+    why: str
+
+
+def needs_of(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> list[Need]:
+    """What `batch` demands of the buffer `spec`; empty for roles that only `usage()` knows."""
+    meta = metadata[batch.mode]
+    per_request = PER_REQUEST.get(spec.role)
+    if per_request is not None:
+        text = "one per request" + (", and one" if per_request else "")
+        return [Need(spec.name, "entries", batch.requests + per_request, spec.numel, text)]
+    if spec.role is Role.KV_INDICES:
+        level, guessed = level_of(spec, meta)
+        text = f"sum over requests of {level.layout.value} of {level.lengths.value}{guessed}"
+        entries = kv_entries(batch, level, geometry.attention.page_size)
+        return [Need(spec.name, "entries", entries, spec.numel, text)]
+    if spec.role is Role.PAGE_TABLE:
+        return _page_table(spec, batch, geometry, meta)
+    if spec.role is Role.TAIL_MASK:
+        return _tail_mask(spec, batch, meta)
+    if spec.role is Role.SLOT_MAPPING:
+        text = "one KV slot per query row, padded rows too"
+        return [Need(spec.name, "entries", batch.rows, spec.numel, text)]
+    if spec.role is Role.TAIL_DEPTH:
+        slots = total(group.count * group.tail for group in batch.groups)
+        return [] if batch.mode is Mode.EXTEND else [Need(spec.name, "slots", slots, spec.numel, "T per request")]
+    if spec.role in (Role.QUERY_STAGING, Role.OUTPUT_STAGING):
+        width = geometry.attention.num_qo_heads * geometry.attention.head_dim
+        return [Need(spec.name, "elements", batch.rows * width, spec.numel, "rows · num_qo_heads · head_dim")]
+    return []
+
+
+def kv_entries(batch: BatchShape, level: Level, page_size: Any) -> Any:
+    """Entries of a CSR level: per request, the pages or tokens of the positions that its lengths count."""
+    if batch.mode is Mode.EXTEND and level.layout is Layout.CSR_TOKENS and level.lengths is LengthConvention.TAIL:
+        return batch.rows  # the tail of an EXTEND request is its rows, and only their sum is bounded
+    return total(group.count * _positions(group, level, page_size) for group in batch.groups)
+
+
+def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
+    """The level that names this buffer; else the strictest reading, and a word on that."""
+    for level in meta.levels:
+        if level.buffers.get(spec.role.value) == spec.name:
+            return level, ""
+    layout = Layout.CSR_PAGES if spec.unit.value == "pages" else Layout.CSR_TOKENS
+    return Level(layout, LengthConvention.PREFIX_PLUS_TAIL), " (no level of this mode names the buffer)"
+
+
+def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
+    """Whether `mode` writes this buffer: its levels name it, or no mode's levels do."""
+    named = {one: {n for level in meta.levels for n in level.buffers.values()} for one, meta in metadata.items()}
+    return spec.name in named[mode] or not any(spec.name in names for names in named.values())
+
+
+def _positions(group: Group, level: Level, page_size: Any) -> Any:
+    if level.layout is Layout.NONE:
+        return 0
+    counted = {
+        LengthConvention.PREFIX: group.prefix,
+        LengthConvention.PREFIX_PLUS_TAIL: group.prefix + group.tail,
+        LengthConvention.TAIL: group.tail,
+    }[level.lengths]
+    if level.layout is Layout.CSR_TOKENS:
+        return counted
+    if level.lengths is LengthConvention.TAIL:  # the pages that [L, L + T) touches; it may begin inside one
+        return _pages(group.prefix + group.tail, page_size) - group.prefix // page_size
+    return _pages(counted, page_size)
+
+
+def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[Need]:
+    level, guessed = level_of(spec, meta)
+    if not guessed and level.layout is not Layout.PAGE_TABLE:
+        return []
+    paged = Level(Layout.PAGE_TABLE, level.lengths)
+    found = [Need(spec.name, "rows", batch.requests, _rows(spec), "one row per request")]
+    for group in batch.groups:
+        columns = _positions(group, paged, geometry.attention.page_size)
+        found.append(Need(spec.name, "columns", columns, spec.shape[-1], f"pages of {level.lengths.value}{guessed}"))
+    return found
+
+
+def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[Need]:
+    if batch.mode not in (Mode.VERIFY, Mode.DRAFT):
+        return []  # the other modes are causal and carry no words
+    bits = 8 * DTYPE_BYTES[spec.dtype]
+    if any(Role.MASK_INDPTR.value in level.buffers for level in meta.levels):
+        words = total(g.count * _pages(g.rows * g.tail, bits) for g in batch.groups)
+        return [Need(spec.name, "words", words, spec.numel, f"sum over requests of ceil(q · T / {bits})")]
+    stride = meta.mask_stride if _is_given(meta.mask_stride) else spec.shape[-1]
+    found = [Need(spec.name, "bits of a row", g.tail, stride * bits, "one bit per tail slot") for g in batch.groups]
+    return [*found, Need(spec.name, "words", batch.rows * stride, spec.numel, "rows · mask_stride")]
+
+
+def _is_given(stride: Any) -> bool:
+    return not (isinstance(stride, int) and stride == 0)
+
+
+def _rows(spec: BufferSpec) -> Any:
+    count: Any = 1
+    for extent in spec.shape[:-1]:
+        count = count * extent
+    return count
+
+
+def _pages(positions: Any, page_size: Any) -> Any:
+    return (positions + page_size - 1) // page_size

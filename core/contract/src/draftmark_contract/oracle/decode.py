@@ -1,0 +1,146 @@
+"""Reads a backend's metadata, in whatever layout it declares, into (row, KV slot) sets.
+
+What is read comes from three places: the declaration (`MetadataSpec`), the buffers that it names, and, for a role
+that it does not name, the batch itself, which is what its kernel would read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from draftmark.metadata import Layout, MetadataSpec
+
+from .history import Request
+from .levels import Entry, Reading, read_level
+from .masks import read_bits
+from .problem import DecodeProblem
+
+if TYPE_CHECKING:
+    from draftmark.batch import ForwardBatch
+
+    from .truth import Row
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What the metadata says.
+
+    Attributes:
+        visible: KV slots of each row, sorted, with repetitions if the metadata repeats.
+        writes: the slot that each row stores; None when the kernel derives it and no buffer holds it.
+        opaque: some level cannot be decoded, so `visible` says nothing.
+    """
+
+    visible: dict[Row, tuple[int, ...]]
+    writes: dict[Row, int] | None
+    opaque: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decoding needs beside the batch: tokens of a page, positions a row sees to its left, and whether queries are
+    staged, so that a request may have more rows in ``qo_indptr`` than it has queries.
+    """
+
+    page_size: int
+    window_left: int
+    staged: bool = False
+
+
+def decode(
+    spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request], shape: Shape
+) -> Decoded:
+    """Decode every live row, and with ``live_extent="padded"`` the padded ones too.
+
+    Args:
+        spec: of the batch's mode.
+        arena: buffers by name.
+        requests: all of the batch, padded ones last; only their extents (rows, tail) and `live` are used.
+
+    Raises:
+        DecodeProblem: an entry cannot be what its role says (a sentinel, an indptr that falls, …).
+    """
+    wanted = [n for n, one in enumerate(requests) if one.live or spec.live_extent == "padded"]
+    if any(level.layout is Layout.OPAQUE for level in spec.levels):
+        return Decoded({}, _writes(spec, arena, requests, wanted), opaque=True)
+    seen: dict[Row, list[int]] = {(n, row): [] for n in wanted for row in range(requests[n].rows)}
+    lens = batch.prefix_lens.tolist()
+    depth = _depths(spec, arena, batch, requests)
+    _check_rows(spec, arena, requests, wanted, shape.staged)
+    bases = {n: lens[n] if requests[n].live else spec.pad_fill for n in wanted}
+    for level in spec.levels:
+        if level.layout is Layout.NONE:
+            continue
+        entries = read_level(Reading(level, arena, batch, requests, bases, shape.page_size))
+        bits = read_bits(level, arena, batch, requests, spec) if level.masked else None
+        for (n, row), slots in seen.items():
+            here = bases[n] + depth[n][requests[n].own_slot(row)]
+            mine = None if bits is None else bits[n, row]
+            slots.extend(
+                entry.slot for entry in entries[n] if _sees(entry, mine, here, bases[n], depth[n], shape.window_left)
+            )
+    visible = {row: tuple(sorted(slots)) for row, slots in seen.items()}
+    return Decoded(visible, _writes(spec, arena, requests, wanted))
+
+
+def _sees(entry: Entry, bits: set[int] | None, here: int, prefix: int, depth: list[int], window_left: int) -> bool:
+    position = entry.token
+    if entry.token >= prefix:
+        tail_slot = entry.token - prefix
+        if bits is not None and tail_slot not in bits:
+            return False
+        position = prefix + depth[tail_slot]
+    return window_left < 0 or here - position <= window_left
+
+
+def _check_rows(
+    spec: MetadataSpec, arena: Mapping[str, Any], requests: list[Request], wanted: list[int], staged: bool
+) -> None:
+    """``qo_indptr`` counts the rows of each request, in every mode."""
+    for name in {level.buffers["qo_indptr"] for level in spec.levels if "qo_indptr" in level.buffers}:
+        found = arena[name].flatten()[: len(requests) + 1].tolist()
+        if not wanted:
+            return
+        counts = [found[n + 1] - found[n] for n in wanted]
+        rows = [requests[n].rows for n in wanted]
+        fits = all(a >= b for a, b in zip(counts, rows, strict=True)) if staged else counts == rows
+        if found[wanted[0]] != 0 or not fits:
+            raise DecodeProblem(f"{name} does not count the rows of each request", found, f"from 0 on, rows {rows}")
+
+
+def _depths(
+    spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request]
+) -> list[list[int]]:
+    """Depth of each tail slot: from the backend's buffer, else from the batch, else of a chain."""
+    name = next((level.buffers["tail_depth"] for level in spec.levels if "tail_depth" in level.buffers), None)
+    tree = getattr(batch.tail, "depth", None)
+    source = arena[name] if name is not None and tree is not None else tree
+    if source is None:
+        return [list(range(one.tail)) for one in requests]
+    table = source.tolist()
+    for n, one in enumerate(requests):
+        if len(table) <= n or len(table[n]) < one.tail:
+            raise DecodeProblem(f"tail_depth has no room for request {n}", list(source.shape), f"[>{n}, >={one.tail}]")
+    return [table[n][: one.tail] for n, one in enumerate(requests)]
+
+
+def _writes(
+    spec: MetadataSpec, arena: Mapping[str, Any], requests: list[Request], wanted: list[int]
+) -> dict[Row, int] | None:
+    name = next((level.buffers["slot_mapping"] for level in spec.levels if "slot_mapping" in level.buffers), None)
+    if name is None:
+        return None
+    rows = sum(one.rows for one in requests)
+    flat = arena[name].flatten()[:rows].tolist()
+    if len(flat) < rows:
+        raise DecodeProblem("slot_mapping is shorter than the batch has rows", len(flat), rows)
+    found: dict[Row, int] = {}
+    at = 0
+    for n, one in enumerate(requests):
+        for row in range(one.rows):
+            if n in wanted:
+                found[n, row] = flat[at]
+            at += 1
+    return found

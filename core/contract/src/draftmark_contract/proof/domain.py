@@ -1,0 +1,116 @@
+"""What the theorems range over: a geometry and a batch without values, and their way back to plain integers.
+
+A sum over requests is at most R times its largest term, and the batch whose requests all equal that one is within
+the limits. So a claim about every batch follows from the claim about batches of R equal requests (the per-request
+lemma). In a ragged EXTEND batch the live requests number at most min(R, rows); what depends on L + n is largest with
+n = 1, and what depends on n alone is bounded by the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import z3
+
+from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, maximum, minimum
+
+from ..shapes import BatchShape, Group, rows_and_tail
+from .symbols import Context
+
+HEADS = AttentionShape(8, 2, 128, 1)
+CAPTURES = 3
+DRAFTS = ("k", "S", "D")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is enumerated: the modes served and whether the device may be a round ahead."""
+
+    name: str
+    modes: tuple[Mode, ...]
+    overlap: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}, {'overlap' if self.overlap else 'no overlap'}"
+
+
+def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context) -> Geometry:
+    """All integers free and >= 1; heads, dtypes, modes and overlap concrete."""
+
+    def free(name: str, low: int) -> Any:
+        return context.variable(name, low)
+
+    captures = tuple(free(f"capture{i}", 1) for i in range(CAPTURES))
+    attention = AttentionShape(
+        HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, free("P", 1), softmax_scale=HEADS.head_dim**-0.5
+    )
+    draft = DraftShape(free("k", 1), free("S", 1), free("D", 1))
+    limits = Limits(free("max_num_reqs", 1), free("C", 1), free("max_extend_tokens", 1), captures, variant.overlap)
+    return Geometry(attention, draft, limits, device, variant.modes)
+
+
+def symbolic_batch(geometry: Geometry, mode: Mode, context: Context) -> BatchShape:
+    """A batch of the mode within the limits, in the form that the per-request lemma allows."""
+    limits, draft = geometry.limits, geometry.draft
+    requests, prefix = context.variable("R", 1), context.variable("L", 0)
+    context.assume(requests <= maximum(limits.max_num_reqs, *limits.capture_batch_sizes))
+    if mode is Mode.EXTEND:
+        return _symbolic_extend(geometry, requests, prefix, context)
+    unseen = maximum(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1)) if limits.overlap else 0
+    context.assume(prefix <= limits.max_context_len + unseen)
+    step: Any = 0
+    if mode is Mode.DRAFT:
+        step = context.variable("step", 0)
+        context.assume(step <= draft.num_steps - 2)
+    rows, tail = rows_and_tail(geometry, mode, step)
+    return BatchShape(mode, step, (Group(requests, prefix, rows, tail),))
+
+
+def _symbolic_extend(geometry: Geometry, requests: Any, prefix: Any, context: Context) -> BatchShape:
+    new, rows = context.variable("n", 1), context.variable("rows", 1)
+    context.assume(prefix + new <= geometry.limits.max_context_len)
+    context.assume(rows <= geometry.limits.max_extend_tokens)
+    context.assume(new <= rows)
+    live = minimum(requests, rows)
+    return BatchShape(Mode.EXTEND, 0, (Group(live, prefix, new, new),), requests, rows)
+
+
+def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int]) -> Geometry:
+    """The geometry that a model names, validated as any engine's."""
+    return Geometry.create(
+        AttentionShape(HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, model["P"]),
+        Limits(
+            model["max_num_reqs"],
+            model["C"],
+            model["max_extend_tokens"],
+            tuple(model[f"capture{i}"] for i in range(CAPTURES)),
+            variant.overlap,
+        ),
+        DraftShape(model["k"], model["S"], model["D"]),
+        device,
+        variant.modes,
+    )
+
+
+def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchShape:
+    """The batch that a model names."""
+    requests, prefix = model["R"], model["L"]
+    if mode is Mode.EXTEND:
+        live, new = min(requests, model["rows"]), model["n"]
+        if live * new > model["rows"]:  # as long with one new token each, and then within max_extend_tokens
+            prefix, new = prefix + new - 1, 1
+        return BatchShape(mode, 0, (Group(live, prefix, new, new),), requests, model["rows"])
+    step = model.get("step", 0)
+    rows, tail = rows_and_tail(geometry, mode, step)
+    return BatchShape(mode, step, (Group(requests, prefix, rows, tail),))
+
+
+def bounded(context: Context, bound: int) -> list[Any]:
+    """Every input at most `bound`: small models are readable ones."""
+    return [variable <= bound for variable in context.inputs.values()]
+
+
+def fixed(context: Context, values: dict[str, int]) -> list[Any]:
+    """Some inputs at given values."""
+    return [context.inputs[name] == z3.IntVal(value) for name, value in values.items()]

@@ -1,0 +1,170 @@
+"""From a plugin's sizing to claims ``needed <= declared``: one per buffer, mode and extent, over all paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import z3
+
+from draftmark.buffers import BufferSpec
+from draftmark.geometry import Geometry, Mode
+from draftmark.metadata import HostLengthsNeed, MetadataSpec
+
+from ..corners import SERVED
+from ..needs import USAGE_ROLES, is_used, needs_of
+from .domain import Variant, symbolic_batch, symbolic_geometry
+from .explore import explore
+from .symbols import Context, Sym, SymbolicUse
+
+if TYPE_CHECKING:
+    from ..subject import Subject
+
+VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in SERVED.items() for overlap in (False, True))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One path's part of a theorem: under `assumed` and the context's facts, every term of `goals` holds."""
+
+    context: Context
+    assumed: list[Any]
+    goals: list[Any]
+
+
+@dataclass
+class Theorem:
+    """``needed <= declared`` for one extent of one buffer in one mode, on every path of the plugin's code.
+
+    Attributes:
+        what: the extent; ``"divisors"`` for the obligation that no divisor is below 1.
+        text: the claim in words.
+    """
+
+    variant: Variant
+    mode: Mode | None
+    buffer: str
+    role: str
+    what: str
+    text: str
+    claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """``"kv_lens entries, verify"``."""
+        return f"{self.buffer} {self.what}" + (f", {self.mode.value}" if self.mode else "")
+
+
+@dataclass
+class Plan:
+    """What there is to prove of one variant.
+
+    Attributes:
+        refused: the backend's reasons, when it serves nothing of this variant.
+        obstacle: why its sizing cannot be followed.
+        swept: buffers whose need only usage() knows; the corner sweep covers them.
+    """
+
+    variant: Variant
+    theorems: list[Theorem] = field(default_factory=list)
+    refused: tuple[str, ...] = ()
+    obstacle: str = ""
+    swept: tuple[str, ...] = ()
+
+
+def plan_of(subject: Subject, variant: Variant) -> Plan:
+    """Run the plugin's supports, buffers and metadata on symbols and state what must hold."""
+    try:
+        paths = explore(lambda context: _run(subject, variant, context))
+    except SymbolicUse as obstacle:
+        return Plan(variant, obstacle=str(obstacle))
+    served = [path for path in paths if not path.result.reasons]
+    if not served:
+        return Plan(variant, refused=tuple(paths[0].result.reasons))
+    found: dict[tuple[Any, ...], Theorem] = {}
+    for path in served:
+        for mode in variant.modes:
+            _state(found, variant, mode, path.context, path.conditions, path.result)
+    swept = tuple(sorted({s.name for path in served for s in path.result.specs if s.role in USAGE_ROLES}))
+    return Plan(variant, list(found.values()), swept=swept)
+
+
+@dataclass
+class _Answers:
+    geometry: Geometry
+    reasons: list[str]
+    specs: list[BufferSpec]
+    metadata: dict[Mode, MetadataSpec]
+
+
+def _run(subject: Subject, variant: Variant, context: Context) -> _Answers:
+    geometry = symbolic_geometry(variant, subject.profile, context)
+    reasons = _hook(subject, "supports", geometry)
+    if reasons:
+        return _Answers(geometry, reasons, [], {})
+    metadata = _hook(subject, "metadata", geometry)
+    needs = {metadata[mode].host_lengths for mode in variant.modes}
+    if variant.overlap and HostLengthsNeed.EXACT in needs:
+        return _Answers(geometry, ["it needs exact host lengths, which overlap cannot give"], [], {})
+    return _Answers(geometry, [], _hook(subject, "buffers", geometry), metadata)
+
+
+def _hook(subject: Subject, name: str, geometry: Geometry) -> Any:
+    # Not Backend.buffers(): that validates that extents are ints.
+    try:
+        return subject.backend.implementation(name)(geometry=geometry)
+    except SymbolicUse:
+        raise
+    except Exception as error:
+        raise SymbolicUse(f"{name}() raised {type(error).__name__} on symbols: {error}") from error
+
+
+def _state(
+    found: dict[tuple[Any, ...], Theorem],
+    variant: Variant,
+    mode: Mode,
+    context: Context,
+    conditions: list[Any],
+    answers: _Answers,
+) -> None:
+    """Add this path's claims about one mode, in a copy of the context: each mode has its own batch."""
+    own = context.copy()
+    geometry = _rebound(answers.geometry, own)
+    batch = symbolic_batch(geometry, mode, own)
+    for spec in answers.specs:
+        if not is_used(spec, mode, answers.metadata):
+            continue
+        for need in needs_of(spec, batch, geometry, answers.metadata):
+            text = f"{need.why} <= {spec.formula}"
+            theorem = Theorem(variant, mode, spec.name, spec.role.value, need.what, text)
+            theorem = found.setdefault((mode, spec.name, need.what), theorem)
+            theorem.claims.append(Claim(own, conditions, [_at_most(need.needed, need.declared)]))
+    if own.obligations():
+        theorem = Theorem(variant, mode, "sizing", "", "divisors", "every divisor is >= 1")
+        found.setdefault((mode, "", ""), theorem).claims.append(Claim(own, conditions, own.obligations()))
+
+
+def _at_most(needed: Any, declared: Any) -> Any:
+    left, right = (value.term if isinstance(value, Sym) else z3.IntVal(value) for value in (needed, declared))
+    return left <= right
+
+
+def _rebound(geometry: Geometry, context: Context) -> Geometry:
+    """The same symbolic geometry, whose new divisions and maxima go to `context`."""
+    a, d, m = geometry.attention, geometry.draft, geometry.limits
+
+    def sym(value: Any) -> Any:
+        return Sym(value.term, context)
+
+    return replace(
+        geometry,
+        attention=replace(a, page_size=sym(a.page_size)),
+        draft=replace(d, topk=sym(d.topk), num_steps=sym(d.num_steps), num_draft_tokens=sym(d.num_draft_tokens)),
+        limits=replace(
+            m,
+            max_num_reqs=sym(m.max_num_reqs),
+            max_context_len=sym(m.max_context_len),
+            max_extend_tokens=sym(m.max_extend_tokens),
+            capture_batch_sizes=tuple(sym(size) for size in m.capture_batch_sizes),
+        ),
+    )

@@ -1,0 +1,109 @@
+"""The covering subset: which turns each geometry is put through. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from draftmark.geometry import Geometry, Mode
+
+from ..check import Case
+from .shapes import Shape, shapes
+from .turns import Turn, extent, ragged, uniform
+
+
+def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """Prefix lengths that matter: empty, one token, about a page boundary, at the context wall."""
+    size, wall = geometry.attention.page_size, _wall(geometry)
+    near = sorted({1, max(size - 1, 1), size, size + 1})
+    return {
+        "empty": (0,),
+        "edges": (near[-1], 1, near[0] + 2),
+        "wall": (wall, 0, min(size, wall), wall - 1, near[-1], wall // 2 + 1)[: geometry.limits.max_num_reqs],
+    }
+
+
+def _wall(geometry: Geometry) -> int:
+    """The longest committed prefix: C, and one unseen round more with overlap."""
+    k, s, d = geometry.draft.topk, geometry.draft.num_steps, geometry.draft.num_draft_tokens
+    return geometry.limits.max_context_len + (max(1, d, k * (s - 1)) if geometry.limits.overlap else 0)
+
+
+@cache
+def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
+    """Every mode and draft step of a geometry, with and without padding, several trees, ragged extends."""
+    found: list[Turn] = []
+    for mode, step in programs(geometry):
+        for n, (name, lens) in enumerate(prefixes(geometry).items()):
+            padded = {1: 1, 3: 4}.get(len(lens), geometry.limits.capture_batch_sizes[-1])
+            for tree in ("random", "unused", "chain") if mode is Mode.VERIFY and name == "edges" else ("random",):
+                label = f"{mode.value}{step or ''}-{name}{'' if tree == 'random' else '-' + tree}"
+                turn = uniform(label, geometry, mode, lens, padded, step=step, tree=tree, seed=n, first_page=first_page)
+                found.append(turn)
+        size = geometry.attention.page_size
+        label, lens = f"{mode.value}{step or ''}", (size + 1, size)
+        both = uniform(label, geometry, mode, lens, 4, step=step, seed=9, first_page=first_page)
+        found.append(both.sharing_prefix())
+        found += _full(geometry, mode, step, first_page)
+    if Mode.EXTEND in geometry.modes:
+        found += extends(geometry, first_page)
+    return tuple(found)
+
+
+def telling(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, the scenes about a page boundary, padded, with trees of every kind; a ragged extend."""
+    return [one for one in scenes(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
+
+
+def spanning(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, a short and a long forward with trees of every kind; ragged and full extends."""
+    kinds = ("edges", "wall", "extend-ragged", "extend-full")
+    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in kinds)]
+
+
+def furthest(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Of every mode and step, the scenes that reach furthest into a buffer: at the wall, full pages, full extends."""
+    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in ("wall", "full"))]
+
+
+def turn_cases(*names: str, few: bool = False) -> list[Case]:
+    """Scenes of the shapes that every check takes and of those named; with `few`, a brief shape's telling ones."""
+    return [
+        shape.case(turn, turn.name)
+        for shape in shapes(*names)
+        for turn in (few_scenes(shape) if few else scenes(shape.geometry))
+    ]
+
+
+def few_scenes(shape: Shape) -> Sequence[Turn]:
+    """Scenes for a rule that knows no lengths: all, or a brief shape's telling ones."""
+    return telling(shape.geometry) if shape.brief else scenes(shape.geometry)
+
+
+def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Turn]:
+    """Tails that end on the last token of a page, that begin a page, and that begin on the last token of one."""
+    size, (_, tail) = geometry.attention.page_size, extent(geometry, mode, step)
+    label, short = f"{mode.value}{step or ''}-full", -tail % size
+    lens = (short, short + size, size, size - 1)[: geometry.limits.max_num_reqs]
+    return [
+        uniform(name, geometry, mode, some, padded, step=step, tree="star", seed=4, first_page=first_page)
+        for name, some, padded in ((label, lens, 4), (f"{label}-alone", lens[:1], 1))
+    ]
+
+
+def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
+    """(mode, step) of every uniform forward that the geometry serves."""
+    uniform_modes = [mode for mode in geometry.modes if mode not in (Mode.EXTEND, Mode.DRAFT)]
+    steps = geometry.draft.num_steps - 1 if Mode.DRAFT in geometry.modes else 0
+    return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]
+
+
+def extends(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+    """Ragged prefills: fresh, chunked, one token, all the tokens of a forward, up to the wall, padded requests."""
+    size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
+    rest = most - 24
+    return [
+        ragged("extend-fresh", geometry, (0,), (min(size + 3, most),), seed=1, first_page=first_page),
+        ragged("extend-ragged", geometry, (0, size + 1, 1), (5, 1, 17), padded=1, seed=2, first_page=first_page),
+        ragged("extend-full", geometry, (c - rest, 0, 3), (rest, 1, 23), padded=1, seed=3, first_page=first_page),
+    ]

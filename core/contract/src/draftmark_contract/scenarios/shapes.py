@@ -1,0 +1,155 @@
+"""The geometries that behaviour is checked on: few, small, and without the equalities that hide bugs. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+
+from ..check import Case
+
+LIMITS = Limits(max_num_reqs=6, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(1, 4, 8))
+"""Padding reaches 8 while six may live (sglang#25124); 84 is a multiple of no page size used here."""
+SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
+TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
+"""D is neither S + 1 nor k·(S-1) (sglang#27545)."""
+PAGE128 = AttentionShape(4, 2, 128, page_size=128, q_dtype="float16", kv_dtype="float16")
+"""What kernels with large pages serve; float16, because one key among hundreds must show in an output."""
+PAGE128_LIMITS = Limits(max_num_reqs=4, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 2, 5))
+"""At the wall every tail but DECODE's lies on both sides of a page boundary (sglang#22778). Few requests, since
+interpreted kernels take their time for hundreds of keys."""
+PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
+LARGE_PAGES = ("target-page128", "draft-page128")
+EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
+"""Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A geometry under the name that its cases begin with.
+
+    Attributes:
+        since: contract (major, minor) in which it joined the suite.
+        brief: its rows see hundreds of keys, so a check whose rule knows no lengths takes its telling scenes alone.
+    """
+
+    name: str
+    geometry: Geometry
+    since: tuple[int, int] = (1, 0)
+    brief: bool = False
+
+    def case(self, value: Any, label: str = "") -> Case:
+        """A case of this shape: ``"name-label"``, or the name alone."""
+        return Case(f"{self.name}-{label}" if label else self.name, value, self.since)
+
+
+def _make(
+    attention: AttentionShape = SMALL,
+    draft: DraftShape = TREE,
+    limits: Limits = LIMITS,
+    modes: tuple[Mode, ...] = TARGET_MODES,
+) -> Geometry:
+    return Geometry.create(attention, limits, draft, modes=modes)
+
+
+def shapes(*names: str) -> list[Shape]:
+    """Those that every check takes, and those named here; in one order."""
+    return [shape for shape in all_shapes() if shape.name in (*EVERYWHERE, *names)]
+
+
+def all_shapes() -> list[Shape]:
+    """Of every geometry of `behaviours`."""
+    return [
+        Shape(name, geometry, (1, 2), brief=True) if name in LARGE_PAGES else Shape(name, geometry)
+        for name, geometry in behaviours().items()
+    ]
+
+
+def behaviours() -> dict[str, Geometry]:
+    """Geometries for everything but numerics, by id."""
+    window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
+    tokens = replace(SMALL, page_size=1)
+    wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
+    short = replace(LIMITS, max_extend_tokens=32)  # a prefill must not lend its rows to the other modes (sglang#27338)
+    return {
+        "small": mandatory(),
+        "target": _make(),
+        "draft": _make(modes=DRAFT_MODES),
+        "target-window": _make(window),
+        "draft-window": _make(window, modes=DRAFT_MODES),
+        "target-page1-words2": _make(tokens, wide),
+        "draft-page1-words2": _make(tokens, wide, modes=DRAFT_MODES),
+        "target-overlap": _make(limits=replace(LIMITS, overlap=True)),
+        "draft-overlap": _make(limits=replace(LIMITS, overlap=True), modes=DRAFT_MODES),
+        "target-page32-long": _make(replace(SMALL, page_size=32), limits=replace(LIMITS, max_context_len=700)),
+        "target-rows-of-verify": _make(draft=DraftShape(topk=2, num_steps=2, num_draft_tokens=7), limits=short),
+        "draft-rows-of-topk": _make(
+            draft=DraftShape(topk=9, num_steps=3, num_draft_tokens=2), limits=short, modes=DRAFT_MODES
+        ),
+        "draft-chain": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
+        "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
+        "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
+    }
+
+
+def wide() -> list[Shape]:
+    """Geometries whose counts pass 8 and 16 bits: metadata alone is checked on them, since their pools are large."""
+    crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=700, capture_batch_sizes=(4, 320))
+    long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
+    plain = (Mode.EXTEND, Mode.DECODE)
+    return [
+        Shape("crowd", _make(limits=crowd, draft=DraftShape(), modes=plain)),
+        Shape("long", _make(limits=long, draft=DraftShape(), modes=plain)),
+        Shape("long-target", _make(limits=long)),
+        Shape("crowd-page128", _make(PAGE128, limits=crowd, draft=DraftShape(), modes=plain), (1, 2)),
+        Shape("long-target-page128", _make(PAGE128, limits=long), (1, 2)),
+    ]
+
+
+def mandatory() -> Geometry:
+    """The profile that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128, no speculation."""
+    attention = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
+    limits = Limits(max_num_reqs=3, max_context_len=300, max_extend_tokens=64, capture_batch_sizes=(1, 4))
+    return Geometry.create(attention, limits, modes=(Mode.EXTEND, Mode.DECODE))
+
+
+def numerics() -> list[Shape]:
+    """Dtypes, head shapes, head sizes, windows and caps, paired so that each value appears and few runs are needed."""
+    rows = {
+        "bf16-mha-80": (4, 4, 80, "bfloat16", -1, 0.0),
+        "bf16-gqa4-128": (8, 2, 128, "bfloat16", -1, 0.0),
+        "bf16-gqa8-64-window": (8, 1, 64, "bfloat16", 11, 0.0),
+        "bf16-gqa2-256-cap": (4, 2, 256, "bfloat16", -1, 20.0),
+        "bf16-gqa8-128-heads16": (16, 2, 128, "bfloat16", 0, 0.0),
+        "fp16-gqa4-96": (8, 2, 96, "float16", -1, 0.0),
+        "fp16-mqa-128-window-cap": (4, 1, 128, "float16", 19, 50.0),
+        "fp16-mha-64": (2, 2, 64, "float16", -1, 0.0),
+        "fp32-gqa4-64": (8, 2, 64, "float32", -1, 0.0),
+        "fp32-gqa8-128-window": (8, 1, 128, "float32", 11, 0.0),
+        "fp32-mqa-80-cap": (4, 1, 80, "float32", -1, 20.0),
+        "fp32-gqa3-96-scale": (6, 2, 96, "float32", -1, 0.0),
+        "bf16-gqa3-64-heads9": (9, 3, 64, "bfloat16", -1, 0.0),
+        "bf16-gqa4-128-kv8": (8, 2, 128, "bfloat16", -1, 0.0),
+    }
+    made = []
+    for name, (heads, kv_heads, dim, dtype, window, cap) in rows.items():
+        scale = 0.05 if name.endswith("scale") else None
+        stored = "float8_e4m3fn" if name.endswith("kv8") else dtype
+        made.append(Shape(name, _make(AttentionShape(heads, kv_heads, dim, 16, dtype, stored, scale, window, cap))))
+    large = {
+        "bf16-mha-128-page128": AttentionShape(4, 4, 128, 128),
+        "bf16-gqa4-128-page128": AttentionShape(8, 2, 128, 128),
+        "fp16-gqa8-128-page128-scale": replace(PAGE128, num_qo_heads=8, num_kv_heads=1, softmax_scale=0.05),
+    }
+    return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), (1, 2)) for name, one in large.items()]
+
+
+def describe(geometry: Geometry) -> str:
+    """One line for messages."""
+    a, d, limits = geometry.attention, geometry.draft, geometry.limits
+    return (
+        f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "
+        f"window_left={a.window_left} cap={a.logits_soft_cap} topk={d.topk} num_steps={d.num_steps} "
+        f"num_draft_tokens={d.num_draft_tokens} max_context_len={limits.max_context_len} overlap={limits.overlap}"
+    )

@@ -1,0 +1,174 @@
+"""Tensors of a turn: the core's static batch buffers, one layer of KV, and the rows that enter and leave."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark.batch import BatchBuffers, ForwardBatch, Tree
+from draftmark.batch import ragged as ragged_batch
+from draftmark.cache import KVCache
+from draftmark.geometry import Geometry, Mode
+from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
+
+from ..oracle.history import kv_slots
+from .turns import TRAPS, Turn
+
+SPARSE = 2**28
+"""A pool from this size on is not filled: its pages are only touched where a turn stores something."""
+SCALES = (0.5, 2.0)
+"""Stored value times scale is the real value; powers of two, so that quantising rounds once."""
+CONTRAST = 0.5
+"""Scale of the queries: weights stay near each other, so a key too many or too few shows in every output."""
+
+
+class Stage:
+    """Everything that a backend is given, at fixed addresses. Contents come from turns; what no turn sets is dirty.
+
+    Attributes:
+        cache: one layer's pages.
+        q, k, v, out: rows of the largest forward; a turn takes the leading ones.
+    """
+
+    def __init__(self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None) -> None:
+        a = geometry.attention
+        self.geometry = geometry
+        self.buffers = BatchBuffers(geometry, device)
+        shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
+        kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
+        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device))
+        rows, dtype = _max_rows(geometry), getattr(torch, a.q_dtype)
+        self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
+        self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
+        self.v = torch.empty_like(self.k)
+        self.out = torch.empty_like(self.q)
+        self.dirty(num_pages - 1)
+
+    def dirty(self, page: int) -> None:
+        """Fill the static buffers with what an earlier, longer batch could have left there."""
+        b = self.buffers
+        b.prefix_lens.fill_(self.geometry.limits.max_context_len)
+        b.page_table.fill_(page)
+        b.positions.fill_(self.geometry.limits.max_context_len - 1)
+        b.mask.fill_(-1)
+        b.depth.fill_(3)
+
+    def empty(self) -> None:
+        """Fill the static buffers with a batch of empty requests on null pages."""
+        b = self.buffers
+        for tensor in (b.prefix_lens, b.page_table, b.positions, b.mask, b.depth):
+            tensor.zero_()
+
+    def set(self, turn: Turn, host: str = "exact") -> ForwardBatch:
+        """Fill the static buffers with a turn's batch, and only the part that the turn owns."""
+        b, r = self.buffers, len(turn.requests)
+        b.prefix_lens[:r] = torch.tensor([one.prefix for one in turn.requests], dtype=torch.int32)
+        b.page_table[:r] = torch.tensor(_table(turn, b.page_table.shape[1]), dtype=torch.int32)
+        lens = host_lengths(turn, host)
+        if turn.mode is Mode.EXTEND:
+            q_lens = tuple(one.rows for one in turn.requests)
+            return ragged_batch(turn.geometry, b.prefix_lens[:r], b.page_table[:r], q_lens, lens, turn.live)
+        batch = b.uniform(turn.mode, turn.step, r, turn.live, lens, tree=not turn.causal)
+        batch.positions.copy_(torch.tensor(_positions(turn), dtype=torch.int64))
+        if isinstance(batch.tail, Tree):
+            batch.tail.mask.copy_(torch.tensor(_mask(turn, b.mask.shape[1]), dtype=torch.int32))
+            batch.tail.depth.copy_(torch.tensor(_depth(turn), dtype=torch.int32))
+        return batch
+
+    def fill_rows(self, turn: Turn, seed: int = 0, contrast: float = CONTRAST) -> None:
+        """New rows for a turn, the same for the same seed; `out`, and the rows behind the turn, become NaN."""
+        dice = torch.Generator().manual_seed(seed)
+        for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
+            tensor.fill_(float("nan"))
+            part = tensor[: len(turn.rows)]
+            part.copy_(torch.randn(part.shape, generator=dice) * scale)
+        self.out.fill_(float("nan"))
+
+    def fill_cache(self, turn: Turn, seed: int = 0) -> None:
+        """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""
+        dice = torch.Generator().manual_seed(seed + 1)
+        size = self.geometry.attention.page_size
+        used = sorted({slot for one in turn.requests if one.live for slot in kv_slots(one, size)[: -one.rows or None]})
+        for pool in (self.cache.k, self.cache.v):
+            if pool.numel() < SPARSE:
+                raw(pool).fill_(-1)  # all ones: NaN in every dtype
+            flat = raw(pool).view(-1, *pool.shape[2:])
+            flat[: turn.null_pages * size] = 0
+            values = torch.randn((len(used), *flat.shape[1:]), generator=dice).to(pool.dtype)
+            flat[torch.tensor(used, dtype=torch.int64, device=flat.device)] = raw(values).to(flat.device)
+
+    def rows(self, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v and out of a turn, padded rows included."""
+        n = len(turn.rows)
+        return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: NaN equals itself, and every dtype can be indexed."""
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def _scales(kv_dtype: str, device: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if kv_dtype != "float8_e4m3fn":
+        return None, None
+    k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in SCALES)
+    return k, v
+
+
+def host_lengths(turn: Turn, kind: str) -> HostLengths:
+    """What the host may know of a turn's lengths: ``"exact"``, ``"upper_bound"`` (loose), ``"tight_bound"`` (nothing is
+    in flight, so it is met), ``"mixed_bound"`` (met by every other request), or ``"unknown"``.
+    """
+    lens = tuple(one.prefix for one in turn.requests if one.live)
+    limits, wall = turn.geometry.limits, max_prefix(turn.geometry)
+    if kind == "exact":
+        return Exact(lens)
+    if kind == "tight_bound":
+        return UpperBound(lens)
+    if kind in ("upper_bound", "mixed_bound"):
+        loose = 2 * turn.geometry.attention.page_size + 1
+        every = 1 if kind == "upper_bound" else 2
+        return UpperBound(tuple(min(n + loose * ((i + 1) % every == 0), wall) for i, n in enumerate(lens)))
+    return Unknown(len(lens), wall if turn.mode is not Mode.EXTEND else limits.max_context_len)
+
+
+def max_prefix(geometry: Geometry) -> int:
+    """Longest prefix a forward may meet."""
+    k, s, d = geometry.draft.topk, geometry.draft.num_steps, geometry.draft.num_draft_tokens
+    return geometry.limits.max_context_len + (max(1, d, k * (s - 1)) if geometry.limits.overlap else 0)
+
+
+def _max_rows(geometry: Geometry) -> int:
+    reqs = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes)
+    return max(geometry.limits.max_extend_tokens, reqs * max(geometry.draft.topk, geometry.draft.num_draft_tokens))
+
+
+def _table(turn: Turn, columns: int) -> list[list[int]]:
+    """Own pages first; behind them, pages full of NaN for a live request and null pages for a padded one."""
+    rows = []
+    for n, one in enumerate(turn.requests):
+        rest = [turn.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]
+        rows.append([*one.pages, *(rest if one.live else one.pages[:1] * len(rest))])
+    return rows
+
+
+def _positions(turn: Turn) -> list[int]:
+    wall = turn.geometry.limits.max_context_len - 1
+    requests = turn.requests
+    return [min(requests[n].prefix + requests[n].depth(requests[n].own_slot(row)), wall) for n, row in turn.rows]
+
+
+def _mask(turn: Turn, words: int) -> list[list[int]]:
+    """Ancestors and self, bit j in word j // 32; padded rows see only themselves."""
+    rows = []
+    for n, row in turn.rows:
+        one = turn.requests[n]
+        seen = one.lineage(one.own_slot(row)) if one.live else [one.own_slot(row)]
+        packed = [0] * words
+        for slot in seen:
+            packed[slot // 32] |= 1 << slot % 32
+        rows.append([word - 2**32 if word >= 2**31 else word for word in packed])
+    return rows
+
+
+def _depth(turn: Turn) -> list[list[int]]:
+    return [[one.depth(slot) if one.live else 0 for slot in range(one.tail)] for one in turn.requests]

@@ -1,0 +1,157 @@
+"""One forward as a token history: the batches that every check draws from. No torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draftmark.geometry import Geometry, Mode
+
+from ..oracle.history import Request, chain
+from .shapes import describe
+from .trees import beams, verify_tree
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One forward.
+
+    Attributes:
+        requests: live ones, then padded ones.
+        causal: the tail carries no mask words.
+        num_pages: pages that the pool must have; the last `TRAPS` belong to nobody.
+    """
+
+    name: str
+    geometry: Geometry
+    mode: Mode
+    step: int
+    requests: tuple[Request, ...]
+    causal: bool
+    num_pages: int
+    null_pages: int
+
+    @property
+    def live(self) -> int:
+        """Live requests."""
+        return sum(one.live for one in self.requests)
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """(request, row) of each query row, in order."""
+        return [(n, row) for n, one in enumerate(self.requests) for row in range(one.rows)]
+
+    @property
+    def live_rows(self) -> int:
+        """Query rows of live requests; they come first."""
+        return sum(one.rows for one in self.requests if one.live)
+
+    def at_step(self, step: int) -> Turn:
+        """An earlier step of the same draft round: the same requests and pages, less of the tail."""
+        k = self.geometry.draft.topk
+        cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
+        return replace(self, step=step, requests=cut)
+
+    def sharing_prefix(self) -> Turn:
+        """The same forward with the first page of the first request in the second one's table too (a prefix cache)."""
+        first, second, *rest = self.requests
+        shared = replace(second, pages=(first.pages[0], *second.pages[1:]))
+        return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
+
+    def with_null_pages(self, count: int) -> Turn:
+        """The same forward in a pool whose first `count` pages are null pages."""
+        shift, size = count - self.null_pages, self.geometry.attention.page_size
+        moved = tuple(
+            replace(one, pages=tuple(p + shift for p in one.pages) if one.live else _null(n, one, size, count))
+            for n, one in enumerate(self.requests)
+        )
+        return replace(self, requests=moved, num_pages=self.num_pages + shift, null_pages=count)
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.mode.value} step {self.step}, {self.live} live of {len(self.requests)}"
+        lines = [head, describe(self.geometry), *(f"r{n}: {one}" for n, one in enumerate(self.requests))]
+        return "\n      ".join(lines)
+
+
+TRAPS = 3
+"""Pages that belong to nobody, hold NaN, and fill the page table behind each request's own pages."""
+
+
+def extent(geometry: Geometry, mode: Mode, step: int) -> tuple[int, int]:
+    """Query rows and tail slots of a request, from the table of modes; deliberately not `Geometry.extent`."""
+    k, d = geometry.draft.topk, geometry.draft.num_draft_tokens
+    return {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * step + k), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}[mode]
+
+
+def uniform(
+    name: str,
+    geometry: Geometry,
+    mode: Mode,
+    prefixes: Sequence[int],
+    padded: int,
+    *,
+    step: int = 0,
+    tree: str = "random",
+    seed: int = 0,
+    first_page: int = 0,
+) -> Turn:
+    """A forward whose requests all have the extent of `mode`, padded to `padded` requests."""
+    rows, tail = extent(geometry, mode, step)
+    single = mode is Mode.DRAFT and geometry.draft.topk == 1
+    causal = tree == "chain" or single or mode in (Mode.DECODE, Mode.DRAFT_EXTEND)
+    requests = []
+    for n, prefix in enumerate(prefixes):
+        branches = beams(geometry.draft.topk, step, seed + n) if mode is Mode.DRAFT else ()
+        parents = chain(tail) if causal else branches or verify_tree(tree, rows, seed + n)
+        requests.append(Request(prefix, (), parents, rows))
+    requests += [Request(0, (), chain(tail), rows, live=False)] * (padded - len(prefixes))
+    return _with_pages(name, geometry, mode, step, requests, causal, seed, first_page)
+
+
+def ragged(
+    name: str,
+    geometry: Geometry,
+    prefixes: Sequence[int],
+    rows: Sequence[int],
+    *,
+    padded: int = 0,
+    seed: int = 0,
+    first_page: int = 0,
+) -> Turn:
+    """An EXTEND: request n brings rows[n] tokens behind its prefix; padded requests bring none."""
+    requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
+    requests += [Request(0, (), (), 0, live=False)] * padded
+    return _with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
+
+
+def _with_pages(
+    name: str,
+    geometry: Geometry,
+    mode: Mode,
+    step: int,
+    requests: list[Request],
+    causal: bool,
+    seed: int,
+    first_page: int,
+) -> Turn:
+    """Hand out shuffled page ids: live requests get their own, padded ones the null page 0."""
+    size = geometry.attention.page_size
+    needs = [-(-(one.prefix + one.tail) // size) if one.live else 0 for one in requests]
+    start = max(1, first_page)
+    ids = list(range(start, start + sum(needs)))
+    random.Random(f"pages {seed}").shuffle(ids)
+    placed = []
+    for n, (one, need) in enumerate(zip(requests, needs, strict=True)):
+        mine = tuple(ids.pop() for _ in range(need))
+        placed.append(replace(one, pages=mine if one.live else _null(n, one, size, 1)))
+    last = start + sum(needs) + TRAPS
+    return Turn(name, geometry, mode, step, tuple(placed), causal, last, 1)
+
+
+def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:
+    """Null pages of a padded request: page 0, or its own where the backend needs unique slots."""
+    need = max(1, -(-request.tail // page_size))
+    if null_pages == 1:
+        return (0,) * need
+    return tuple((n * need + i) % null_pages for i in range(need))

@@ -1,0 +1,62 @@
+"""Notices which of the tensors around a call changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftmark.batch import ForwardBatch, Tree
+
+from ..check import ContractViolation
+from .rig import Rig
+from .turns import Turn
+
+
+def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
+    """A batch's tensors by name."""
+    found = {name: getattr(batch, name) for name in ("prefix_lens", "q_indptr", "page_table", "positions")}
+    if isinstance(batch.tail, Tree):
+        found |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
+    return found
+
+
+class Watch:
+    """Snapshots of everything a backend is given but its arena: batch, static buffers, cache, rows."""
+
+    def __init__(self, rig: Rig, turn: Turn, batch: ForwardBatch) -> None:
+        stage, buffers = rig.stage, rig.stage.buffers
+        self._turn = turn
+        static = {f"static {name}": one for name, one in vars(buffers).items() if isinstance(one, torch.Tensor)}
+        self._watched = {
+            **batch_tensors(batch),
+            **static,
+            "cache.k": stage.cache.k,
+            "cache.v": stage.cache.v,
+            "q": stage.q,
+            "k": stage.k,
+            "v": stage.v,
+            "out": stage.rows(turn)[3],
+            "out behind the batch": stage.out[len(turn.rows) :],
+        }
+        self._before = {name: _bits(one).clone() for name, one in self._watched.items()}
+
+    def unchanged_but(self, allowed: Sequence[str], call: str) -> None:
+        """Raise unless only `allowed` tensors changed since the last time."""
+        for name, one in self._watched.items():
+            now = _bits(one)
+            if name not in allowed and not torch.equal(now, self._before[name]):
+                at = int((now != self._before[name]).nonzero()[0, 0])
+                raise ContractViolation(
+                    f"{call}() changes {name}, which is not its to write",
+                    batch=self._turn,
+                    got=f"first difference in byte {at}",
+                    expected=f"only {', '.join(allowed) or 'arena buffers'} change",
+                    formula="the four methods of draftmark.backend.AttentionBackend",
+                    bug="vllm#53821",
+                )
+            self._before[name] = now.clone()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

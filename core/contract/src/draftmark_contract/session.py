@@ -1,0 +1,130 @@
+"""One run of the suite in one process: the backend under test, loaded once, and the items of the tiers asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftmark.errors import BackendLoadError
+from draftmark.loaded import Backend
+from draftmark.registry import load
+
+from .check import Tier
+from .item import Item, Outcome, Result, all_items, run_item
+from .journal import Journal
+from .known import KnownFailure, known_failures
+from .limits import TimeLimit, time_limit
+from .subject import Subject
+from .verdict import Verdict, judge
+
+LOAD_LIMIT_S = 60.0
+DEVICE_LOST = 75
+"""Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
+LOST = "after this item the device took no more work of its process"
+NO_DEVICE = "torch sees no accelerator here, and the CPU is the host tier's: run --tier host, or name a device"
+
+
+class ContractSession:
+    """The backend and what this run asks of it.
+
+    A backend that does not load still has all its items: each fails with the cause, so that no denominator shrinks.
+    """
+
+    def __init__(self, name: str, tier: str, device: str | None, journal: Path | None = None, sample: int = 0) -> None:
+        self.name = name
+        self.tier = Tier(tier)
+        self.items: dict[str, Item] = {item.id: item for item in all_items(self.tier.includes, sample)}
+        self.journal = Journal(journal) if journal else None
+        self.ended = self.journal.ended() if self.journal else {}
+        self._asked_device = device
+        self._backend: Backend | None = None
+        self._known: list[KnownFailure] = []
+        self.error = ""
+
+    @property
+    def backend(self) -> Backend | None:
+        """The loaded backend; None, with `error` set, when it cannot be loaded."""
+        if self._backend is None and not self.error:
+            try:
+                with time_limit(LOAD_LIMIT_S):
+                    self._backend = load(self.name)
+                self._known = known_failures(self._backend)
+            except (BackendLoadError, ValueError) as error:
+                self.error = str(error)
+            except (TimeLimit, SystemExit) as error:
+                self.error = f"loading {self.name!r} ended with {type(error).__name__}: {error}"
+        return self._backend
+
+    def run(self, item_id: str) -> Result:
+        """Run one item; an item that the journal has is not run again.
+
+        An item can cost its process the device: behind an illegal access every call fails. Then, where a journal keeps
+        the results, the process ends with `DEVICE_LOST`, for no later item could be judged in it.
+        """
+        if item_id in self.ended:
+            return self.ended[item_id]
+        item = self.items[item_id]
+        self._note({"started": item_id})
+        result = self._run(item)
+        lost = item.tier is Tier.DEVICE and result.outcome in (Outcome.FAILED, Outcome.KNOWN) and self._lost()
+        if lost:
+            result = replace(result, message=f"{result.message}\n{LOST}")
+        self._note(result.as_json())
+        if lost and self.journal:
+            os._exit(DEVICE_LOST)
+        return result
+
+    def _run(self, item: Item) -> Result:
+        backend = self.backend
+        if backend is None:
+            return Result(item.id, item.tier.value, Outcome.FAILED, f"the backend does not load: {self.error}")
+        device = self._device(backend) if item.tier is Tier.DEVICE else "cpu"
+        if not device:
+            return Result(item.id, item.tier.value, Outcome.FAILED, NO_DEVICE)
+        return run_item(item, Subject(backend, device, item.tier), self._known)
+
+    def _device(self, backend: Backend) -> str:
+        """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""
+        if self._asked_device:
+            return self._asked_device
+        if backend.info.device != "any":
+            return backend.info.device
+        import torch
+
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found.type if found is not None else ""
+
+    def _lost(self) -> bool:
+        """Whether the device refuses all work of this process."""
+        device = self._device(self._backend) if self._backend else ""
+        if not device:
+            return False
+        from draftmark.devices import synchronize
+
+        try:
+            synchronize(device)
+        except RuntimeError:
+            return True
+        return False
+
+    def _note(self, row: dict[str, Any]) -> None:
+        if self.journal:
+            self.journal.note(row)
+
+
+def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Verdict:
+    """The verdict on the records of a run; an item whose process died has failed, with what it left in the journal."""
+    results = []
+    noted = session.journal.ended() if session.journal else {}
+    for item_id, row in records.items():
+        if "died" not in row:
+            results.append(Result.from_json(row))
+        elif item_id in noted:
+            results.append(noted[item_id])
+        elif item_id in session.items:
+            tier = session.items[item_id].tier.value
+            results.append(Result(item_id, tier, Outcome.FAILED, f"the process died: {row['died']}"))
+    runs = session.journal.runs() if session.journal else ()
+    return judge(session.name, session.backend, results, session.error, runs)

@@ -1,0 +1,139 @@
+"""Batches as integers: groups of equal requests, and the batches that stand at the limits of a geometry.
+
+The table of modes (rows and tail slots of a request) is written here a second time on purpose: the oracle does
+not take it from `Geometry`, whose users it judges. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftmark.geometry import Geometry, Mode
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` requests with L = `prefix`, `rows` query rows and `tail` slots each."""
+
+    count: Any
+    prefix: Any
+    rows: Any
+    tail: Any
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """A forward batch in integers, padding included: all that sizes depend on.
+
+    `given_requests` and `given_rows` stand for the sums where a proof knows only their bounds.
+    """
+
+    mode: Mode
+    step: Any
+    groups: tuple[Group, ...]
+    given_requests: Any = None
+    given_rows: Any = None
+
+    @property
+    def requests(self) -> Any:
+        """R, padding included."""
+        if self.given_requests is not None:
+            return self.given_requests
+        return total(group.count for group in self.groups)
+
+    @property
+    def rows(self) -> Any:
+        """Query rows of the batch."""
+        if self.given_rows is not None:
+            return self.given_rows
+        return total(group.count * group.rows for group in self.groups)
+
+    @property
+    def _shown(self) -> list[Group]:
+        # A count may be a symbol, whose comparison would fork the run.
+        return [group for group in self.groups if not (isinstance(group.count, int) and group.count == 0)]
+
+    def __str__(self) -> str:
+        groups = ", ".join(f"{g.count} x (L={g.prefix}, q={g.rows}, T={g.tail})" for g in self._shown)
+        sums = "" if self.given_rows is None else f"; in all {self.requests} requests, {self.rows} rows"
+        step = f" step {self.step}" if self.mode is Mode.DRAFT else ""
+        return f"{self.mode.value}{step}: {groups}{sums}"
+
+
+def total(values: Iterable[Any]) -> Any:
+    """The sum of ints or symbolic ints."""
+    found: Any = 0
+    for value in values:
+        found = found + value
+    return found
+
+
+def brief(geometry: Geometry) -> str:
+    """A geometry in one line, for messages."""
+    a, d, m = geometry.attention, geometry.draft, geometry.limits
+    return (
+        f"k={d.topk} S={d.num_steps} D={d.num_draft_tokens} P={a.page_size} C={m.max_context_len} "
+        f"max_num_reqs={m.max_num_reqs} capture={list(m.capture_batch_sizes)} extend={m.max_extend_tokens} "
+        f"overlap={m.overlap} heads={a.num_qo_heads}/{a.num_kv_heads}x{a.head_dim} {a.q_dtype}/{a.kv_dtype} "
+        f"window={a.window_left} cap={a.logits_soft_cap} modes={'+'.join(mode.value for mode in geometry.modes)}"
+    )
+
+
+def wall_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[BatchShape]:
+    """The batches at the limits of a concrete geometry: every mode and step, largest and smallest R, L at every edge.
+
+    `counts` adds batches of that many requests at the context wall.
+    """
+    found = []
+    for mode in geometry.modes:
+        last = geometry.draft.num_steps - 2
+        steps = sorted({step for step in (0, last // 2, last) if 0 <= step <= last}) if mode is Mode.DRAFT else [0]
+        found += [batch for step in steps for batch in _walls(geometry, mode, step, counts)]
+    return found
+
+
+def _walls(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> list[BatchShape]:
+    limits, page = geometry.limits, geometry.attention.page_size
+    most = max(limits.max_num_reqs, *limits.capture_batch_sizes, 1)
+    if mode is Mode.EXTEND:
+        return _extend_walls(limits.max_extend_tokens, limits.max_context_len, most)
+    rows, tail = rows_and_tail(geometry, mode, step)
+    wall = longest_prefix(geometry)
+    edges = sorted({0, 1, wall, max(0, wall - 1), wall // page * page, max(0, wall // page * page - tail)})
+    # A single request shows a workspace that small batches need more of (TRT-LLM#16319).
+    counts = [(most, edge) for edge in edges] + [(1, edge) for edge in (0, wall) if most > 1]
+    counts += [(count, wall) for count in extra]
+    batches = [BatchShape(mode, step, (Group(r, edge, rows, tail),)) for r, edge in counts]
+    padded = (Group(1, wall, rows, tail), Group(most - 1, 0, rows, tail))
+    return [*batches, BatchShape(mode, step, padded)]
+
+
+def _extend_walls(tokens: int, context: int, most: int) -> list[BatchShape]:
+    one = min(tokens, context)
+    live = min(most, tokens)
+    spread = (Group(live, context - 1, 1, 1), Group(most - live, 0, 0, 0))
+    full = min(live, max(1, tokens // one))
+    chunks = (Group(full, context - one, one, one), Group(most - full, 0, 0, 0))
+    # One row at the wall: few rows are split over most parts (TRT-LLM#16319).
+    alone = (Group(1, context - 1, 1, 1),)
+    return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), alone)]
+
+
+def rows_and_tail(geometry: Geometry, mode: Mode, step: Any) -> tuple[Any, Any]:
+    """Rows and tail slots of a request, from the table of modes in the design; not `Geometry.extent`."""
+    draft = geometry.draft
+    return {
+        Mode.DECODE: (1, 1),
+        Mode.DRAFT: (draft.topk, draft.topk * (step + 1)),
+        Mode.VERIFY: (draft.num_draft_tokens, draft.num_draft_tokens),
+        Mode.DRAFT_EXTEND: (draft.num_draft_tokens, draft.num_draft_tokens),
+    }[mode]
+
+
+def longest_prefix(geometry: Geometry) -> int:
+    """The largest L that a forward may meet: C, and with overlap one round that the host has not seen."""
+    draft = geometry.draft
+    unseen = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
+    return geometry.limits.max_context_len + (unseen if geometry.limits.overlap else 0)

@@ -1,0 +1,28 @@
+"""Every check on every case, as pytest items: ``pytest --pyargs draftmark_contract --attn-backend=NAME``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from draftmark_contract.item import Outcome
+from draftmark_contract.plugin import PROPERTY, contract_session
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item per check and case of the tiers that were asked for."""
+    items = list(contract_session(metafunc.config).items)
+    metafunc.parametrize("attn_item", items, ids=items)
+
+
+def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
+    """The backend keeps the rule of this item."""
+    result = contract_session(request.config).run(attn_item)
+    request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
+    if result.outcome is Outcome.FAILED:
+        pytest.fail(result.message, pytrace=False)
+    if result.outcome is Outcome.UNJUDGED:
+        pytest.skip(f"not judged: {result.message}")
+    if result.outcome in (Outcome.KNOWN, Outcome.UPCOMING):
+        pytest.xfail(f"{result.outcome.value}: {result.message}")

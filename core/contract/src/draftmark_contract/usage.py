@@ -1,0 +1,66 @@
+"""A batch in integers for `usage()`: the host side of a `ForwardBatch`, without tensors and without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from draftmark.buffers import BufferSpec
+from draftmark.geometry import Extent, Geometry, Mode
+
+from .check import ContractViolation
+from .needs import USAGE_ROLES
+from .shapes import BatchShape, brief
+
+if TYPE_CHECKING:
+    from draftmark.loaded import Backend
+
+
+@dataclass(frozen=True)
+class PlainLengths:
+    """Host lengths known exactly."""
+
+    lens: tuple[int, ...]
+
+    def upper_bound(self) -> tuple[int, ...]:
+        """The lengths themselves."""
+        return self.lens
+
+
+class PlainBatch:
+    """What `usage(geometry, batch)` may read: mode, step, lengths and counts. Tensors are not there."""
+
+    def __init__(self, shape: BatchShape) -> None:
+        self.mode, self.step = shape.mode, shape.step
+        each = [group for group in shape.groups for _ in range(group.count)]
+        self.q_lens = tuple(group.rows for group in each)
+        self.tail_lens = tuple(group.tail for group in each)
+        self.host = PlainLengths(tuple(group.prefix for group in each))
+        self.num_reqs = self.padded_reqs = len(each)
+        self.num_rows = sum(self.q_lens)
+
+    @property
+    def uniform(self) -> Extent | None:
+        """As in `ForwardBatch`."""
+        return None if self.mode is Mode.EXTEND else Extent(self.q_lens[0], self.tail_lens[0])
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"usage() may read host numbers only, and {name} is on the device or does not exist")
+
+
+def usage_of(backend: Backend, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]) -> dict[str, int]:
+    """`usage()` of one batch, checked: bytes >= 0 for exactly the buffers that only the plugin knows."""
+    used = backend.usage(geometry, PlainBatch(shape))  # type: ignore[arg-type]
+    known = {spec.name for spec in specs if spec.role in USAGE_ROLES}
+    wrong = {name: size for name, size in used.items() if not isinstance(size, int) or size < 0}
+    if set(used) == known and not wrong:
+        return used
+    raise ContractViolation(
+        "usage() must give bytes (int >= 0) for each buffer of the plugin's own roles, and for no other",
+        batch=f"{brief(geometry)}; {shape}",
+        got=used,
+        expected=sorted(known),
+        formula="draftmark_usage(geometry, batch)",
+        bug="TRT-LLM#17026",
+        remedy="name every workspace, split_schedule, partial and host_staging buffer that buffers() declares",
+    )

@@ -1,0 +1,102 @@
+"""Runs the contract's checks on a plugin in this process, and says which of them fail."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import torch
+
+from draftmark.loaded import Backend
+from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
+from draftmark_contract.subject import Subject
+
+from .mutant import Mutant
+
+ORDER = (
+    *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
+    *("sizing", "graphs", "history", "proof"),
+)
+"""Modules of checks, quick and telling ones first."""
+SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "sizing.covers_processors": 999}
+"""Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
+FAR = ("V62", "Z11")
+"""Mutants that are shown to the check with a pool of 2**31 elements."""
+HOOK_TIER = ("buffers", "metadata", "supports", "usage", "describe")
+"""Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
+TREE_OPS = "tree_ops"
+"""The optional hook, and the module of its checks."""
+
+Failure = tuple[str, str, BaseException]
+
+
+def checks_for(mutant: Mutant | None = None) -> list[Check]:
+    """Checks that can see a mutant's defect, quick ones first."""
+    hooks = set(HOOK_TIER) if mutant is None else set(mutant.hooks or {}) & set(HOOK_TIER)
+    wanted = [one for one in all_checks() if one.tier is Tier.HOST or (hooks and one.tier is Tier.SIZING)]
+    # The 2**31 pool costs a gigabyte copy in a backend that does not gather in place: kept out of the matrix.
+    wanted = [one for one in wanted if mutant is None or mutant.id in FAR or one.name != "numerics.reach_past_int32"]
+    if mutant is not None:
+        # Tree operations are their own world: nobody else calls them, and they call nobody.
+        of_trees = set(mutant.hooks or {}) == {TREE_OPS}
+        wanted = [one for one in wanted if (_module(one) == TREE_OPS) == of_trees]
+    return sorted(wanted, key=lambda one: (ORDER.index(_module(one)) if _module(one) in ORDER else 99, one.name))
+
+
+def failures(backend: Backend, checks: Iterable[Check] | None = None, sampled: bool = False) -> Iterator[Failure]:
+    """(check, case, error) of the first failing case of each check that fails."""
+    for check in checks_for() if checks is None else checks:
+        for case in _cases(check, sampled):
+            error = outcome(backend, check, case)
+            if error is not None:
+                yield check.name, case.id, error
+                break
+
+
+def first_failure(mutant: Mutant, layout: str) -> Failure | None:
+    """What kills a mutant first: on a sample of the cases, else on all."""
+    for sampled in (True, False):
+        found = next(failures(mutant.build(layout), checks_for(mutant), sampled), None)
+        if found is not None:
+            return found
+    return None
+
+
+def killed_by(mutant: Mutant, layout: str, most: int) -> list[Failure]:
+    """The first `most` checks that fail on a sample of their cases; if none does, the first that fails at all."""
+    found = list(islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most))
+    one = None if found else first_failure(mutant, layout)
+    return found if one is None else [one]
+
+
+def outcome(backend: Backend, check: Check, case: Case) -> BaseException | None:
+    """What one item raised, if it fails."""
+    try:
+        said = io.StringIO()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stdout(said):
+            warnings.simplefilter("ignore")
+            check.run(Subject(backend, "cpu", check.tier), case)
+        if said.getvalue():
+            return ContractViolation("the backend printed", got=said.getvalue()[:200])
+    except Refused:
+        return None
+    except ContractViolation as violation:
+        return violation
+    except Exception as crash:  # a broken backend may raise anything; the runner fails the item
+        return crash
+    return None
+
+
+def _cases(check: Check, sampled: bool) -> list[Case]:
+    cases = list(check.cases())
+    if not sampled:
+        return cases
+    most = SAMPLE.get(check.name, SAMPLE.get(_module(check), 12))
+    return list(spread(cases, most)) if most else []
+
+
+def _module(check: Check) -> str:
+    return check.name.partition(".")[0]

@@ -1,0 +1,97 @@
+"""A backend whose layout nobody can decode: what was not judged is said, and counts as nothing that passed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark import Geometry
+from draftmark.loaded import Backend
+from draftmark.metadata import Layout
+from draftmark_contract.check import Tier
+from draftmark_contract.item import Item, Outcome, Result, all_items, run_item
+from draftmark_contract.subject import Subject
+from draftmark_contract.verdict import judge
+
+from . import catalog
+from .mutant import Mutant
+
+torch.set_num_threads(1)
+BY_METADATA = "metadata.decodes_to_the_token_history[target-verify-edges]"
+BY_OUTPUT = "padding.changes_no_live_byte[target-verify-3of8]"
+BY_BOTH = (BY_METADATA, BY_OUTPUT)
+BY_HOOKS = "supports.mandatory_profile[padded]"
+ITEMS: dict[str, Item] = {item.id: item for item in all_items(Tier.HOST.includes)}
+
+
+def _undecodable(geometry: Geometry, found: dict[Any, Any]) -> dict[Any, Any]:
+    return {
+        mode: replace(spec, levels=tuple(replace(level, layout=Layout.OPAQUE) for level in spec.levels))
+        for mode, spec in found.items()
+    }
+
+
+OPAQUE = {"metadata": _undecodable}
+
+
+def backend(defect: str = "", *, kernels: bool) -> Backend:
+    """The CSR twin with an opaque layout, and with a mutant's defect; `kernels`: whether they run on this machine."""
+    mutant = next((one for one in catalog.MUTANTS if one.id == defect), Mutant("none", "", ""))
+    built = replace(mutant, hooks={**(mutant.hooks or {}), **OPAQUE}).build("csr")
+    built.info = replace(built.info, host_kernels=kernels)
+    return built
+
+
+def end(item: str, subject: Backend) -> Result:
+    """How one item ends for it."""
+    return run_item(ITEMS[item], Subject(subject, "cpu", Tier.HOST), [])
+
+
+@pytest.mark.parametrize("item", BY_BOTH)
+def test_what_rows_see_is_not_judged_without_kernels(item: str) -> None:
+    """Neither metadata nor outputs decide: the item says so, and has not passed."""
+    result = end(item, backend(kernels=False))
+    assert result.outcome is Outcome.UNJUDGED
+    assert "opaque" in result.message
+
+
+def test_kernels_decide_by_their_outputs() -> None:
+    """An item that compares outputs passes; one that looks at metadata alone still has nothing to judge."""
+    assert end(BY_OUTPUT, backend(kernels=True)).outcome is Outcome.PASSED
+    assert end(BY_METADATA, backend(kernels=True)).outcome is Outcome.UNJUDGED
+
+
+@pytest.mark.parametrize("item", BY_BOTH)
+def test_defect_in_what_is_hidden_does_not_pass(item: str) -> None:
+    """A mask in reverse (V10) is unjudged without kernels, and found with them where outputs count."""
+    assert end(item, backend("V10", kernels=False)).outcome is Outcome.UNJUDGED
+    found = Outcome.FAILED if item == BY_OUTPUT else Outcome.UNJUDGED
+    assert end(item, backend("V10", kernels=True)).outcome is found
+
+
+@pytest.mark.parametrize("item", BY_BOTH)
+def test_what_is_not_hidden_is_judged(item: str) -> None:
+    """Slots that rows write are in plain sight: a tail that starts one token late (V01) fails all the same."""
+    assert end(item, backend("V01", kernels=False)).outcome is Outcome.FAILED
+
+
+def test_verdict_counts_what_was_not_judged() -> None:
+    """The line and the record keep it apart from what passed; it does not deny conformance."""
+    subject = backend(kernels=False)
+    ran = {name: end(name, subject) for name in (*BY_BOTH, BY_HOOKS)}
+    results = [ran.get(item.id, Result(item.id, item.tier.value, Outcome.PASSED)) for item in ITEMS.values()]
+    verdict = judge("csr", subject, results)
+    assert verdict.conforms
+    assert f": {len(results) - 2} of {len(all_items())} items passed; 2 not judged, of an opaque layout" in verdict.line
+    assert verdict.as_json()["counts"] == {"passed": len(results) - 2, "unjudged": 2}
+
+
+def test_decoded_layouts_are_judged() -> None:
+    """The same backend with its layout declared passes, with or without kernels."""
+    for kernels in (True, False):
+        plain = Mutant("none", "", "").build("csr")
+        plain.info = replace(plain.info, host_kernels=kernels)
+        assert [end(item, plain).outcome for item in BY_BOTH] == [Outcome.PASSED] * 2

@@ -1,0 +1,156 @@
+"""Sizing-only backends for testing the suite: three layouts that are right, and single changes that make them wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.geometry import Geometry, Mode, ceil_div, maximum
+from draftmark.hookspecs import BackendInfo, hookimpl
+from draftmark.loaded import Backend
+from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.check import Tier
+from draftmark_contract.subject import Subject
+
+Sizing = Callable[[Geometry], list[BufferSpec]]
+INT = "int32"
+
+
+def subject_of(
+    buffers: Sizing,
+    level: Callable[[list[BufferSpec]], Level],
+    supports: Callable[[Geometry], list[str]] = lambda geometry: [],
+    usage: Callable[[Geometry, Any], dict[str, int]] = lambda geometry, batch: {},
+    **spec: Any,
+) -> Subject:
+    """A backend named ``sized`` that has sizing and nothing else."""
+
+    def metadata(geometry: Geometry) -> dict[Any, MetadataSpec]:
+        values = {"levels": (level(buffers(geometry)),), **spec}
+        return {mode: MetadataSpec(**values) for mode in geometry.modes}
+
+    hooks = {
+        "describe": lambda: BackendInfo("sized", "cpu", 0, host_kernels=False),
+        "supports": lambda geometry: supports(geometry),
+        "buffers": lambda geometry: buffers(geometry),
+        "metadata": lambda geometry: metadata(geometry),
+        "usage": lambda geometry, batch: usage(geometry, batch),
+        "open_backend": lambda geometry, arena: object(),
+        "graph_state": lambda geometry, device: object(),
+    }
+    plugin = SimpleNamespace(**{f"draftmark_{name}": hookimpl(hook) for name, hook in hooks.items()})
+    return Subject(Backend("sized", plugin), "cpu", Tier.SIZING)
+
+
+def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
+    """A level that names every buffer by its role."""
+    return lambda specs: Level(layout, lengths, {spec.role.value: spec.name for spec in specs}, masked=True)
+
+
+def one(role: Role, shape: tuple[Any, ...], unit: Unit, dtype: str = INT) -> BufferSpec:
+    """A buffer named after its role."""
+    return BufferSpec(role.value, role, shape, dtype, unit, "test formula")
+
+
+def csr_pages(g: Geometry) -> list[BufferSpec]:
+    """CSR of pages with its own mask rows, slots and depths: the whole set of index roles."""
+    return [
+        one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.PAGES, "int64"),
+        one(Role.KV_INDICES, (g.max_reqs * g.max_pages_per_req,), Unit.PAGES, "int64"),
+        one(Role.KV_LAST_PAGE_LEN, (g.max_reqs,), Unit.TOKENS),
+        one(Role.QO_INDPTR, (g.max_reqs + 1,), Unit.ROWS),
+        one(Role.TAIL_MASK, (g.max_reqs * _tree_rows(g), g.mask_words), Unit.WORDS),
+        one(Role.SLOT_MAPPING, (g.max_rows_any,), Unit.TOKENS, "int64"),
+        one(Role.TAIL_DEPTH, (g.max_reqs, g.max_tail), Unit.TOKENS),
+    ]
+
+
+def csr_tokens(g: Geometry) -> list[BufferSpec]:
+    """CSR of token slots, with byte masks concatenated by request."""
+    mask_bytes = ceil_div(_tree_rows(g) * g.max_tail, 8)
+    return [
+        one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.TOKENS, "int64"),
+        one(Role.KV_INDICES, (g.max_reqs * g.max_kv_len,), Unit.TOKENS, "int64"),
+        one(Role.MASK_INDPTR, (g.max_reqs + 1,), Unit.BYTES),
+        one(Role.TAIL_MASK, (g.max_reqs * mask_bytes,), Unit.BYTES, "uint8"),
+    ]
+
+
+def page_table(g: Geometry) -> list[BufferSpec]:
+    """A page table of its own, lengths, and staged queries."""
+    return [
+        one(Role.PAGE_TABLE, (g.max_reqs, g.max_pages_per_req), Unit.PAGES, "int64"),
+        one(Role.KV_LENS, (g.max_reqs,), Unit.TOKENS),
+        one(Role.SLOT_MAPPING, (g.max_rows_any,), Unit.TOKENS, "int64"),
+        one(
+            Role.OUTPUT_STAGING, (g.max_rows_any, g.attention.num_qo_heads, g.attention.head_dim), Unit.ROWS, "float32"
+        ),
+    ]
+
+
+def two_levels(g: Geometry) -> list[BufferSpec]:
+    """Prefix by pages, tail by tokens, in one set of buffers per level."""
+    tail = g.max_reqs * g.max_tail
+    prefix_pages = ceil_div(g.max_prefix_len, g.attention.page_size)
+    return [
+        BufferSpec("prefix_indptr", Role.KV_INDPTR, (g.max_reqs + 1,), "int64", Unit.PAGES, "test formula"),
+        BufferSpec(
+            "prefix_indices", Role.KV_INDICES, (g.max_reqs * prefix_pages,), "int64", Unit.PAGES, "test formula"
+        ),
+        BufferSpec("tail_indptr", Role.KV_INDPTR, (g.max_reqs + 1,), "int64", Unit.TOKENS, "test formula"),
+        BufferSpec(
+            "tail_indices",
+            Role.KV_INDICES,
+            (maximum(tail, g.limits.max_extend_tokens),),
+            "int64",
+            Unit.TOKENS,
+            "test formula",
+        ),
+    ]
+
+
+def two_level_subject(sizing: Sizing = two_levels) -> Subject:
+    """The backend whose prefix and tail are two passes."""
+    prefix = {"kv_indptr": "prefix_indptr", "kv_indices": "prefix_indices"}
+    tail = {"kv_indptr": "tail_indptr", "kv_indices": "tail_indices"}
+    levels = (
+        Level(Layout.CSR_PAGES, LengthConvention.PREFIX, prefix),
+        Level(Layout.CSR_TOKENS, LengthConvention.TAIL, tail, masked=True),
+    )
+    return subject_of(sizing, lambda specs: levels[0], levels=levels)
+
+
+def _tree_rows(g: Geometry) -> Any:
+    return g.draft.num_draft_tokens if Mode.VERIFY in g.modes else g.draft.topk
+
+
+NAMES = ("csr_pages", "csr_tokens", "page_table", "two_levels")
+LAYOUTS: dict[str, tuple[Sizing, Layout]] = {
+    "csr_pages": (csr_pages, Layout.CSR_PAGES),
+    "csr_tokens": (csr_tokens, Layout.CSR_TOKENS),
+    "page_table": (page_table, Layout.PAGE_TABLE),
+}
+
+
+def correct(layout: str) -> Subject:
+    """The right backend of a layout."""
+    if layout == "two_levels":
+        return two_level_subject()
+    sizing, name = LAYOUTS[layout]
+    return subject_of(sizing, level_of(name))
+
+
+def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]], dtype: str = "") -> Subject:
+    """The backend of a layout with one buffer's shape (or dtype) replaced."""
+    sizing, name = LAYOUTS[layout]
+
+    def buffers(g: Geometry) -> list[BufferSpec]:
+        return [
+            replace(spec, shape=shape(g), dtype=dtype or spec.dtype) if spec.role is role else spec
+            for spec in sizing(g)
+        ]
+
+    return subject_of(buffers, level_of(name))

@@ -1,0 +1,236 @@
+"""The suite as users run it: from any folder, beside a conftest of their own, with xdist, and against bad plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from draftmark_contract.session import DEVICE_LOST
+
+ONE = "supports.mandatory_profile"
+HOOKS = """
+from dataclasses import replace
+from draftmark import hookimpl
+from draftmark.reference import *
+from draftmark.reference import draftmark_describe as _describe, sizing
+
+@hookimpl
+def draftmark_describe():
+    return replace(_describe(), name=NAME)
+
+"""
+
+
+def _install(folder: Path, name: str, body: str) -> None:
+    """A distribution that registers `name`: the reference with `body` appended to its hooks."""
+    (folder / f"bad_{name}.py").write_text(f"NAME = {name!r}\n{HOOKS}{body}")
+    info = folder / f"bad_{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bad-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[draftmark.backends.v1]\n{name} = bad_{name}\n")
+
+
+def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python(folder, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", *arguments)
+
+
+def _contract(
+    folder: Path, name: str, k: str = "", tier: str = "sizing", **more: str | int
+) -> tuple[int, str, dict[str, str]]:
+    """Exit code, output and outcome per item of run_contract in a process of its own."""
+    asked = {"json_path": "verdict.json", "k": k or None, **more}
+    code = "import sys; from draftmark_contract.run import run_contract; "
+    code += f"sys.exit(run_contract({name!r}, {tier!r}, **{asked!r}))"
+    done = _python(folder, "-c", code)
+    record = json.loads((folder / "verdict.json").read_text())
+    return done.returncode, done.stdout + done.stderr, {row["item"]: row["outcome"] for row in record["results"]}
+
+
+def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
+    """A vendor's --backend option, python_files, warnings as errors and markers do not get in the way."""
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n")
+    settings = "[pytest]\npython_files = check_*.py\nfilterwarnings = error\naddopts = --strict-markers --backend=x\n"
+    (tmp_path / "pytest.ini").write_text(settings)
+    done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", ONE, "--attn-json=v.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+    assert "reference has no verdict on" in done.stdout  # five items are no verdict
+    assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "none"
+
+
+def test_workers_give_the_same_verdict(tmp_path: Path) -> None:
+    """pytest-xdist runs the same items and its controller writes the same record."""
+    records = []
+    for workers in ((), ("-n", "2")):
+        done = _pytest(
+            tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", "load", "--attn-json=v.json", *workers
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads((tmp_path / "v.json").read_text())
+        for row in record["results"]:
+            del row["seconds"]
+        records.append(record)
+    assert records[0] == records[1]
+
+
+def test_a_sample_is_the_same_few_items_of_every_check_and_no_verdict(tmp_path: Path) -> None:
+    """--attn-sample=2 runs at most two cases of each check, the same ones each time, and says that they are some."""
+    ran = []
+    for _ in range(2):
+        done = _pytest(
+            tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", "not proof", "--attn-sample=2",
+            "--attn-json=v.json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads((tmp_path / "v.json").read_text())
+        assert record["verdict"] == "none"
+        ran.append([row["item"] for row in record["results"]])
+    assert ran[0] == ran[1]
+    cases = Counter(item.partition("[")[0] for item in ran[0])
+    assert set(cases.values()) == {1, 2}
+    assert len(cases) >= 10
+
+
+def test_backend_must_be_named(tmp_path: Path) -> None:
+    """Without --attn-backend the message says what to type."""
+    done = _pytest(tmp_path)
+    assert done.returncode != 0
+    assert "--attn-backend=NAME" in done.stdout + done.stderr
+
+
+def test_other_projects_are_left_alone(tmp_path: Path) -> None:
+    """In a run without the suite the plugin collects nothing, prints nothing and does not import torch."""
+    (tmp_path / "test_it.py").write_text("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
+    done = _python(tmp_path, "-m", "pytest", "-q", "test_it.py")
+    assert done.returncode == 0, done.stdout
+    assert "draftmark" not in done.stdout
+
+
+RAISES = "@hookimpl\ndef draftmark_buffers(geometry):\n    raise RuntimeError('no driver')\n"
+EXITS = "@hookimpl\ndef draftmark_supports(geometry):\n    raise SystemExit('bye')\n"
+WRONG = "@hookimpl\ndef draftmark_buffers(geometry):\n    return 'many'\n"
+PRINTS = "@hookimpl\ndef draftmark_metadata(geometry):\n    print('hi')\n    return sizing.metadata(geometry)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("raises", RAISES, "buffers() raised RuntimeError: no driver"),
+        ("exits", EXITS, "raised SystemExit: bye"),
+        ("wrong", WRONG, "buffers() must return list, got 'many'"),
+        ("prints", PRINTS, "metadata() printed"),
+        ("broken", "import not_there\n", "No module named 'not_there'"),
+        ("liar", "NAME = 'somebody'\n", "says its name is 'somebody'"),
+    ],
+)
+def test_bad_plugin_fails_with_a_clear_item(tmp_path: Path, name: str, body: str, words: str) -> None:
+    """Whatever the plugin does, the run ends, the items are all there, and one of them says what happened."""
+    _install(tmp_path, name, body)
+    code, text, items = _contract(tmp_path, name, k="load")
+    assert code == 1, text
+    assert words in text
+    assert "failed" in items.values()
+    assert len(items) >= 100
+
+
+@pytest.mark.parametrize(
+    ("code", "workers", "words"),
+    [(7, 0, "ended with code 7"), (7, 2, "crashed while running"), (DEVICE_LOST, 0, f"ended with code {DEVICE_LOST}")],
+)
+def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, code: int, workers: int, words: str) -> None:
+    """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
+    body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
+    body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
+    _install(tmp_path, "dies", body)
+    status, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
+    assert status == 1, text
+    assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
+    assert len(items) == 5
+    assert words in text
+
+
+LOSES = """
+import torch
+from draftmark import Mode
+
+def lost(*_):
+    raise RuntimeError("an illegal memory access was encountered")
+
+@hookimpl
+def draftmark_supports(geometry):
+    shape = geometry.attention
+    if shape.num_qo_heads == shape.num_kv_heads and Mode.VERIFY in geometry.modes and not geometry.limits.overlap:
+        torch.cpu.synchronize = lost
+    torch.cpu.synchronize()
+    return []
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_that_costs_the_device_fails_alone(tmp_path: Path, workers: int) -> None:
+    """Behind an illegal access every call of the process fails: the rest runs in another one."""
+    _install(tmp_path, "loses", LOSES)
+    k = "opens_on_device and (mha or gqa)"
+    code, text, items = _contract(tmp_path, "loses", k=k, tier="device", device="cpu", workers=workers)
+    assert code == 1, text
+    failed = [item for item, outcome in items.items() if outcome == "failed"]
+    assert failed == ["supports.opens_on_device[target-mha]"]
+    assert len(items) > 10
+    record = json.loads((tmp_path / "verdict.json").read_text())
+    (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
+    assert "raised RuntimeError: an illegal memory access" in message
+    assert "the device took no more work of its process" in message
+
+
+def test_unknown_backend_is_one_sentence(tmp_path: Path) -> None:
+    """A name that nobody registers fails every item with the cause, and the exit code is 1."""
+    code, text, items = _contract(tmp_path, "nobody", k=ONE)
+    assert code == 1
+    assert set(items.values()) == {"failed"}
+    assert "no installed distribution registers it" in text
+
+
+def test_known_failures_are_read_from_the_plugins_folder(tmp_path: Path) -> None:
+    """contract.toml beside the plugin's module excuses the items that it names, strictly."""
+    _install(tmp_path, "excused", RAISES)
+    entry = '[[known_failure]]\nid = "k"\nreason = "r"\nurl = "u"\nfault = "vendor"\n'
+    entry += 'item = "supports.mandatory_profile[*]"\n'
+    (tmp_path / "contract.toml").write_text(entry)
+    code, text, items = _contract(tmp_path, "excused", k=f"{ONE} or known_failures")
+    assert code == 0, text
+    assert sorted(set(items.values())) == ["known", "passed"]
+    (tmp_path / "contract.toml").write_text(entry.replace("mandatory_profile[*]", "no_such[*]"))
+    code, text, items = _contract(tmp_path, "excused", k="known_failures")
+    assert code == 1
+    assert "matches no item" in text
+
+
+def test_device_tier_needs_a_device(tmp_path: Path) -> None:
+    """Where torch sees no accelerator, device items fail and say so; the CPU does not stand in for one."""
+    import torch
+
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    code, text, items = _contract(tmp_path, "reference", k="opens_on_device and target-mha", tier="device")
+    assert code == 1
+    assert set(items.values()) == {"failed"}
+    assert "torch sees no accelerator here" in text

@@ -1,0 +1,90 @@
+"""The instruments of the checks: who reads on the host, what a backend holds, how far an output may be off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftmark import AttentionShape
+from draftmark.loaded import Backend
+from draftmark_contract.check import ContractViolation, Tier
+from draftmark_contract.oracle.attention import attend, tolerance
+from draftmark_contract.scenarios import verify
+from draftmark_contract.scenarios.held import held_storages
+from draftmark_contract.scenarios.hostreads import host_reads
+from draftmark_contract.scenarios.rig import Rig
+from draftmark_contract.scenarios.scenes import scenes
+from draftmark_contract.scenarios.shapes import behaviours
+from draftmark_contract.subject import Subject
+
+
+def reference() -> Subject:
+    """The reference backend on the host tier."""
+    import importlib
+
+    return Subject(Backend("reference", importlib.import_module("draftmark.reference")), "cpu", Tier.HOST)
+
+
+@pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])
+def test_a_host_read_of_a_watched_tensor_is_noticed(read: object) -> None:
+    """Directly, or of something computed from it."""
+    watched = torch.ones(1)
+    with host_reads([watched]) as reads:
+        read(watched)  # type: ignore[operator]
+    assert reads
+
+
+def test_reading_what_the_host_made_is_free() -> None:
+    """A plan may compute with tensors of its own."""
+    watched = torch.ones(1)
+    with host_reads([watched]) as reads:
+        torch.tensor([1, 2]).sum().item()
+        watched.add_(1)
+    assert not reads
+
+
+def test_held_storages_looks_through_containers() -> None:
+    """Attributes, lists and dicts; views count as their storage."""
+
+    class Holder:
+        def __init__(self) -> None:
+            self.base = torch.zeros(4)
+            self.deep = {"a": [self.base[1:], torch.zeros(2)]}
+
+    assert len(held_storages(Holder())) == 2
+
+
+def test_attention_of_one_key_is_its_value() -> None:
+    """And query heads of one group share their KV head; an empty row stays zero."""
+    shape = AttentionShape(4, 2, 8, 1, softmax_scale=1.0)
+    k, v = torch.randn(2, 3, 2, 8)
+    out = attend(torch.randn(2, 4, 8), k, v, {(0, 0): (2,)}, [(0, 0), (0, 1)], shape).out
+    assert torch.equal(out[0], v[2].double().repeat_interleave(2, dim=0))
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_missing_key_exceeds_the_tolerance(dtype: str) -> None:
+    """Among as many keys as the scenarios have, one too few moves some element further than rounding can."""
+    torch.manual_seed(0)
+    shape = AttentionShape(2, 1, 64, 1, dtype, dtype)
+    k, v = torch.randn(2, 84, 1, 64)
+    q, order = torch.randn(1, 2, 64) * 0.5, [(0, 0)]
+    right = attend(q, k, v, {(0, 0): tuple(range(84))}, order, shape)
+    wrong = attend(q, k, v, {(0, 0): tuple(range(83))}, order, shape)
+    assert bool(((right.out - wrong.out).abs() > 2 * tolerance(right, dtype, shape)).any())
+
+
+def test_a_violation_shows_the_batch_and_both_values() -> None:
+    """Enough for a bug report: what, which batch, got, expected, and where the expectation comes from."""
+    turn = next(one for one in scenes(behaviours()["target"]) if one.name == "verify-edges")
+    rig = Rig(reference(), turn.geometry, turn.num_pages)
+    batch = rig.load(turn)
+    rig.prepare(batch)
+    rig.arena["slot_mapping"][3] += 1
+    with pytest.raises(ContractViolation) as caught:
+        verify.metadata(rig, turn, batch)
+    text = str(caught.value)
+    for part in ("row 3 of request 0", "verify step 0, 3 live of 4", "page_size=16", "got:", "expected:", "formula:"):
+        assert part in text, text
+    assert len(text.splitlines()) < 14

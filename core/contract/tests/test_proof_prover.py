@@ -1,0 +1,169 @@
+"""Statuses mean what they say: proved is not vacuous, refuted replays, undecided fails, restated names its range."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sizing_backends import NAMES, correct, level_of, one, subject_of, two_level_subject, two_levels
+
+from draftmark import load
+from draftmark.buffers import BufferSpec, Role, Unit
+from draftmark.geometry import Geometry, ceil_div
+from draftmark.metadata import Layout
+from draftmark_contract.check import ContractViolation, Refused, Tier, all_checks
+from draftmark_contract.proof import prover
+from draftmark_contract.proof.prover import Proof, Status, prove_all, prove_plan
+from draftmark_contract.proof.solver import Answer, Solver
+from draftmark_contract.proof.table import proof_table
+from draftmark_contract.proof.theorems import VARIANTS, plan_of
+from draftmark_contract.subject import Subject
+
+LEVEL = level_of(Layout.PAGE_TABLE)
+TARGET, OVERLAP = VARIANTS[0], VARIANTS[1]
+
+
+def _lens(formula: Any) -> Subject:
+    """A backend with one buffer, kv_lens, of this size."""
+
+    def buffers(g: Geometry) -> list[BufferSpec]:
+        return [one(Role.KV_LENS, (formula(g),), Unit.TOKENS)]
+
+    return subject_of(buffers, LEVEL)
+
+
+def _prove(subject: Subject, variant: Any = TARGET) -> list[Proof]:
+    return prove_plan(subject, plan_of(subject, variant), workers=1)
+
+
+def _statuses(subject: Subject) -> set[Status]:
+    return {proof.status for proof in _prove(subject)}
+
+
+@pytest.mark.parametrize("name", ["reference", *NAMES])
+def test_correct_sizing_is_proved(name: str) -> None:
+    """Every extent of every standard role, for all geometries and batches, of five backends."""
+    subject = correct(name) if name in NAMES else Subject(load(name), "cpu", Tier.SIZING)
+    proofs = prove_all(subject)
+    assert {proof.status for proof in proofs} == {Status.PROVED}, proof_table(name, proofs)
+
+
+def test_plain_max_and_if_are_explored() -> None:
+    """Sizing that branches with Python's own max and if is proved path by path."""
+
+    def size(g: Geometry) -> Any:
+        largest = max(g.limits.max_num_reqs, *g.limits.capture_batch_sizes)
+        return largest if g.draft.num_draft_tokens > 1 else g.max_reqs
+
+    assert _statuses(_lens(size)) == {Status.PROVED}
+
+
+def test_one_wrong_path_refutes() -> None:
+    """A formula that is right but for one branch is refuted on that branch."""
+    proofs = _prove(_lens(lambda g: g.max_reqs if g.draft.topk < 7 else g.limits.max_num_reqs))
+    assert {proof.status for proof in proofs} == {Status.REFUTED}
+    assert all("k=7" in proof.note for proof in proofs)
+
+
+def test_unfollowable_sizing_is_undecided_and_names_the_helper() -> None:
+    """math.ceil on a float quotient cannot be followed; the message says ceil_div."""
+    [proof] = _prove(_lens(lambda g: math.ceil(g.max_reqs / 1)))
+    assert proof.status is Status.UNDECIDED
+    assert proof.fails
+    assert "ceil_div" in proof.note
+
+
+def test_plugin_error_on_symbols_is_undecided() -> None:
+    """A plugin that raises on symbols does not take the proof down."""
+    [proof] = _prove(_lens(lambda g: {}["missing"]))
+    assert proof.status is Status.UNDECIDED
+    assert "KeyError" in proof.note
+
+
+def test_divisor_that_may_be_zero_is_refuted() -> None:
+    """Dividing by S - 1 would make every claim at S = 1 vacuous; the divisor is an obligation of its own."""
+    proofs = _prove(_lens(lambda g: g.max_reqs + g.draft.topk // (g.draft.num_steps - 1)))
+    divisors = [proof for proof in proofs if "divisors" in proof.theorem]
+    assert {proof.status for proof in divisors} == {Status.REFUTED}
+    assert "ZeroDivisionError" in divisors[0].note
+
+
+def test_refused_geometries_are_not_claimed() -> None:
+    """What supports() refuses is no counterexample; what it refuses altogether shows as refused."""
+    wrong_above_one = _lens(lambda g: g.max_reqs if g.draft.topk == 1 else 1)
+    assert Status.REFUTED in _statuses(wrong_above_one)
+
+    def buffers(g: Geometry) -> list[BufferSpec]:
+        return [one(Role.KV_LENS, (ceil_div(g.max_reqs, g.draft.topk),), Unit.TOKENS)]
+
+    chain = subject_of(buffers, LEVEL, supports=lambda g: [] if g.draft.topk == 1 else ["topk above 1 is not served"])
+    assert _statuses(chain) == {Status.PROVED}
+    none = subject_of(buffers, LEVEL, supports=lambda g: ["nothing is served at all"])
+    assert _statuses(none) == {Status.REFUSED}
+
+
+def test_refutation_that_does_not_replay_is_undecided() -> None:
+    """A plugin whose sizes differ between symbols and integers is not called refuted on z3's word alone."""
+    proofs = _prove(_lens(lambda g: 100_000 if isinstance(g.max_reqs, int) else g.limits.max_num_reqs))
+    assert {proof.status for proof in proofs} == {Status.UNDECIDED}
+    assert "did not replay" in proofs[0].note
+
+
+def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What z3 decides only at fixed draft shapes is claimed there, and said not to be claimed elsewhere."""
+    asked = prover._ask
+
+    def only_fixed(claim: Any, solver: Any, encoding: str, hinted: bool, seconds: float, within: Any = None) -> Answer:
+        fixed = isinstance(within, dict)
+        return asked(claim, solver, encoding, hinted, seconds, within) if fixed else Answer("unknown")
+
+    monkeypatch.setattr(prover, "_ask", only_fixed)
+    proofs = _prove(_lens(lambda g: g.max_reqs))
+    assert {proof.status for proof in proofs} == {Status.RESTATED}
+    assert "(4, 3, 8)" in proofs[0].note and "not claimed elsewhere" in proofs[0].note
+
+
+def test_nothing_decided_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that never answers leaves the claim undecided, which fails."""
+    monkeypatch.setattr(prover, "_ask", lambda *args, **kwargs: Answer("unknown"))
+    assert all(proof.fails for proof in _prove(_lens(lambda g: g.max_reqs)))
+
+
+def test_overrunning_query_is_killed() -> None:
+    """A query that outlives its limit ends with its process, and the next one is answered."""
+    hard = "(declare-const x Int)(declare-const y Int)(declare-const z Int)"
+    hard += "(assert (and (> x 2) (> y 2) (> z 2) (= (+ (* x x x x x) (* y y y y y)) (* z z z z z))))"
+    with Solver() as solver:
+        start = time.monotonic()
+        solver.ask(hard, ["x"], 0.5)
+        assert time.monotonic() - start < 30
+        assert solver.ask("(declare-const x Int)(assert (= x 4))", ["x"], 5.0) == Answer("sat", {"x": 4})
+
+
+def test_contract_item_shows_the_counterexample() -> None:
+    """The suite's item carries theorem, batch and formula."""
+    check = next(check for check in all_checks() if check.name == "proof.needed_is_declared")
+    subject = _lens(lambda g: g.limits.max_num_reqs)
+    with pytest.raises(ContractViolation, match=r"kv_lens entries, extend: refuted[^$]*2 > 1 at extend: ") as failure:
+        check.run(subject, check.cases()[0])
+    assert "max_reqs" not in str(failure.value.details["batch"])
+    refusing = subject_of(lambda g: [], LEVEL, supports=lambda g: ["nothing is served at all"])
+    with pytest.raises(Refused):
+        check.run(refusing, check.cases()[0])
+
+
+def test_tail_of_an_extend_batch_is_bounded_by_its_rows() -> None:
+    """A tail level sized for the graph modes alone is too short for EXTEND, shown by a batch within the limits."""
+
+    def graph_modes_only(g: Geometry) -> list[BufferSpec]:
+        return [
+            replace(spec, shape=(g.max_reqs * g.max_tail,)) if spec.name == "tail_indices" else spec
+            for spec in two_levels(g)
+        ]
+
+    proofs = _prove(two_level_subject(graph_modes_only))
+    [refuted] = [proof for proof in proofs if proof.status is not Status.PROVED]
+    assert (refuted.theorem, refuted.status) == ("tail_indices entries, extend", Status.REFUTED)

@@ -1,0 +1,116 @@
+"""Fixture properties: what would hide a bug must not be in the scenarios."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from draftmark import Mode
+from draftmark_contract.check import Tier
+from draftmark_contract.item import all_items
+from draftmark_contract.scenarios.rounds import programs_of, replays
+from draftmark_contract.scenarios.scenes import scenes
+from draftmark_contract.scenarios.shapes import EVERYWHERE, LARGE_PAGES, behaviours
+from draftmark_contract.scenarios.turns import Turn
+
+TURNS = [turn for geometry in behaviours().values() for turn in scenes(geometry)]
+
+
+def test_no_equality_hides_a_factor() -> None:
+    """Wide page tables, D ≠ S + 1, k > 1 with page_size > 1, a live limit that is no captured size."""
+    trees = [g for g in behaviours().values() if g.draft.topk > 1]
+    assert len(trees) > 5
+    for geometry in trees:
+        assert geometry.draft.num_draft_tokens != geometry.draft.num_steps + 1
+        assert geometry.max_pages_per_req * geometry.attention.page_size > geometry.limits.max_context_len
+        assert geometry.limits.max_num_reqs not in geometry.limits.capture_batch_sizes
+    assert {g.attention.page_size for g in trees} >= {1, 8, 16, 32, 128}
+
+
+def test_large_pages_are_crossed_by_trees() -> None:
+    """On pages of 128: prefixes over a boundary, and in every mode but DECODE a tail on both sides of one."""
+    size = 128
+    for name in LARGE_PAGES:
+        geometry = behaviours()[name]
+        turns = [turn for turn in scenes(geometry) if turn.mode is not Mode.DECODE]
+        assert geometry.attention.page_size == geometry.attention.head_dim == size
+        for mode, step in {(turn.mode, turn.step) for turn in turns}:
+            live = [r for turn in turns if (turn.mode, turn.step) == (mode, step) for r in turn.requests if r.live]
+            assert any(one.prefix > size for one in live)
+            assert any(one.prefix % size and one.prefix // size < (one.prefix + one.tail - 1) // size for one in live)
+
+
+def test_every_check_takes_the_shapes_that_are_for_all() -> None:
+    """A check of behaviour with cases on a shape for all has cases on all of them that have its modes."""
+    names: dict[str, Counter[str]] = {}
+    for item in all_items((Tier.HOST,)):
+        found = [name for name in EVERYWHERE if item.case.id == name or item.case.id.startswith(f"{name}-")]
+        if found:
+            names.setdefault(item.check.name, Counter()).update(found)
+    of_pairs = {"guards.keep_target_and_draft_apart"}
+    of_odd = {"supports.opens_what_it_supports", "numerics.serve_what_is_not_refused"}
+    checks = names.keys() - of_odd - of_pairs
+    assert len(checks) > 15
+    assert {name: set(names[name]) for name in checks} == {name: set(EVERYWHERE) for name in checks}
+
+
+def test_every_mode_and_step_occurs_with_padding() -> None:
+    """All five modes, all draft steps, with and without padded requests."""
+    assert {turn.mode for turn in TURNS} == set(Mode)
+    assert {turn.step for turn in TURNS if turn.mode is Mode.DRAFT} >= {0, 1, 2, 3, 4}
+    for mode in Mode:
+        assert {turn.live < len(turn.requests) for turn in TURNS if turn.mode is mode} == {True, False}
+
+
+def test_prefixes_reach_every_edge() -> None:
+    """0, 1, a page boundary, inside a page, and the context wall."""
+    for turn in (one for one in TURNS if one.name.endswith("wall") and one.mode is Mode.VERIFY):
+        limit = turn.geometry.max_prefix_len
+        assert {0, limit, limit - 1} <= {one.prefix for one in turn.requests}
+    sizes = {(one.prefix % t.geometry.attention.page_size == 0, one.prefix > 1) for t in TURNS for one in t.requests}
+    assert len(sizes) == 4
+
+
+def test_live_requests_own_their_pages() -> None:
+    """No page is used twice (but for one shared prefix page), none is a null page, ids are shuffled."""
+    shuffled = False
+    for turn in TURNS:
+        live = [page for one in turn.requests if one.live for page in one.pages]
+        assert len(live) - len(set(live)) == ("shared" in turn.name)
+        assert min(live, default=turn.null_pages) >= turn.null_pages
+        assert max(live, default=0) < turn.num_pages
+        shuffled |= live != sorted(live)
+    assert shuffled
+
+
+def test_unique_null_pages_are_disjoint() -> None:
+    """For a backend with unique slots every padded request has null pages of its own."""
+    for turn in TURNS:
+        if turn.mode is Mode.EXTEND:
+            continue
+        g = turn.geometry
+        moved = turn.with_null_pages(g.null_pages(unique_slots=True))
+        padded = [page for one in moved.requests if not one.live for page in one.pages]
+        assert len(padded) == len(set(padded))
+        assert all(page < moved.null_pages for page in padded)
+
+
+def test_replays_grow_and_shrink() -> None:
+    """The batch size goes 8 → 4 → 8 → 1 → 8, and lengths fall below those of the capture."""
+    geometry = behaviours()["target"]
+    for program in programs_of(geometry):
+        assert [len(turn.requests) for _, turn in replays(geometry, program)][:5] == [8, 4, 8, 1, 8]
+
+
+def test_steps_of_a_round_share_their_beginning() -> None:
+    """The tail of an earlier draft step is the beginning of a later one's, on the same pages."""
+    turn = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
+    earlier = turn.at_step(1)
+    for one, other in zip(turn.requests, earlier.requests, strict=True):
+        assert one.parents[: other.tail] == other.parents
+        assert one.pages == other.pages
+
+
+def test_a_message_shows_the_batch() -> None:
+    """Every turn prints itself in a few lines."""
+    text = str(max(TURNS, key=lambda turn: len(str(turn))))
+    assert "page_size=" in text and "r0:" in text and isinstance(TURNS[0], Turn)

@@ -1,0 +1,104 @@
+"""`draftmark doctor`: does each backend work on this machine, and if not, why not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata as md
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ...version import __version__
+from ..errors import FAILURE, SUCCESS, ArgumentError
+from ..rendering import Column, console, show, show_json, show_table
+
+if TYPE_CHECKING:
+    from ..probing import Report
+
+SCHEMA = 1
+SUMMARY = "load each backend in a process of its own: versions, device, reasons"
+EXAMPLES = """\
+Each backend is loaded in a process of its own; one that crashes, hangs or exits is a row, not the end.
+  ready    a sample geometry was opened on the device
+  refuses  it loads, and says no to the sample geometry
+  absent   it loads; its vendor runtime or its device is not here
+  broken   it cannot be loaded, raises, crashes, hangs or exits
+Exit code 0: with NAME, that backend is ready; without, none is broken.
+
+examples:
+  draftmark doctor
+  draftmark doctor reference --json"""
+
+COLUMNS = (
+    Column("backend", style="bold"),
+    Column("verdict"),
+    Column("plugin"),
+    Column("torch"),
+    Column("device"),
+    Column("runtime", wrap=True),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("backend", metavar="NAME", nargs="?", help="only this backend")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each backend")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the backends one after the other."""
+    from ...registry import available
+    from ..processes import examine
+
+    if not args.timeout > 0:
+        raise ArgumentError(f"--timeout is {args.timeout:g}, but it must be > 0; give seconds")
+    plugins = {row.name: f"{row.distribution} {row.version}" for row in available()}
+    reports = []
+    for name in [args.backend] if args.backend else sorted(plugins):
+        with _waiting(name):
+            reports.append(examine(name, args.timeout))
+    if args.json:
+        show_json({"schema": SCHEMA, **_machine(), "backends": [asdict(report) for report in reports]})
+    else:
+        _show(reports, plugins)
+    wanted = ("ready",) if args.backend else ("ready", "refuses", "absent")
+    return SUCCESS if all(report.verdict in wanted for report in reports) else FAILURE
+
+
+def _waiting(name: str) -> AbstractContextManager[Any]:
+    terminal = console(stderr=True)
+    return terminal.status(f"examining {name} …") if terminal.is_terminal else nullcontext()
+
+
+def _machine() -> dict[str, str | None]:
+    """Versions, from metadata: torch is not imported here."""
+    try:
+        torch: str | None = md.version("torch")
+    except md.PackageNotFoundError:
+        torch = None
+    return {"draftmark": __version__, "python": platform.python_version(), "platform": sys.platform, "torch": torch}
+
+
+def _show(reports: Sequence[Report], plugins: dict[str, str]) -> None:
+    machine = _machine()
+    torch = f"torch {machine['torch']}" if machine["torch"] else "no torch"
+    show(f"draftmark {machine['draftmark']} · Python {machine['python']} · {torch} · {platform.platform(terse=True)}")
+    show()
+    rows = [
+        (r.backend, r.verdict.value, plugins.get(r.backend, "-"), r.torch or "-", r.device or "-", _runtime(r))
+        for r in reports
+    ]
+    show_table(COLUMNS, rows)
+    for report in reports:
+        for reason in report.reasons:
+            show(f"{report.backend} {report.verdict.value}: {reason}")
+
+
+def _runtime(report: Report) -> str:
+    if not report.runtime:
+        return "none needed" if report.torch else "-"
+    return ", ".join(f"{name} {version or 'absent'}" for name, version in report.runtime.items())

@@ -1,0 +1,64 @@
+"""`draftmark list`: what is installed. Reads metadata, imports no plugin."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ...version import CONTRACT_MAJOR
+from ..errors import SUCCESS
+from ..rendering import Column, show, show_json, show_table
+
+if TYPE_CHECKING:
+    from ...registry import Available
+
+SCHEMA = 1
+SUMMARY = "backends found, from metadata only"
+EXAMPLES = """\
+examples:
+  draftmark list
+  draftmark list --json"""
+
+COLUMNS = (
+    Column("backend", style="bold"),
+    Column("package"),
+    Column("version"),
+    Column("contract"),
+    Column("module", style="dim"),
+    Column("note", wrap=True, style="yellow"),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the backends."""
+    from ...registry import available
+
+    found = available()
+    owners = Counter(row.name for row in found if row.contract_major == CONTRACT_MAJOR)
+    notes = [_note(row, owners[row.name]) for row in found]
+    if args.json:
+        backends = [vars(row) | {"note": note} for row, note in zip(found, notes, strict=True)]
+        show_json({"schema": SCHEMA, "backends": backends})
+        return SUCCESS
+    rows = [
+        (row.name, row.distribution, row.version, f"v{row.contract_major}", row.module, note)
+        for row, note in zip(found, notes, strict=True)
+    ]
+    columns = COLUMNS if any(notes) else COLUMNS[:-1]
+    show_table(columns, [row[: len(columns)] for row in rows])
+    show(f"{len(found)} found in installed metadata; none was imported. `draftmark doctor` loads them.", "dim")
+    return SUCCESS
+
+
+def _note(row: Available, owners: int) -> str:
+    if row.contract_major != CONTRACT_MAJOR:
+        return f"this core speaks contract v{CONTRACT_MAJOR}; install a release of {row.distribution} for it"
+    if owners > 1:
+        return f"{owners} distributions register this name; uninstall all but one with pip"
+    return ""

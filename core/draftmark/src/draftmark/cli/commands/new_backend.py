@@ -1,0 +1,36 @@
+"""`draftmark new-backend NAME`: a vendor package's skeleton, to be filled in until the contract holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..errors import SUCCESS, WRONG_ARGUMENTS
+
+SUMMARY = "write a vendor package's skeleton"
+EXAMPLES = """\
+examples:
+  draftmark new-backend my_npu
+  draftmark new-backend my_npu --folder plugins
+
+The package it writes installs and loads; `draftmark contract my_npu` then says what to fill in, item by item."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("name", metavar="NAME", help="the backend's name, a Python identifier")
+    parser.add_argument("--folder", default=".", help="where to write draftmark-NAME; default: here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    from ...skeleton import write_skeleton
+
+    try:
+        root = write_skeleton(args.name, Path(args.folder))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return WRONG_ARGUMENTS
+    print(f"wrote {root}\nnext: pip install -e {root}, then draftmark contract {args.name}, and fill in what fails")
+    return SUCCESS

@@ -1,0 +1,114 @@
+"""`draftmark size`: every buffer of a backend before there is a device. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ...geometry import Geometry
+from ..errors import SUCCESS
+from ..geometry_arguments import add_geometry_arguments, geometry_of
+from ..rendering import Column, human_bytes, show, show_json, show_table
+from ..sizing import LENGTHS, Line, Sizing, sizing
+
+SCHEMA = 1
+SUMMARY = "every buffer of a backend: formula, shape, bytes; no device, no torch"
+EXAMPLES = """\
+examples:
+  draftmark size reference
+  draftmark size reference --max-num-reqs 256 --max-context-len 131072 --topk 8 --num-steps 5 --num-draft-tokens 64
+  draftmark size cuda_triton --page-size 64 --arch 90 --num-sms 132 --capture-batch-sizes 1,2,4,8
+  draftmark size reference --modes draft --num-steps 5 --topk 4 --json"""
+
+COLUMNS = (
+    Column("buffer", style="bold"),
+    Column("role"),
+    Column("shape", right=True),
+    Column("dtype"),
+    Column("unit"),
+    Column("bytes", right=True),
+    Column("formula", wrap=True, style="dim"),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("backend", metavar="NAME", help="an installed backend (`draftmark list`)")
+    add_geometry_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Size one geometry on one backend."""
+    from ...registry import load
+
+    backend = load(args.backend)
+    geometry = geometry_of(args, backend.info)
+    sized = sizing(backend, geometry)
+    if args.json:
+        show_json(as_json(args.backend, geometry, sized))
+    else:
+        _show(args.backend, geometry, sized)
+    return SUCCESS
+
+
+def as_json(name: str, geometry: Geometry, sized: Sizing) -> dict[str, object]:
+    """The report as one JSON object."""
+    return {
+        "schema": SCHEMA,
+        "backend": name,
+        "geometry": asdict(geometry),
+        "lengths": sized.lengths,
+        "buffers": [asdict(line) for line in sized.buffers],
+        "total_bytes": sized.buffer_bytes,
+        "batch": [asdict(line) for line in sized.batch],
+        "batch_bytes": sized.batch_bytes,
+        "kv_pages": asdict(sized.pages) | {"bytes_per_layer": sized.pages.bytes},
+    }
+
+
+def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
+    show(f"{name} on {_device(geometry)}, for {', '.join(mode.name for mode in geometry.modes)}", "bold")
+    show(_shape(geometry))
+    show()
+    lengths = [(length, f"{value:,}", LENGTHS[length]) for length, value in sized.lengths.items()]
+    show_table((Column("length"), Column("value", right=True), COLUMNS[-1]), lengths)
+    show()
+    _show_lines("the backend's buffers", sized.buffers, sized.buffer_bytes)
+    show()
+    _show_lines("the core's batch tensors beside them", sized.batch, sized.batch_bytes)
+    show()
+    pages = sized.pages
+    show(
+        f"KV cache: {human_bytes(pages.page_bytes)} a page and layer; {pages.pages:,} pages let every request fill its "
+        f"context ({pages.formula}): {human_bytes(pages.bytes)} a layer"
+    )
+
+
+def _show_lines(title: str, lines: Sequence[Line], total: int) -> None:
+    show(f"{title}: {human_bytes(total)}", "bold")
+    rows = [
+        (line.name, line.role, "×".join(map(str, line.shape)), line.dtype, line.unit, f"{line.bytes:,}", line.formula)
+        for line in lines
+    ]
+    show_table(COLUMNS, rows, footer=("total", "", "", "", "", f"{total:,}", ""))
+
+
+def _device(geometry: Geometry) -> str:
+    device = geometry.device
+    return f"{device.kind} sm_{device.arch} with {device.num_sms} SMs" if device.kind == "cuda" else device.kind
+
+
+def _shape(geometry: Geometry) -> str:
+    a, d, limits = geometry.attention, geometry.draft, geometry.limits
+    window = "no window" if a.window_left < 0 else f"window {a.window_left} to the left"
+    captured = ", ".join(map(str, limits.capture_batch_sizes)) or "none"
+    return (
+        f"{a.num_qo_heads} query heads over {a.num_kv_heads} KV heads × {a.head_dim}, {a.q_dtype} (KV {a.kv_dtype}), "
+        f"{window}\n"
+        f"k = topk {d.topk}, S = num_steps {d.num_steps}, D = num_draft_tokens {d.num_draft_tokens}, "
+        f"P = page_size {a.page_size}, C = max_context_len {limits.max_context_len}\n"
+        f"max_num_reqs {limits.max_num_reqs}, max_extend_tokens {limits.max_extend_tokens}, captured {captured}, "
+        f"overlap {'on' if limits.overlap else 'off'}"
+    )

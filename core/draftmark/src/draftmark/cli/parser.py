@@ -1,0 +1,72 @@
+"""The argument parser: one subparser per command, errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
+from .commands import PARTS, Command, command, installed
+from .errors import WRONG_ARGUMENTS
+
+DESCRIPTION = """\
+Attention-layer plugins for LLM engines that decode speculatively: find the backends, size their buffers,
+decode with them."""
+
+EXAMPLES = """\
+examples:
+  draftmark list
+  draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
+  draftmark doctor"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, defaults in the help, and no abbreviated options."""
+
+    def __init__(self, **keywords: object) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **keywords)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where to read on; exit 2."""
+        self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Examples as written, and the default of every option that has one worth showing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, [], argparse.SUPPRESS):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
+    """The command module and its arguments. Exits like argparse (SystemExit) for --help and wrong arguments."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser, modules = _build()
+    if argv and argv[0] in PARTS and argv[0] not in modules:
+        parser.error(f"{argv[0]!r} is not installed here: {PARTS[argv[0]]}")
+    if not argv:
+        parser.print_help(sys.stderr)
+        raise SystemExit(WRONG_ARGUMENTS)
+    args = parser.parse_args(argv)
+    return modules[args.command], args
+
+
+def _build() -> tuple[Parser, dict[str, Command]]:
+    absent = "".join(f"\n  {name}: {remedy}" for name, remedy in PARTS.items() if name not in installed())
+    epilog = EXAMPLES + (f"\n\nnot installed here:{absent}" if absent else "")
+    parser = Parser(prog="draftmark", description=DESCRIPTION, epilog=epilog)
+    version = f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})"
+    parser.add_argument("--version", action="version", version=version)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    modules = {}
+    for name, entry in installed().items():
+        modules[name] = module = command(entry)
+        description = module.SUMMARY[0].upper() + module.SUMMARY[1:] + "."
+        sub = subparsers.add_parser(name, help=module.SUMMARY, description=description, epilog=module.EXAMPLES)
+        module.configure(sub)
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, modules

@@ -1,0 +1,55 @@
+"""The package that `draftmark new-backend NAME` writes: it loads, and its contract run says what to fill in next.
+
+Templates are text with ``@name@`` (entry point), ``@package@`` (import name) and ``@distribution@``.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from ..version import ENTRY_POINT_GROUP, __version__
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_PLACES = {"package": "draftmark_@name@", "github": ".github/workflows"}
+
+
+def write_skeleton(name: str, folder: Path) -> Path:
+    """Write the package for backend `name` and return its root, ``folder/draftmark-NAME``.
+
+    Raises:
+        ValueError: the name is no lower-case identifier, or the root exists.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"backend name is {name!r}, but it must be like my_npu: lower-case letters, digits and _")
+    distribution = f"draftmark-{name.replace('_', '-')}"
+    root = folder / distribution
+    if root.exists():
+        raise ValueError(f"{root} exists already; remove it, or choose another name")
+    words = {
+        "name": name,
+        "package": f"draftmark_{name}",
+        "distribution": distribution,
+        "group": ENTRY_POINT_GROUP,
+        "version": __version__,
+    }
+    _copy(files(__package__) / "template", root, words)
+    return root
+
+
+def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
+    target.mkdir(parents=True)
+    for entry in sorted(source.iterdir(), key=lambda one: one.name):
+        if entry.is_dir():
+            _copy(entry, target / _fill(_PLACES.get(entry.name, entry.name), words), words)
+        elif entry.name.endswith(".in"):
+            text = _fill(entry.read_text(encoding="utf-8"), words)
+            (target / entry.name.removesuffix(".in")).write_text(text, encoding="utf-8")
+
+
+def _fill(text: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text

@@ -1,0 +1,127 @@
+"""The frame around every command: help, version, exit codes, one-sentence errors."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from draftmark import __version__
+from draftmark.cli.commands import PARTS, command, installed
+from draftmark.cli.commands import list as list_command
+
+Run = Callable[..., Any]
+COMMANDS = installed()
+
+
+def test_version_names_the_contract_too(draftmark: Run) -> None:
+    """`--version` prints the release and the contract, and succeeds."""
+    done = draftmark("--version")
+    assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v1.2)\n")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_has_examples(draftmark: Run, name: str) -> None:
+    """Every `--help` succeeds and ends in examples that start with the program's name."""
+    done = draftmark(*filter(None, [name]), "--help")
+    assert done.code == 0
+    assert f"examples:\n  draftmark {name}".rstrip() in done.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_real_command_lines(name: str) -> None:
+    """What the help shows as an example is accepted by the parser."""
+    import shlex
+
+    from draftmark.cli.parser import parse
+
+    lines = [line.strip() for line in command(COMMANDS[name]).EXAMPLES.splitlines()]
+    examples = [line for line in lines if line.startswith("draftmark ")]
+    assert examples
+    for line in examples:
+        _, args = parse(shlex.split(line)[1:])
+        assert args.command == name
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_is_absent_is_named_with_its_pip_line(
+    draftmark: Run, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the distribution that brings a command, one line says what installs it, and the help lists it."""
+    without = {key: entry for key, entry in COMMANDS.items() if key != name}
+    monkeypatch.setattr("draftmark.cli.parser.installed", lambda: without)
+    done = draftmark(name, "anything")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert PARTS[name] in done.err
+    assert PARTS[name] in draftmark("--help").out
+
+
+def test_no_command_is_a_wrong_argument(draftmark: Run) -> None:
+    """Without a command the help goes to stderr, and the exit code is 2."""
+    done = draftmark()
+    assert (done.code, done.out) == (2, "")
+    assert "examples:" in done.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("sail",), ("list", "--no-such"), ("size",), ("size", "reference", "--topk", "two"), ("generate", "--topk")],
+)
+def test_wrong_arguments_take_one_line(draftmark: Run, argv: tuple[str, ...]) -> None:
+    """argparse's errors are one line that names the help, with exit code 2."""
+    done = draftmark(*argv)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "--help`" in done.err
+
+
+def _raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(args: argparse.Namespace) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(list_command, "run", run)
+
+
+def test_interrupt_is_quiet(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C prints nothing and exits 130."""
+    _raising(monkeypatch, KeyboardInterrupt())
+    done = draftmark("list")
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+def test_a_bug_is_one_sentence(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody meant is one line that asks for --debug, with exit code 1."""
+    _raising(monkeypatch, KeyError("depth"))
+    done = draftmark("list")
+    assert done.code == 1
+    assert done.err.startswith("draftmark list: KeyError: 'depth'; this is a bug: run again with --debug")
+    assert done.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --debug the traceback comes before the sentence."""
+    _raising(monkeypatch, KeyError("depth"))
+    done = draftmark("list", "--debug")
+    assert done.code == 1
+    assert done.err.startswith("Traceback")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """A closed pipe (`draftmark size … | true`) prints nothing on stderr."""
+    line = f"{sys.executable} -m draftmark.cli size reference --json | true"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_narrow_encodings_do_not_end_a_command() -> None:
+    """A terminal that knows ASCII only gets question marks, not a UnicodeEncodeError."""
+    import os
+
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    argv = [sys.executable, "-m", "draftmark.cli", "size", "reference"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "k?(S?1)" in done.stdout

@@ -1,0 +1,50 @@
+"""Pages of the KV cache: who owns which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftmark.errors import CacheExhausted
+
+
+class PageAllocator:
+    """Hands out page ids. The first `null_pages` ids are never given to anybody.
+
+    `take` is all or nothing, so an exhausted pool changes no state.
+    """
+
+    def __init__(self, num_pages: int, null_pages: int) -> None:
+        self.null_pages = null_pages
+        self.total = num_pages - null_pages
+        self._free = list(range(num_pages - 1, null_pages - 1, -1))
+        self._owned: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        """Pages nobody owns."""
+        return len(self._free)
+
+    @property
+    def in_use(self) -> int:
+        """Pages somebody owns."""
+        return len(self._owned)
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages.
+
+        Raises:
+            CacheExhausted: fewer are free; nothing was taken.
+        """
+        if count > len(self._free):
+            raise CacheExhausted(count, len(self._free), self.total)
+        pages = [self._free.pop() for _ in range(count)]
+        self._owned.update(pages)
+        return pages
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Return pages. A page that is not owned, or given twice, is a bug of the caller and raises ValueError."""
+        for page in pages:
+            if page not in self._owned:
+                raise ValueError(f"page {page} is not owned; every page is returned once, by the request that took it")
+            self._owned.remove(page)
+            self._free.append(page)

@@ -1,0 +1,105 @@
+"""`--check`: the same prompts without speculation and through transformers, token for token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .. import EngineConfig
+from ..models import CausalLM
+from .decoding import Decoded, decode
+from .progress import ProgressLine
+
+Tokens = tuple[int, ...]
+
+PLAIN = "plain decoding"
+TRANSFORMERS = "transformers' generate"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the output is held against.
+
+    Attributes:
+        name: `PLAIN` or `TRANSFORMERS`.
+        outputs: tokens by prompt.
+        tokens_per_second: over all prompts; transformers decodes one prompt at a time.
+    """
+
+    name: str
+    outputs: list[Tokens]
+    tokens_per_second: float
+
+    def differences(self, decoded: Decoded) -> list[int | None]:
+        """By prompt, index of the first token that differs (or that only one side has); None when all are equal."""
+        return [first_difference(o.tokens, t) for o, t in zip(decoded.outputs, self.outputs, strict=True)]
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first difference; the shorter length when one continues the other; None when equal."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def baselines(
+    model: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    config: EngineConfig,
+    line: ProgressLine,
+) -> list[Baseline]:
+    """Plain decoding in the same graph mode, and for greedy decoding transformers' own `generate`.
+
+    Sampled text is not compared with transformers, whose random stream is another one. With our own plain sampling
+    it is: randomness is a function of (seed, request, position), so drafts cannot change it.
+    """
+    plain = decode(model, prompts, max_new_tokens, replace(config, speculate=None), line, PLAIN)
+    found = [Baseline(PLAIN, [output.tokens for output in plain.outputs], plain.tokens_per_second)]
+    if config.sampling.greedy:
+        found.append(_transformers(model, prompts, max_new_tokens, config.max_context_len, line))
+    return found
+
+
+def _transformers(
+    model: CausalLM, prompts: Sequence[Sequence[int]], max_new_tokens: int, max_context_len: int, line: ProgressLine
+) -> Baseline:
+    outputs, start = [], time.perf_counter()
+    for number, prompt in enumerate(prompts):
+        line.say(f"{TRANSFORMERS}: {number}/{len(prompts)} done")
+        outputs.append(_generate(model, prompt, min(max_new_tokens, max_context_len - len(prompt))))
+    seconds = time.perf_counter() - start
+    return Baseline(TRANSFORMERS, outputs, sum(map(len, outputs)) / seconds)
+
+
+def _generate(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> Tokens:
+    stop = list(model.stop_token_ids)
+    greedy = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=stop or None,
+        pad_token_id=stop[0] if stop else 0,
+    )
+    ids = torch.tensor([list(prompt)], device=model.device)
+    with _generation_config(model.hf, greedy), torch.inference_mode():
+        output = model.hf.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+@contextmanager
+def _generation_config(hf: Any, config: GenerationConfig) -> Iterator[None]:
+    """transformers fills what a configuration leaves open (penalties, say) from the model's own: greedy has none."""
+    own = hf.generation_config
+    hf.generation_config = config
+    try:
+        yield
+    finally:
+        hf.generation_config = own

@@ -1,0 +1,133 @@
+"""`draftmark generate`: the main job. Decodes prompts speculatively, and checks the text if asked to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from draftmark.cli.errors import SUCCESS
+from draftmark.cli.geometry_arguments import integers
+from draftmark.cli.rendering import show, show_json
+from draftmark.errors import DraftmarkError
+
+from . import settings
+from .progress import progress_line
+from .prompts import Prompt, gather
+
+if TYPE_CHECKING:
+    from .report import Run
+
+SUMMARY = "decode prompts speculatively on a backend, and check the text"
+EXAMPLES = """\
+examples:
+  draftmark generate --prompt "Repeat this text exactly: to be or not to be" --check
+  draftmark generate --prompts prompts.txt --topk 2 --num-draft-tokens 8 --max-new-tokens 64 --check
+  draftmark generate --model ./model --prompt-ids 1,2,3,1,2 --page-size 64 --graph --json
+  draftmark generate --prompt "Tell me a story." --temperature 0.7 --top-p 0.9 --seed 7
+
+A prompt file is text with a line of --- between prompts, or .jsonl with {"prompt": "…"} in each line.
+--check decodes again without drafts, and with transformers' own generate, and exits 1 if a token differs. In bfloat16
+and float16 a first difference is excused where a float32 copy of the model nearly ties between the two tokens."""
+
+
+class CheckFailed(DraftmarkError):
+    """The text is not what plain decoding gives."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    _add_prompts(parser.add_argument_group("model and prompts"))
+    _add_decoding(parser.add_argument_group("decoding"))
+    _add_engine(parser.add_argument_group("engine"))
+    parser.add_argument("--check", action="store_true", help="compare with plain decoding and with transformers")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _add_prompts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", metavar="PATH", help="a folder or a .gguf file; default: the bundled small model")
+    group.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    group.add_argument("--prompts", metavar="FILE", help="a file of prompts, see below")
+    group.add_argument(
+        "--prompt-ids", action="append", default=[], type=integers, metavar="N,N,…", help="a prompt as token ids"
+    )
+    group.add_argument("--raw", action="store_true", help="prompts as they are, without the model's chat template")
+    group.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+
+
+def _add_decoding(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="for each prompt")
+    group.add_argument("--speculate", choices=("none", "ngram", "eagle"), default="ngram", help="how to draft")
+    group.add_argument("--head", metavar="PATH", help="eagle: folder of the draft head; default: the installed one")
+    group.add_argument("--topk", type=int, metavar="K", help="branches of the draft tree, 1 is a chain; default: "
+                       "ngram 2, eagle 4")  # fmt: skip
+    group.add_argument("--num-steps", type=int, metavar="S", help="eagle: levels of the draft tree; default: 4")
+    group.add_argument("--num-draft-tokens", type=int, metavar="D", help="rows verified per request; default: "
+                       "ngram 8, eagle 16")  # fmt: skip
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps every token")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--backend", metavar="NAME", help="default: DRAFTMARK_BACKEND, else reference")
+    group.add_argument("--device", default="cpu", help="torch device")
+    group.add_argument("--page-size", type=int, default=16, metavar="P", help="tokens per KV page")
+    group.add_argument("--max-context-len", type=int, metavar="C", help="default: what the longest prompt needs")
+    group.add_argument("--max-num-reqs", type=int, metavar="N", help="prompts at a time; default: all, at most 8")
+    group.add_argument("--graph", action=argparse.BooleanOptionalAction, default=False, help="capture and replay")
+    group.add_argument(
+        "--host-lengths",
+        choices=("exact", "upper_bound", "unknown"),
+        help="what the host tells the backend about sequence lengths; default: exact, with --overlap upper_bound",
+    )
+    group.add_argument(
+        "--overlap", action="store_true", help="prepare a round while the device runs the one before; not with ngram"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decode, show, check."""
+    prompts = gather(args)
+    settings.check_numbers(args, len(prompts))
+    with progress_line("importing torch and transformers"):
+        settings.import_torch_side()
+    finished = _decode(args, prompts)
+    _show(args, finished)
+    if finished.differing:
+        raise CheckFailed(
+            f"{finished.differing} of {len(prompts)} texts differ from their baseline; "
+            "if --dtype is not float32, try float32, where no rounding can be the reason"
+        )
+    return SUCCESS
+
+
+def _decode(args: argparse.Namespace, prompts: list[Prompt]) -> Run:
+    from ..models import load_model
+    from .checking import baselines
+    from .decoding import decode
+    from .report import Run, describe
+    from .ties import Ties, near_ties
+
+    settings.check_sampling(args)
+    backend = settings.backend_on(args)
+    with progress_line("loading the model"):
+        model = load_model(args.model, dtype=args.dtype, device=args.device)
+    token_ids = settings.encode(model, prompts, args.raw)
+    config = settings.engine_config(args, backend.name, model, token_ids)
+    if not args.json:
+        show(describe(model, config), "dim")
+        show()
+    with progress_line("preparing") as line:
+        decoded = decode(model, token_ids, args.max_new_tokens, config, line, "decoding")
+        found = baselines(model, token_ids, args.max_new_tokens, config, line) if args.check else []
+        ties = near_ties(model, token_ids, decoded, found, config) if found else Ties()
+    return Run(model, config, prompts, token_ids, decoded, found, ties)
+
+
+def _show(args: argparse.Namespace, finished: Run) -> None:
+    from .report import as_json, show_run
+
+    if args.json:
+        show_json(as_json(finished))
+    else:
+        show_run(finished)

@@ -1,0 +1,105 @@
+"""What a draft head looks like: the content of its head.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from draftmark.errors import ModelError
+
+FORMAT = "draftmark-eagle-head/1"
+"""Value of the key "format" in head.json."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The shape of a draft head. Fields without a default must equal the target's.
+
+    Attributes:
+        hidden_size: of the target: of its hidden states, its token embedding and its output layer.
+        vocab_size: of the target.
+        num_attention_heads, num_key_value_heads, head_dim: of the head's own attention layer; head_dim is even.
+        intermediate_size: of the head's own SwiGLU layer.
+        feature_layers: which hidden states of the target the head reads, ascending, counted as in transformers'
+            ``output_hidden_states``: 0 is the embedding, i the output of the first i decoder layers, and
+            num_hidden_layers the last one *behind the final norm*. One or several (EAGLE-3 takes three).
+        draft_vocab_size: tokens that the head can draft, named by its `d2t` tensor; None means all.
+        rope_theta: of the head's rotary embedding (the whole head_dim is rotated).
+        rms_norm_eps: of every norm.
+        target: name of the model it was trained for; only messages show it.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    feature_layers: tuple[int, ...]
+    draft_vocab_size: int | None = None
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        for name in (
+            *("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+            "intermediate_size",
+        ):
+            _at_least_one(name, getattr(self, name))
+        if self.draft_vocab_size is not None:
+            _at_least_one("draft_vocab_size", self.draft_vocab_size)
+        if self.head_dim % 2:
+            raise ModelError(f"the head's head_dim is {self.head_dim}, but rotary embedding needs it even; round it up")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError(
+                f"the head has {self.num_attention_heads} query heads for {self.num_key_value_heads} KV heads, but one "
+                "count must be a multiple of the other; use grouped-query counts"
+            )
+        layers = self.feature_layers
+        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
+            raise ModelError(
+                f"the head's feature_layers are {list(layers)}, but it needs at least one, distinct and ascending from "
+                "0; count them as transformers' output_hidden_states does"
+            )
+
+    @property
+    def num_features(self) -> int:
+        """Hidden states of the target that one row reads."""
+        return len(self.feature_layers)
+
+    def save(self, folder: Path) -> None:
+        """Write head.json."""
+        content = {"format": FORMAT, **asdict(self)}
+        (folder / "head.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> HeadConfig:
+        """Read head.json.
+
+        Raises:
+            ModelError: absent, not JSON, of another format, or with missing or unknown fields.
+        """
+        file = folder / "head.json"
+        if not file.is_file():
+            raise ModelError(f"{folder} is no draft head: it has no head.json; name a folder that DraftHead.save wrote")
+        try:
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ModelError(f"{file} is not JSON ({error}); save the head again") from None
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ModelError(f"{file} does not say format {FORMAT!r}; save the head with this version of draftmark")
+        unknown = sorted(set(content) - {field.name for field in fields(cls)})
+        try:
+            return cls(**content)
+        except TypeError as error:
+            why = f"unknown fields {', '.join(unknown)}" if unknown else str(error).partition("() ")[2]
+            raise ModelError(f"{file} does not describe a head ({why}); save the head again") from None
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"the head's {name} is {value!r}, but it must be an integer >= 1; take it from the target")

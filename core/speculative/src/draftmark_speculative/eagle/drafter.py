@@ -1,0 +1,160 @@
+"""The head's side of every forward: it follows the prompt, takes over what was accepted, and drafts the next tree.
+
+A row of the head at position p is fed the target's feature of p and the token of p + 1, so with L tokens committed
+and the root (token L) known, rows 0 … L - 1 are complete and the newest one predicts the root's children. The head
+keeps its KV in a pool of its own under the target's page ids: one page table and one set of lengths serve both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from draftmark.batch import BatchBuffers, ForwardBatch
+from draftmark.geometry import Mode
+from draftmark.graphs import GraphKey, Program
+from draftmark.lengths import HostLengths
+
+from ..layers import AttentionLayers
+from ..models import CausalLM
+from ..programs import Programs
+from ..state import DeviceState
+from .accepted import Accepted
+from .growth import Growth, best_tokens
+from .head import DraftHead
+
+
+class HeadDrafter:
+    """Runs EXTEND, DRAFT_EXTEND and DRAFT of the head over the engine's static state, eagerly or captured.
+
+    Between rounds it keeps, by request row, what the newest complete row of the head said: its hidden state and the
+    topk most probable tokens behind it. So a request that has just been prefilled drafts like any other.
+
+    Attributes:
+        accepted: what VERIFY must leave for `take_over`.
+        taps: where the target's features come from.
+    """
+
+    def __init__(
+        self, model: CausalLM, head: DraftHead, layers: AttentionLayers, state: DeviceState, programs: Programs
+    ) -> None:
+        self._model, self._head, self._layers = model, head, layers
+        self._state, self._programs = state, programs
+        self._geometry = geometry = layers.geometry
+        self._topk: int = geometry.draft.topk
+        self._attend = partial(layers.attend, 0)
+        self._output_rows = head.output_rows(model.lm_head)
+        self._batch = BatchBuffers(geometry, model.device)
+        rows, width = 2 * geometry.max_reqs, head.config.hidden_size
+        self._hidden = torch.zeros(rows, width, dtype=model.dtype, device=model.device)
+        self._scores = torch.zeros(rows, self._topk, device=model.device)
+        self._tokens = torch.zeros(rows, self._topk, dtype=torch.int64, device=model.device)
+        self.accepted = Accepted(geometry, head.config.num_features * width, model.dtype, model.device)
+        self.taps = model.tap(head.config.feature_layers)
+
+    def capture(self) -> None:
+        """Capture both programs at every captured batch size; the state is filled with null rows."""
+        for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
+            self._state.fill((), size)
+            host = self._layers.lengths_at_capture(size)
+            batch, steps = self._extension(size, size, host), self._steps(size, size, host)
+            for planned in (batch, *steps):
+                self._layers.plan(planned)
+            self._programs.capture(GraphKey(Program.DRAFT_EXTEND, size), partial(self._take_over, batch))
+            self._programs.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
+
+    def extend(
+        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Follow a prefill of the target.
+
+        Args:
+            batch: the target's EXTEND batch.
+            features: ``[num_rows, width]``, of the target.
+            tokens: int64 ``[num_rows]``, the token *behind* each row's own.
+            rows, last: int64 ``[n]``, of the requests whose prompt ends here: state row, and last row of the batch.
+        """
+        self._layers.plan(batch)
+        self._layers.begin(batch)
+        hidden = self._run(tokens, self._head.fuse(features), batch.positions)
+        self._keep(rows, hidden.index_select(0, last))
+
+    def draft(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+        """Grow a tree below every root, into the state's tokens and parents."""
+        steps = self._steps(padded, num_reqs, host)
+        for batch in steps:
+            self._layers.plan(batch)
+        self._programs.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
+
+    def take_over(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+        """Run the head over the path that the last VERIFY accepted; `host` bounds the lengths before that round."""
+        batch = self._extension(padded, num_reqs, host)
+        self._layers.plan(batch)
+        self._programs.run(GraphKey(Program.DRAFT_EXTEND, padded), partial(self._take_over, batch))
+
+    # -- captured -----------------------------------------------------------------------------------------
+
+    def _draft(self, size: int, steps: list[ForwardBatch]) -> None:
+        """All draft steps of a round, then the tree of the best nodes."""
+        state, rows = self._state, self._state.rows[:size]
+        growth = Growth(self._scores.index_select(0, rows), self._tokens.index_select(0, rows))
+        hidden = self._hidden.index_select(0, rows)[:, None].expand(-1, self._topk, -1)
+        for batch in steps:
+            if batch.step == 0:
+                self._gather(batch, state.lengths.device.index_select(0, rows))
+            self._layers.tree_ops.write_tail(batch, growth.place())
+            self._layers.begin(batch)
+            hidden = self._run(growth.tokens.flatten(), hidden.flatten(0, 1), batch.positions)
+            scores, tokens = self._best(hidden)
+            growth.extend(scores.view(size, self._topk, -1), tokens.view(size, self._topk, -1))
+            # A beam reads the output of the row that it continues.
+            continued = growth.parents[:, :, None].expand(-1, -1, hidden.shape[-1])
+            hidden = hidden.view(size, self._topk, -1).gather(1, continued)
+        tokens, parents = growth.best(self._geometry.draft.num_draft_tokens - 1)
+        state.plant(size, tokens, parents)
+
+    def _take_over(self, batch: ForwardBatch) -> None:
+        """The head's rows of the accepted path, and what its newest one says."""
+        size, accepted = batch.padded_reqs, self.accepted
+        self._gather(batch, accepted.prefix_lens[:size])
+        self._layers.tree_ops.write_tail(batch)
+        self._layers.begin(batch)
+        # Rows beyond the path are run on whatever is there; the next draft steps overwrite their KV.
+        tokens = accepted.tokens[:size].clamp(min=0).flatten()
+        fused = self._head.fuse(accepted.features[:size].flatten(0, 1))
+        hidden = self._run(tokens, fused, batch.positions).view(size, batch.q_lens[0], -1)
+        newest = (accepted.counts[:size] - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        self._keep(self._state.rows[:size], hidden.gather(1, newest)[:, 0])
+
+    def _run(self, tokens: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._head(self._model.embed(tokens), fused, positions, self._attend)
+        return hidden
+
+    def _best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, indices = best_tokens(self._head.logits(hidden, self._output_rows), self._topk)
+        return scores, self._head.target_tokens(indices)
+
+    def _keep(self, rows: torch.Tensor, hidden: torch.Tensor) -> None:
+        scores, tokens = self._best(hidden)
+        self._hidden.index_copy_(0, rows, hidden)
+        self._scores.index_copy_(0, rows, scores)
+        self._tokens.index_copy_(0, rows, tokens)
+
+    def _gather(self, batch: ForwardBatch, prefix_lens: torch.Tensor) -> None:
+        batch.prefix_lens.copy_(prefix_lens)
+        rows = self._state.rows[: batch.padded_reqs]
+        torch.index_select(self._state.page_table, 0, rows, out=batch.page_table)
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def _steps(self, padded: int, num_reqs: int, host: HostLengths) -> list[ForwardBatch]:
+        """A batch per draft step, all over the same static tensors: each step rewrites its tail."""
+        tree = self._topk > 1
+        return [
+            self._batch.uniform(Mode.DRAFT, step, padded, num_reqs, host, tree=tree)
+            for step in range(self._geometry.num_draft_steps)
+        ]
+
+    def _extension(self, padded: int, num_reqs: int, host: HostLengths) -> ForwardBatch:
+        return self._batch.uniform(Mode.DRAFT_EXTEND, 0, padded, num_reqs, host, tree=False)

@@ -1,0 +1,57 @@
+"""What the host knows of lengths, and when it learns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftmark.lengths import HostLengths, SequenceLengths
+
+from .config import EngineConfig, HostKind
+from .flight import Landed
+from .request import Request
+
+
+class HostView:
+    """Tells backends about lengths as `HostKind` says, and settles what landed: at once, or a round late.
+
+    Args:
+        lengths: the engine's; their host half is moved here and nowhere else.
+    """
+
+    def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:
+        self._lengths, self._kind = lengths, config.host_lengths
+        self._at_once = config.overlap or config.host_lengths is HostKind.EXACT
+        # By request id: the row's seat, the count that is withheld for a round, and the most it could have been.
+        self._unsettled: dict[int, tuple[int, int, int]] = {}
+
+    def of(self, rows: Sequence[int]) -> HostLengths:
+        """What a backend is told of these rows."""
+        if self._kind is HostKind.EXACT:
+            return self._lengths.exact(rows)
+        return self._lengths.upper_bound(rows) if self._kind is HostKind.UPPER_BOUND else self._lengths.unknown(rows)
+
+    def stored(self, row: int, count: int) -> None:
+        """A prefill that was just sent stores `count` tokens, neither more nor less."""
+        self._lengths.dispatched([row], count)
+        self._lengths.settle([row], [count], count)
+
+    def sent(self, rows: Sequence[int], at_most: int) -> None:
+        """A round is under way that commits `at_most` tokens a row."""
+        self._lengths.dispatched(rows, at_most)
+
+    def settle(self, landed: Landed, at_most: int) -> None:
+        """What a round committed is here. The sync-free path without overlap learns it a round late."""
+        request, count = landed.request, len(landed.tokens)
+        if request.row is None:
+            return  # it was sent back to wait, and gets a row again only when this has landed
+        if self._at_once:
+            self._lengths.settle([request.row], [count], at_most)
+            return
+        late = self._unsettled.get(request.id)
+        if late is not None and late[0] == request.seat:
+            self._lengths.settle([request.row], [late[1]], late[2])
+        self._unsettled[request.id] = (request.seat, count, at_most)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._unsettled.pop(request.id, None)

@@ -1,0 +1,173 @@
+"""The border between transformers' attention layers and ours.
+
+transformers looks attention up by name in a registry. Ours is registered as ``"draftmark"``, with **no mask
+function**: registering one would run packed-sequence detection, which reads the device on the host. The model is
+called with its rows packed into a batch of one, and hands every layer's q, k and v to the run that the forward
+passed along as a keyword.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from draftmark.errors import ModelError
+
+NAME = "draftmark"
+"""Our name in transformers' attention registry."""
+RUN = "draftmark_run"
+"""The keyword that carries a `Run` from `CausalLM.forward` to the attention function."""
+
+HARMLESS = frozenset(
+    ("position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "output_router_logits")
+)
+"""Keywords that models pass along without a meaning for attention, whatever their value."""
+
+
+class AttentionStep(Protocol):
+    """One forward's attention, over all layers; the engine binds it to a batch, caches and backends."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k and v, attend, and return the result.
+
+        Args:
+            layer: decoder layer, from 0.
+            q: ``[rows, num_qo_heads, head_dim]`` in the model's dtype, RoPE applied; not contiguous.
+            k, v: ``[rows, num_kv_heads, head_dim]``, RoPE applied to k; not contiguous.
+
+        Returns:
+            ``[rows, num_qo_heads, head_dim]`` in q's dtype.
+        """
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What the attention of one decoder layer needs to know; `AttentionShape` without pages and dtypes.
+
+    Attributes:
+        softmax_scale: factor on q·k.
+        window_left: positions visible to the left of a query, itself not counted; -1 means all.
+        logits_soft_cap: cap · tanh(logit / cap) after scaling; 0 means none.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    softmax_scale: float
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+
+
+Run = Callable[[int, LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""``run(layer, called_with, q, k, v) -> out``, tensors as in `AttentionStep.attend`."""
+
+
+def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
+    """A run that hands over to `step` what matches `layers`, and raises `ModelError` for what does not."""
+
+    def run(layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if called != layers[layer]:
+            raise ModelError(
+                f"layer {layer} called attention with {called}, but {layers[layer]} was verified when the model "
+                "was loaded; load the model again after changing its configuration"
+            )
+        return step.attend(layer, q, k, v)
+
+    return run
+
+
+@contextmanager
+def attention_of(config: Any) -> Iterator[None]:
+    """Run the model whose (text) `config` this is with our attention; its own is back afterwards.
+
+    Two attribute writes, no device work, so it may stand inside a captured region.
+    """
+    own = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: q, k, v ``[1, heads, rows, head_dim]`` → ``[1, rows, num_qo_heads, head_dim]``."""
+    run: Run | None = arguments.pop(RUN, None)
+    if run is None:
+        raise ModelError(
+            f"{type(module).__name__} called the attention 'draftmark' without a run: its family does not pass "
+            "keywords on to attention, or the model ran outside CausalLM.forward; use that, or a family that does"
+        )
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise ModelError(
+            f"{type(module).__name__} has no layer_idx, so its layers cannot be told apart; use another model"
+        )
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise ModelError(
+            f"{type(module).__name__} of layer {layer} is not plain causal attention (it brings a mask of its own or "
+            "attends both ways), which paged attention would run wrongly; use a decoder-only causal model"
+        )
+    called = _read(layer, query, key, value, arguments)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return run(layer, called, q, k, v).unsqueeze(0), None
+
+
+def _read(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
+) -> LayerAttention:
+    """The layer's attention as called; refuses what it does not know by name."""
+    scaling, window, cap = (arguments.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
+    _refuse_unknown(layer, arguments)
+    head_dim = query.shape[-1]
+    if key.shape != value.shape or key.shape[-1] != head_dim:
+        raise ModelError(
+            f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)} for queries {list(query.shape)}, "
+            "but the paged cache stores both alike (multi-head latent attention does not); use a grouped-query model"
+        )
+    return LayerAttention(
+        query.shape[1],
+        key.shape[1],
+        head_dim,
+        head_dim**-0.5 if scaling is None else float(scaling),
+        -1 if window is None else int(window) - 1,
+        float(cap or 0.0),
+    )
+
+
+def _refuse_unknown(layer: int, arguments: dict[str, Any]) -> None:
+    known = {"dropout": (0, 0.0), "is_causal": (True,), "output_attentions": (False,)}
+    for name, value in arguments.items():
+        if value is None or name in HARMLESS:
+            continue
+        if isinstance(value, (bool, int, float)) and value in known.get(name, ()):
+            continue
+        shown = value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+        raise ModelError(
+            f"layer {layer} passes {name}={shown} to its attention, which draftmark does not implement and would "
+            f"ignore{_MEANING.get(name, '')}; use a model without it"
+        )
+
+
+_MEANING = {
+    "s_aux": " (attention sinks)",
+    "sinks": " (attention sinks)",
+    "position_bias": " (a bias on the logits)",
+    "indices": " (sparse attention)",
+    "block_indices": " (sparse attention)",
+    "is_causal": " (attention that looks ahead)",
+}
+
+AttentionInterface.register(NAME, _attention)

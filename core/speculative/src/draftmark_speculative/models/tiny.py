@@ -1,0 +1,105 @@
+"""Tiny random-weight models, made offline in milliseconds: for tests and examples.
+
+They say nothing sensible, but they run the real modelling code of their families. Embeddings are not tied and
+weights are wide, so that greedy text does not fall into a loop at once (tied random embeddings repeat one token, and
+a comparison of such texts is vacuous).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftmark.errors import ModelError
+
+from .causal_lm import CausalLM
+from .loading import wrap_model
+
+WINDOW = 9
+"""Hugging Face's sliding window of the windowed families: a query sees itself and 8 positions to its left."""
+
+_SHARED: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_MIXED = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16},
+    "qwen2": {},
+    "qwen3": {"head_dim": 24},
+    "mistral": {"head_dim": 16, "sliding_window": WINDOW},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, **_MIXED},
+    "gemma3_text": {"head_dim": 24, "query_pre_attn_scalar": 20, "num_key_value_heads": 1, **_MIXED},
+    "phi3": {},
+}
+"""transformers' model types, and what each differs in from the shared shape."""
+
+
+def tiny_model(
+    family: str, seed: int = 0, *, vocab_size: int = 256, dtype: str = "float32", **overrides: Any
+) -> CausalLM:
+    """A tiny model of `family`, its weights drawn from `seed`; the global random state is left alone.
+
+    Args:
+        family: a key of `FAMILIES`; ``"gemma3"`` is taken for its text model.
+        overrides: configuration fields.
+
+    Raises:
+        ModelError: an unknown family, or overrides that make a model that is refused.
+    """
+    hf = tiny_hf_model(family, seed, vocab_size=vocab_size, dtype=dtype, **overrides)
+    return wrap_model(hf, name=f"tiny-{family}")
+
+
+def tiny_hf_model(
+    family: str, seed: int = 0, *, vocab_size: int = 256, dtype: str = "float32", **overrides: Any
+) -> Any:
+    """The transformers model of `tiny_model`, not wrapped and not refused."""
+    family = "gemma3_text" if family == "gemma3" else family
+    if family not in FAMILIES:
+        raise ModelError(f"family is {family!r}, but tiny models exist for {', '.join(FAMILIES)}; choose one of them")
+    fields = {**_SHARED, **FAMILIES[family], "vocab_size": vocab_size, **overrides}
+    config = AutoConfig.for_model(family, **fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+@torch.inference_mode()
+def parts_at_ties(
+    rounded: Any, exact: Any, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+) -> bool:  # fmt: skip
+    """Whether texts of a half-precision model differ from others of it for the first time at near-ties only.
+
+    There both tokens' float32 logits lie below the best one by less than twice what rounding moves a logit by, so that
+    two right kernels may choose differently. How many texts part says little: of a random model's 24 choices about 8
+    are such ties in bfloat16, and about 2 in float16.
+
+    Args:
+        rounded, exact: transformers models with the same weights, in half precision and in float32.
+        texts, others: by prompt, what was decoded in two ways.
+    """
+    for prompt, text, other in zip(prompts, texts, others, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(text, other, strict=True)) if a != b), None)
+        if at is None:
+            continue
+        ids = torch.tensor([[*prompt, *text[:at]]], device=exact.device)
+        wanted, got = (one(ids).logits[0, -1].float() for one in (exact, rounded))
+        if wanted.max() - wanted[[text[at], other[at]]].min() >= 2 * (wanted - got).abs().max():
+            return False
+    return True

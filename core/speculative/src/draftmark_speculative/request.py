@@ -1,0 +1,111 @@
+"""A request: its tokens, its pages, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from draftmark.errors import RequestError
+
+from .drafts import Drafter
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """A stop token, which is the last token of the output."""
+    LENGTH = "length"
+    """max_new_tokens."""
+    CONTEXT = "context"
+    """max_context_len: prompt and output fill the context exactly."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tokens that one step gave one request, and whether it ended with them."""
+
+    request_id: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence; equal to itself only.
+
+    Attributes:
+        tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.
+        computed: tokens whose KV is stored, as far as prefill knows; meaningless once the request runs.
+        stop: token ids that end it.
+        drafter: what guesses its next tokens, when speculating.
+        row: row of the engine's device state, None while waiting.
+        seat: how often it was given a row; tells whether a count that the host still withholds is of this row.
+        in_flight: forwards whose tokens for it are not here yet; each brings at least one.
+        pages: KV pages owned, in order of position.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    tokens: list[int]
+    stop: frozenset[int] = frozenset()
+    drafter: Drafter | None = None
+    computed: int = 0
+    row: int | None = None
+    seat: int = 0
+    in_flight: int = 0
+    pages: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Tokens generated so far."""
+        return tuple(self.tokens[len(self.prompt) :])
+
+    def surely_ends(self, max_context_len: int) -> bool:
+        """Whether what is in flight ends the request at the latest, whatever the tokens are."""
+        at_least = len(self.tokens) + self.in_flight
+        return at_least >= min(max_context_len, len(self.prompt) + self.max_new_tokens)
+
+    def accept(self, tokens: Sequence[int], max_context_len: int) -> tuple[int, ...]:
+        """Append verified tokens up to the first that ends the request; returns those kept."""
+        kept: list[int] = []
+        for token in tokens:
+            kept.append(token)
+            self.tokens.append(token)
+            self.finish = self._finished_by(token, max_context_len)
+            if self.finish:
+                break
+        if self.drafter is not None:
+            self.drafter.extend(kept)
+        return tuple(kept)
+
+    def _finished_by(self, token: int, max_context_len: int) -> FinishReason | None:
+        if token in self.stop:
+            return FinishReason.STOP
+        if len(self.tokens) - len(self.prompt) == self.max_new_tokens:
+            return FinishReason.LENGTH
+        if len(self.tokens) == max_context_len:
+            return FinishReason.CONTEXT
+        return None
+
+
+def check_prompt(prompt: Sequence[int], max_new_tokens: int, max_context_len: int, vocab_size: int) -> None:
+    """Raise `RequestError` for a request that no engine of this context and vocabulary could serve."""
+    if not prompt:
+        raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")
+    if len(prompt) >= max_context_len:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but max_context_len is {max_context_len} and one must be free for "
+            "the answer; shorten the prompt or raise max_context_len"
+        )
+    if max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens is {max_new_tokens}, but it must be >= 1; ask for at least one token")
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"the prompt has token {wrong}, but the vocabulary is 0 … {vocab_size - 1}; use this model's tokenizer"
+        )

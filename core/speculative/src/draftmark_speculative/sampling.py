@@ -1,0 +1,93 @@
+"""The target's choice for every row: its argmax, or a sample.
+
+Randomness is a pure function of (seed, request, position), not a stream. So the token sampled at a position does
+not depend on how the engine got there, and speculative sampling gives the very tokens of plain sampling: the
+same test serves greedy and sampled decoding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from draftmark.errors import RequestError
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's token is chosen.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: smallest set of most likely tokens with at least this probability; 1 keeps all.
+        seed: of the whole engine; each request adds its own id.
+
+    Raises:
+        RequestError: a value out of range, NaN included.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(f"temperature is {self.temperature}, but it must be finite and >= 0; use 0 for greedy")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}, but it must be in (0, 1]; use 1 to keep every token")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the argmax is taken."""
+        return self.temperature == 0
+
+    def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """One token a row. Capturable.
+
+        Args:
+            logits: float32 ``[rows, vocab_size]``.
+            requests: int64 ``[rows]``, id of the request that each row belongs to.
+            positions: int64 ``[rows]``, position of the row's own token.
+
+        Returns:
+            int64 ``[rows]``.
+        """
+        if self.greedy:
+            return logits.argmax(-1)
+        probs = (logits.double() / self.temperature).softmax(-1)
+        if self.top_p < 1:
+            likeliest, tokens = probs.sort(dim=-1, descending=True, stable=True)
+            outside = likeliest.cumsum(-1) - likeliest >= self.top_p
+            probs = probs.scatter(-1, tokens, likeliest.masked_fill(outside, 0.0))
+        # Drawn in the order of token ids: in that of probabilities, two that differ in the last bit would change places
+        # between two right forwards, and with them the text.
+        mass = probs.cumsum(-1)
+        draw = uniform(self.seed, requests, positions)[:, None] * mass[:, -1:]
+        chosen: torch.Tensor = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
+        return chosen
+
+
+def uniform(seed: int, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float64 in [0, 1), a hash of (seed, request, position): splitmix64 (Steele et al. 2014), twice."""
+    seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    state = _splitmix(requests * _GOLDEN + seed)
+    state = _splitmix(state + positions * _GOLDEN)
+    return (_shift(state, 11)).double() * 2.0**-53
+
+
+def _splitmix(x: torch.Tensor) -> torch.Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64, whose own shift is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

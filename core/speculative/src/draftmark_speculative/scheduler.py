@@ -1,0 +1,132 @@
+"""Who runs: admission, prefill order, page reservations, preemption. Host only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from draftmark.errors import CacheExhausted
+from draftmark.geometry import Geometry
+
+from .allocator import PageAllocator
+from .request import Request
+from .state import DeviceState
+
+
+class Scheduler:
+    """Requests wait, prefill, run, and leave; at every moment each is in exactly one place.
+
+    When pages run out the youngest running request gives its pages back and waits, with all its tokens, in
+    front of the queue: it is prefilled again later and its text does not change.
+    """
+
+    def __init__(self, geometry: Geometry, allocator: PageAllocator, state: DeviceState) -> None:
+        self._geometry = geometry
+        self._allocator = allocator
+        self._state = state
+        self._free_rows = list(range(geometry.limits.max_num_reqs - 1, -1, -1))
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self.running: list[Request] = []
+        self.preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self.waiting or self.prefilling or self.running)
+
+    def pages_at_worst(self, total_tokens: int) -> int:
+        """Pages that a request needs when it has grown to `total_tokens` and the host lags one round."""
+        grown = min(total_tokens + self._geometry.draft.num_draft_tokens, self._geometry.max_prefix_len)
+        pages: int = self._geometry.pages_for(grown, self._geometry.max_tail)
+        return pages
+
+    def admit(self) -> None:
+        """Give rows and pages to waiting requests, in order, while there are both."""
+        while self.waiting and self._free_rows:
+            request = self.waiting[0]
+            try:
+                request.pages = self._allocator.take(self._pages(len(request.tokens)))
+            except CacheExhausted:
+                return
+            self.waiting.popleft()
+            request.row = self._free_rows.pop()
+            request.seat += 1
+            request.computed = 0
+            self._state.seat(request, 0)
+            self.prefilling.append(request)
+
+    def chunks(self) -> list[tuple[Request, int]]:
+        """The next prefill forward: requests and how many tokens of each, oldest first, within the limit."""
+        left = self._geometry.limits.max_extend_tokens
+        taken = []
+        for request in self.prefilling:
+            count = min(len(request.tokens) - request.computed, left)
+            if count:
+                taken.append((request, count))
+                left -= count
+        return taken
+
+    def prefilled(self, request: Request) -> None:
+        """The request's tokens are all stored: it runs from now on."""
+        self.prefilling.remove(request)
+        self.running.append(request)
+
+    def reserve(self, prefix_lens: Sequence[tuple[Request, int]]) -> list[Request]:
+        """Make sure requests have pages for their prefix bound and a tail; preempt where there are none.
+
+        Args:
+            prefix_lens: running requests, each with a length that the device does not exceed.
+
+        Returns:
+            Those of them that still run.
+        """
+        for request, prefix_len in prefix_lens:
+            while request.row is not None and not self._grow(request, prefix_len):
+                self._preempt(self.running[-1])
+        return [request for request, _ in prefix_lens if request.row is not None]
+
+    def release(self, request: Request) -> None:
+        """The request leaves for good, from wherever it is."""
+        for place in (self.waiting, self.prefilling, self.running):
+            if request in place:
+                place.remove(request)
+        self._vacate(request)
+
+    def _grow(self, request: Request, prefix_len: int) -> bool:
+        have, need = len(request.pages), self._pages(prefix_len)
+        if need > have:
+            try:
+                request.pages += self._allocator.take(need - have)
+            except CacheExhausted:
+                return False
+            self._state.seat(request, have)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._vacate(request)
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+
+    def _vacate(self, request: Request) -> None:
+        if request.row is None:
+            return
+        self._allocator.give(request.pages)
+        request.pages = []
+        self._state.lengths.reset(request.row)
+        self._free_rows.append(request.row)
+        request.row = None
+
+    def _pages(self, prefix_len: int) -> int:
+        pages: int = self._geometry.pages_for(prefix_len, self._geometry.max_tail)
+        return pages
+
+
+def by_row(requests: Sequence[Request]) -> list[int]:
+    """Device rows of seated requests."""
+    rows = []
+    for request in requests:
+        assert request.row is not None, f"request {request.id} has no row"
+        rows.append(request.row)
+    return rows

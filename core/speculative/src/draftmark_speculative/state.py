@@ -1,0 +1,82 @@
+"""The engine's device state: lengths and page table by row, and the static inputs of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftmark.batch import BatchBuffers
+from draftmark.geometry import Geometry, ceil_div
+from draftmark.lengths import SequenceLengths
+from draftmark.transfer import to_device
+
+from .drafts import DraftTree
+from .request import Request
+
+
+class DeviceState:
+    """Fixed tensors that requests come and go in. Rows as in `SequenceLengths`: request rows, then null rows.
+
+    Attributes:
+        lengths: the committed length of every row.
+        page_table: int32 ``[2 · max_reqs, max_pages_per_req]``; null rows hold null pages only.
+        batch: the static batch tensors of captured forwards.
+        rows: int64 ``[max_reqs]``, row of each batch entry.
+        pending: int64 ``[2 · max_reqs]``, the newest token of every row, whose KV is not stored: the next root.
+        requests: int64 ``[max_reqs]``, request id of each batch entry (for sampling).
+        tokens, parents: int64 ``[max_reqs, D]``, the draft trees; token -1 marks an unused row. The root's token
+            is written by the round itself.
+    """
+
+    def __init__(self, geometry: Geometry, device: torch.device, unique_slots: bool) -> None:
+        reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
+        self.device = device
+        self.lengths = SequenceLengths(reqs, geometry.max_prefix_len, device)
+        self.page_table = torch.zeros(2 * reqs, geometry.max_pages_per_req, dtype=torch.int32, device=device)
+        if unique_slots:
+            pages = ceil_div(geometry.max_tail, geometry.attention.page_size)
+            ids = torch.arange(reqs * pages, dtype=torch.int32, device=device)
+            self.page_table[reqs:, :pages] = ids.view(reqs, pages)
+        self.batch = BatchBuffers(geometry, device)
+        self._null_rows = torch.arange(reqs, 2 * reqs, device=device)
+        self.rows = self._null_rows.clone()
+        self.pending = torch.zeros(2 * reqs, dtype=torch.int64, device=device)
+        self.requests = torch.zeros(reqs, dtype=torch.int64, device=device)
+        self.tokens = torch.full((reqs, nodes), -1, dtype=torch.int64, device=device)
+        self.parents = torch.zeros(reqs, nodes, dtype=torch.int64, device=device)
+        self.parents[:, 0] = -1
+
+    def seat(self, request: Request, first_new_page: int) -> None:
+        """Write the request's pages from `first_new_page` on into its row of the page table."""
+        if new := request.pages[first_new_page:]:
+            pages = to_device(new, self.device, torch.int32)
+            self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
+
+    def fill(self, requests: Sequence[Request], padded: int) -> None:
+        """Who takes part in the next round: `requests` first, null rows up to `padded`."""
+        live = len(requests)
+        self.rows[live:padded].copy_(self._null_rows[live:padded])
+        if live:
+            ids = to_device([[request.row for request in requests], [request.id for request in requests]], self.device)
+            self.rows[:live].copy_(ids[0])
+            self.requests[:live].copy_(ids[1])
+
+    def plant_trees(self, trees: Sequence[DraftTree], padded: int, nodes: int) -> None:
+        """Drafts from the host, for the requests of the last `fill`."""
+        pad = padded - len(trees)
+        tokens = [tree.tokens + [-1] * (nodes - len(tree)) for tree in trees] + [[-1] * nodes] * pad
+        parents = [tree.parents + [0] * (nodes - len(tree)) for tree in trees] + [[-1] + [0] * (nodes - 1)] * pad
+        self.tokens[:padded, :nodes].copy_(to_device(tokens, self.device))
+        self.parents[:padded, :nodes].copy_(to_device(parents, self.device))
+
+    def plant(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
+        """Drafts from the device, below the root: int64 ``[padded, n]``, n < D. Capturable.
+
+        Rows that they leave unused hang below the root and carry a token that nothing matches.
+        """
+        count = tokens.shape[1]
+        self.tokens[:padded, 1 : count + 1].copy_(tokens)
+        self.parents[:padded, 1 : count + 1].copy_(parents)
+        self.tokens[:padded, count + 1 :].fill_(-1)
+        self.parents[:padded, count + 1 :].fill_(0)

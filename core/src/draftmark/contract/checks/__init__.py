@@ -1,1 +1,0 @@
-"""The checks, one module per noun. `draftmark.contract.check.all_checks` finds them; none imports torch at the top."""
