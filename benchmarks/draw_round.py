@@ -264,8 +264,10 @@ def _box(x: float, y: float, width: float, height: float, colour: str | None) ->
 
 
 def _node(x: float, y: float, label: str, below: str, colour: str) -> str:
-    return _box(x - 44, y - 13, 96, 28, colour) + text(x - 39, y - 4, label, "ink small") + text(
-        x - 39, y + 8, below, "dim small"
+    return (
+        _box(x - 44, y - 13, 96, 28, colour)
+        + text(x - 39, y - 4, label, "ink small")
+        + text(x - 39, y + 8, below, "dim small")
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from draftmark_contract.verdict import COMMIT_VARIABLE
+from draftmark_contract.runner.verdict import COMMIT_VARIABLE
 
 
 def commit() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import draftmark
-from draftmark_contract.verdict import stale
+from draftmark_contract.runner.verdict import stale
 
 RECORDS = sorted((Path(__file__).parent.parent / "benchmarks" / "results").glob("contract-*.json"))
 

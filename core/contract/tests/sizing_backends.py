@@ -12,8 +12,8 @@ from draftmark.geometry import Geometry, Mode, ceil_div, maximum
 from draftmark.hookspecs import BackendInfo, hookimpl
 from draftmark.loaded import Backend
 from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
-from draftmark_contract.subject import Subject
 
 Sizing = Callable[[Geometry], list[BufferSpec]]
 INT = "int32"
@@ -25,7 +25,7 @@ def subject_of(
     supports: Callable[[Geometry], list[str]] = lambda geometry: [],
     usage: Callable[[Geometry, Any], dict[str, int]] = lambda geometry, batch: {},
     **spec: Any,
-) -> Subject:
+) -> BackendUnderTest:
     """A backend named ``sized`` that has sizing and nothing else."""
 
     def metadata(geometry: Geometry) -> dict[Any, MetadataSpec]:
@@ -42,7 +42,7 @@ def subject_of(
         "graph_state": lambda geometry, device: object(),
     }
     plugin = SimpleNamespace(**{f"draftmark_{name}": hookimpl(hook) for name, hook in hooks.items()})
-    return Subject(Backend("sized", plugin), "cpu", Tier.SIZING)
+    return BackendUnderTest(Backend("sized", plugin), "cpu", Tier.SIZING)
 
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
@@ -112,7 +112,7 @@ def two_levels(g: Geometry) -> list[BufferSpec]:
     ]
 
 
-def two_level_subject(sizing: Sizing = two_levels) -> Subject:
+def two_level_subject(sizing: Sizing = two_levels) -> BackendUnderTest:
     """The backend whose prefix and tail are two passes."""
     prefix = {"kv_indptr": "prefix_indptr", "kv_indices": "prefix_indices"}
     tail = {"kv_indptr": "tail_indptr", "kv_indices": "tail_indices"}
@@ -135,7 +135,7 @@ LAYOUTS: dict[str, tuple[Sizing, Layout]] = {
 }
 
 
-def correct(layout: str) -> Subject:
+def correct(layout: str) -> BackendUnderTest:
     """The right backend of a layout."""
     if layout == "two_levels":
         return two_level_subject()
@@ -143,7 +143,7 @@ def correct(layout: str) -> Subject:
     return subject_of(sizing, level_of(name))
 
 
-def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]], dtype: str = "") -> Subject:
+def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]], dtype: str = "") -> BackendUnderTest:
     """The backend of a layout with one buffer's shape (or dtype) replaced."""
     sizing, name = LAYOUTS[layout]
 

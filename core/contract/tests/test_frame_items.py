@@ -8,11 +8,11 @@ import sys
 from collections import Counter
 
 from draftmark_contract.check import Tier, all_checks
-from draftmark_contract.item import all_items
+from draftmark_contract.runner.item import all_items
 
 _LIST = """
 import sys
-from draftmark_contract.item import all_items
+from draftmark_contract.runner.item import all_items
 print("\\n".join(item.id for item in all_items()))
 assert "torch" not in sys.modules, "a module of checks/ imports torch at its top"
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from draftmark.registry import load
-from draftmark_contract.item import Outcome, Result, all_items
-from draftmark_contract.journal import ForeignJournal, Journal, Subjects
-from draftmark_contract.known import hash_of, plugin_folder
+from draftmark_contract.runner.item import Outcome, Result, all_items
+from draftmark_contract.runner.journal import ForeignJournal, Journal, Judged
+from draftmark_contract.runner.known import hash_of, plugin_folder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def passed(number: int) -> dict[str, object]:
 
 def test_the_hash_is_that_of_the_verdict() -> None:
     """Found without importing the plugin, and yet of the same files."""
-    assert Subjects.now("reference").files_sha256 == hash_of(plugin_folder(load("reference")))
+    assert Judged.now("reference").files_sha256 == hash_of(plugin_folder(load("reference")))
 
 
 def test_a_later_run_has_what_was_decided(journal: Journal) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sizing_backends import correct
 
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier
-from draftmark_contract.item import Item, Outcome, Result, run_item
-from draftmark_contract.known import KnownFailure
-from draftmark_contract.subject import Subject
+from draftmark_contract.runner.item import Item, Outcome, Result, run_item
+from draftmark_contract.runner.known import KnownFailure
 
 
 def _raise(error: BaseException) -> Callable[[Any, Any], None]:
@@ -102,7 +102,7 @@ def test_newer_case_of_an_old_check_is_upcoming() -> None:
 def test_marks_are_those_of_one_item() -> None:
     """What an item says about itself does not stay on the subject."""
 
-    def run(subject: Subject, case: Any) -> None:
+    def run(subject: BackendUnderTest, case: Any) -> None:
         subject.interpreted()
 
     assert _end(run).marks == ("interpreted",)

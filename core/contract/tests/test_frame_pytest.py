@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from draftmark_contract.session import DEVICE_LOST
+from draftmark_contract.runner.session import DEVICE_LOST
 
 ONE = "supports.mandatory_profile"
 HOOKS = """
@@ -58,7 +58,7 @@ def _contract(
 ) -> tuple[int, str, dict[str, str]]:
     """Exit code, output and outcome per item of run_contract in a process of its own."""
     asked = {"json_path": "verdict.json", "k": k or None, **more}
-    code = "import sys; from draftmark_contract.run import run_contract; "
+    code = "import sys; from draftmark_contract.runner.run import run_contract; "
     code += f"sys.exit(run_contract({name!r}, {tier!r}, **{asked!r}))"
     done = _python(folder, "-c", code)
     record = json.loads((folder / "verdict.json").read_text())

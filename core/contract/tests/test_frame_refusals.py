@@ -9,14 +9,14 @@ from sizing_backends import csr_pages, level_of, subject_of
 
 from draftmark.geometry import Geometry
 from draftmark.metadata import HostLengthsNeed, Layout
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
-from draftmark_contract.corners import mandatory
-from draftmark_contract.subject import Subject
+from draftmark_contract.sizing.geometries import mandatory
 
 LEVEL = level_of(Layout.CSR_PAGES)
 
 
-def _run(subject: Subject, name: str, case_id: str) -> None:
+def _run(subject: BackendUnderTest, name: str, case_id: str) -> None:
     check = next(check for check in all_checks() if check.name == name)
     check.run(subject, next(case for case in check.cases() if case.id == case_id))
 

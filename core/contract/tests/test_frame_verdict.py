@@ -10,10 +10,10 @@ import pytest
 
 from draftmark import load
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
-from draftmark_contract import verdict as module
 from draftmark_contract.check import Tier
-from draftmark_contract.item import Outcome, Result, all_items
-from draftmark_contract.verdict import Verdict, judge, stale
+from draftmark_contract.runner import verdict as module
+from draftmark_contract.runner.item import Outcome, Result, all_items
+from draftmark_contract.runner.verdict import Verdict, judge, stale
 
 VERSION = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
 

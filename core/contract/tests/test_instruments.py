@@ -7,22 +7,22 @@ import torch
 
 from draftmark import AttentionShape
 from draftmark.loaded import Backend
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.cases.forward_sets import all_forwards
+from draftmark_contract.cases.geometries import behaviours
 from draftmark_contract.check import ContractViolation, Tier
+from draftmark_contract.harness import expect as verify
+from draftmark_contract.harness.harness import Harness
+from draftmark_contract.harness.host_reads import host_reads
+from draftmark_contract.harness.reachable import reachable_storages
 from draftmark_contract.oracle.attention import attend, tolerance
-from draftmark_contract.scenarios import verify
-from draftmark_contract.scenarios.held import held_storages
-from draftmark_contract.scenarios.hostreads import host_reads
-from draftmark_contract.scenarios.rig import Rig
-from draftmark_contract.scenarios.scenes import scenes
-from draftmark_contract.scenarios.shapes import behaviours
-from draftmark_contract.subject import Subject
 
 
-def reference() -> Subject:
+def reference() -> BackendUnderTest:
     """The reference backend on the host tier."""
     import importlib
 
-    return Subject(Backend("reference", importlib.import_module("draftmark.reference")), "cpu", Tier.HOST)
+    return BackendUnderTest(Backend("reference", importlib.import_module("draftmark.reference")), "cpu", Tier.HOST)
 
 
 @pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])
@@ -51,7 +51,7 @@ def test_held_storages_looks_through_containers() -> None:
             self.base = torch.zeros(4)
             self.deep = {"a": [self.base[1:], torch.zeros(2)]}
 
-    assert len(held_storages(Holder())) == 2
+    assert len(reachable_storages(Holder())) == 2
 
 
 def test_attention_of_one_key_is_its_value() -> None:
@@ -77,13 +77,13 @@ def test_a_missing_key_exceeds_the_tolerance(dtype: str) -> None:
 
 def test_a_violation_shows_the_batch_and_both_values() -> None:
     """Enough for a bug report: what, which batch, got, expected, and where the expectation comes from."""
-    turn = next(one for one in scenes(behaviours()["target"]) if one.name == "verify-edges")
-    rig = Rig(reference(), turn.geometry, turn.num_pages)
-    batch = rig.load(turn)
-    rig.prepare(batch)
-    rig.arena["slot_mapping"][3] += 1
+    forward = next(one for one in all_forwards(behaviours()["target"]) if one.name == "verify-edges")
+    harness = Harness(reference(), forward.geometry, forward.num_pages)
+    batch = harness.load(forward)
+    harness.prepare(batch)
+    harness.arena["slot_mapping"][3] += 1
     with pytest.raises(ContractViolation) as caught:
-        verify.metadata(rig, turn, batch)
+        verify.metadata(harness, forward, batch)
     text = str(caught.value)
     for part in ("row 3 of request 0", "verify step 0, 3 live of 4", "page_size=16", "got:", "expected:", "formula:"):
         assert part in text, text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from draftmark_contract.cases.trees import beams, verify_tree
 from draftmark_contract.oracle.history import NO_PARENT, Request, chain, kv_slots
 from draftmark_contract.oracle.truth import enumerate_truth
-from draftmark_contract.scenarios.trees import beams, verify_tree
 
 
 def test_a_token_lives_in_the_page_of_its_number() -> None:

@@ -14,19 +14,19 @@ from draftmark import load
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, ceil_div
 from draftmark.metadata import Layout
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, Tier, all_checks
 from draftmark_contract.proof import prover
 from draftmark_contract.proof.prover import Proof, Status, prove_all, prove_plan
 from draftmark_contract.proof.solver import Answer, Solver
 from draftmark_contract.proof.table import proof_table
 from draftmark_contract.proof.theorems import VARIANTS, plan_of
-from draftmark_contract.subject import Subject
 
 LEVEL = level_of(Layout.PAGE_TABLE)
 TARGET, OVERLAP = VARIANTS[0], VARIANTS[1]
 
 
-def _lens(formula: Any) -> Subject:
+def _lens(formula: Any) -> BackendUnderTest:
     """A backend with one buffer, kv_lens, of this size."""
 
     def buffers(g: Geometry) -> list[BufferSpec]:
@@ -35,18 +35,18 @@ def _lens(formula: Any) -> Subject:
     return subject_of(buffers, LEVEL)
 
 
-def _prove(subject: Subject, variant: Any = TARGET) -> list[Proof]:
+def _prove(subject: BackendUnderTest, variant: Any = TARGET) -> list[Proof]:
     return prove_plan(subject, plan_of(subject, variant), workers=1)
 
 
-def _statuses(subject: Subject) -> set[Status]:
+def _statuses(subject: BackendUnderTest) -> set[Status]:
     return {proof.status for proof in _prove(subject)}
 
 
 @pytest.mark.parametrize("name", ["reference", *NAMES])
 def test_correct_sizing_is_proved(name: str) -> None:
     """Every extent of every standard role, for all geometries and batches, of five backends."""
-    subject = correct(name) if name in NAMES else Subject(load(name), "cpu", Tier.SIZING)
+    subject = correct(name) if name in NAMES else BackendUnderTest(load(name), "cpu", Tier.SIZING)
     proofs = prove_all(subject)
     assert {proof.status for proof in proofs} == {Status.PROVED}, proof_table(name, proofs)
 

@@ -10,12 +10,12 @@ import pytest
 from sizing_backends import changed, correct
 
 from draftmark.buffers import Role
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
-from draftmark_contract.item import Item, Result, all_items, run_item
-from draftmark_contract.report.html import page, write_page
-from draftmark_contract.report.sample import PARENTS, buffer_rows, depth, sample_geometry, sees
-from draftmark_contract.subject import Subject
-from draftmark_contract.verdict import judge
+from draftmark_contract.runner.item import Item, Result, all_items, run_item
+from draftmark_contract.runner.report.html import page, write_page
+from draftmark_contract.runner.report.sample import PARENTS, buffer_rows, depth, sample_geometry, sees
+from draftmark_contract.runner.verdict import judge
 
 VOID = {"meta", "circle", "path", "rect"}
 
@@ -39,18 +39,18 @@ def _items() -> list[Item]:
     return [item for item in all_items((Tier.SIZING,)) if item.check.name in wanted]
 
 
-def _results(subject: Subject) -> list[Result]:
+def _results(subject: BackendUnderTest) -> list[Result]:
     return [run_item(item, subject, []) for item in _items()]
 
 
 @pytest.fixture(scope="module")
-def failing() -> tuple[Subject, str]:
+def failing() -> tuple[BackendUnderTest, str]:
     """The page of a backend whose indptr is too short."""
     subject = changed("csr_pages", Role.KV_INDPTR, lambda g: (g.limits.max_num_reqs + 1,))
     return subject, page(judge("sized", subject.backend, _results(subject)), subject)
 
 
-def test_page_is_self_contained(failing: tuple[Subject, str]) -> None:
+def test_page_is_self_contained(failing: tuple[BackendUnderTest, str]) -> None:
     """No network, no script, no font, no path of the machine it was made on; well-formed."""
     text = failing[1]
     assert not re.search(r"https?://|src=|<link|<script|@import|url\(", text)
@@ -60,7 +60,7 @@ def test_page_is_self_contained(failing: tuple[Subject, str]) -> None:
     assert parser.open == []
 
 
-def test_failures_come_with_their_batch(failing: tuple[Subject, str]) -> None:
+def test_failures_come_with_their_batch(failing: tuple[BackendUnderTest, str]) -> None:
     """The first failure of each check is open, complete, and names the other cases."""
     text = failing[1]
     assert "does not keep the contract" in text
@@ -69,7 +69,7 @@ def test_failures_come_with_their_batch(failing: tuple[Subject, str]) -> None:
     assert "also: " in text
 
 
-def test_messages_are_escaped(failing: tuple[Subject, str]) -> None:
+def test_messages_are_escaped(failing: tuple[BackendUnderTest, str]) -> None:
     """A plugin's text cannot become markup."""
     subject = failing[0]
     results = [

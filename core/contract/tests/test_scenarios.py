@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from draftmark import Mode
+from draftmark_contract.cases.forward_sets import all_forwards
+from draftmark_contract.cases.forwards import ForwardCase
+from draftmark_contract.cases.geometries import EVERYWHERE, LARGE_PAGES, behaviours
+from draftmark_contract.cases.graph_rounds import programs_of, replays
 from draftmark_contract.check import Tier
-from draftmark_contract.item import all_items
-from draftmark_contract.scenarios.rounds import programs_of, replays
-from draftmark_contract.scenarios.scenes import scenes
-from draftmark_contract.scenarios.shapes import EVERYWHERE, LARGE_PAGES, behaviours
-from draftmark_contract.scenarios.turns import Turn
+from draftmark_contract.runner.item import all_items
 
-TURNS = [turn for geometry in behaviours().values() for turn in scenes(geometry)]
+TURNS = [forward for geometry in behaviours().values() for forward in all_forwards(geometry)]
 
 
 def test_no_equality_hides_a_factor() -> None:
@@ -31,10 +31,16 @@ def test_large_pages_are_crossed_by_trees() -> None:
     size = 128
     for name in LARGE_PAGES:
         geometry = behaviours()[name]
-        turns = [turn for turn in scenes(geometry) if turn.mode is not Mode.DECODE]
+        forwards = [forward for forward in all_forwards(geometry) if forward.mode is not Mode.DECODE]
         assert geometry.attention.page_size == geometry.attention.head_dim == size
-        for mode, step in {(turn.mode, turn.step) for turn in turns}:
-            live = [r for turn in turns if (turn.mode, turn.step) == (mode, step) for r in turn.requests if r.live]
+        for mode, step in {(forward.mode, forward.step) for forward in forwards}:
+            live = [
+                r
+                for forward in forwards
+                if (forward.mode, forward.step) == (mode, step)
+                for r in forward.requests
+                if r.live
+            ]
             assert any(one.prefix > size for one in live)
             assert any(one.prefix % size and one.prefix // size < (one.prefix + one.tail - 1) // size for one in live)
 
@@ -55,17 +61,17 @@ def test_every_check_takes_the_shapes_that_are_for_all() -> None:
 
 def test_every_mode_and_step_occurs_with_padding() -> None:
     """All five modes, all draft steps, with and without padded requests."""
-    assert {turn.mode for turn in TURNS} == set(Mode)
-    assert {turn.step for turn in TURNS if turn.mode is Mode.DRAFT} >= {0, 1, 2, 3, 4}
+    assert {forward.mode for forward in TURNS} == set(Mode)
+    assert {forward.step for forward in TURNS if forward.mode is Mode.DRAFT} >= {0, 1, 2, 3, 4}
     for mode in Mode:
-        assert {turn.live < len(turn.requests) for turn in TURNS if turn.mode is mode} == {True, False}
+        assert {forward.live < len(forward.requests) for forward in TURNS if forward.mode is mode} == {True, False}
 
 
 def test_prefixes_reach_every_edge() -> None:
     """0, 1, a page boundary, inside a page, and the context wall."""
-    for turn in (one for one in TURNS if one.name.endswith("wall") and one.mode is Mode.VERIFY):
-        limit = turn.geometry.max_prefix_len
-        assert {0, limit, limit - 1} <= {one.prefix for one in turn.requests}
+    for forward in (one for one in TURNS if one.name.endswith("wall") and one.mode is Mode.VERIFY):
+        limit = forward.geometry.max_prefix_len
+        assert {0, limit, limit - 1} <= {one.prefix for one in forward.requests}
     sizes = {(one.prefix % t.geometry.attention.page_size == 0, one.prefix > 1) for t in TURNS for one in t.requests}
     assert len(sizes) == 4
 
@@ -73,22 +79,22 @@ def test_prefixes_reach_every_edge() -> None:
 def test_live_requests_own_their_pages() -> None:
     """No page is used twice (but for one shared prefix page), none is a null page, ids are shuffled."""
     shuffled = False
-    for turn in TURNS:
-        live = [page for one in turn.requests if one.live for page in one.pages]
-        assert len(live) - len(set(live)) == ("shared" in turn.name)
-        assert min(live, default=turn.null_pages) >= turn.null_pages
-        assert max(live, default=0) < turn.num_pages
+    for forward in TURNS:
+        live = [page for one in forward.requests if one.live for page in one.pages]
+        assert len(live) - len(set(live)) == ("shared" in forward.name)
+        assert min(live, default=forward.null_pages) >= forward.null_pages
+        assert max(live, default=0) < forward.num_pages
         shuffled |= live != sorted(live)
     assert shuffled
 
 
 def test_unique_null_pages_are_disjoint() -> None:
     """For a backend with unique slots every padded request has null pages of its own."""
-    for turn in TURNS:
-        if turn.mode is Mode.EXTEND:
+    for forward in TURNS:
+        if forward.mode is Mode.EXTEND:
             continue
-        g = turn.geometry
-        moved = turn.with_null_pages(g.null_pages(unique_slots=True))
+        g = forward.geometry
+        moved = forward.with_null_pages(g.null_pages(unique_slots=True))
         padded = [page for one in moved.requests if not one.live for page in one.pages]
         assert len(padded) == len(set(padded))
         assert all(page < moved.null_pages for page in padded)
@@ -98,19 +104,19 @@ def test_replays_grow_and_shrink() -> None:
     """The batch size goes 8 → 4 → 8 → 1 → 8, and lengths fall below those of the capture."""
     geometry = behaviours()["target"]
     for program in programs_of(geometry):
-        assert [len(turn.requests) for _, turn in replays(geometry, program)][:5] == [8, 4, 8, 1, 8]
+        assert [len(forward.requests) for _, forward in replays(geometry, program)][:5] == [8, 4, 8, 1, 8]
 
 
 def test_steps_of_a_round_share_their_beginning() -> None:
     """The tail of an earlier draft step is the beginning of a later one's, on the same pages."""
-    turn = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
-    earlier = turn.at_step(1)
-    for one, other in zip(turn.requests, earlier.requests, strict=True):
+    forward = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
+    earlier = forward.at_step(1)
+    for one, other in zip(forward.requests, earlier.requests, strict=True):
         assert one.parents[: other.tail] == other.parents
         assert one.pages == other.pages
 
 
 def test_a_message_shows_the_batch() -> None:
-    """Every turn prints itself in a few lines."""
-    text = str(max(TURNS, key=lambda turn: len(str(turn))))
-    assert "page_size=" in text and "r0:" in text and isinstance(TURNS[0], Turn)
+    """Every forward prints itself in a few lines."""
+    text = str(max(TURNS, key=lambda forward: len(str(forward))))
+    assert "page_size=" in text and "r0:" in text and isinstance(TURNS[0], ForwardCase)

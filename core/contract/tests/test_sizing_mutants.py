@@ -11,10 +11,10 @@ from draftmark.buffers import Role, Unit
 from draftmark.errors import BackendLoadError
 from draftmark.geometry import Geometry, ceil_div, maximum
 from draftmark.metadata import Layout, LengthConvention, Level
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
 from draftmark_contract.proof.prover import Status, prove_plan
 from draftmark_contract.proof.theorems import VARIANTS, plan_of
-from draftmark_contract.subject import Subject
 
 UNDERSIZED = {
     "M01-no-topk-in-tail": (
@@ -68,7 +68,7 @@ UNDERSIZED = {
 }
 
 
-def _killed_by(subject: Subject, names: tuple[str, ...], every: int = 1) -> str:
+def _killed_by(subject: BackendUnderTest, names: tuple[str, ...], every: int = 1) -> str:
     """The first item of these checks that fails, or nothing; of every so-many-th case."""
     for check in all_checks():
         for case in check.cases()[::every] if check.name in names else ():
@@ -156,7 +156,7 @@ def test_int32_offsets_fail_overflow(layout: str, role: Role) -> None:
     assert _killed_by(changed(layout, role, shapes["shape"], dtype="int32"), ("overflow.values_fit",))
 
 
-def _own(workspace: Any, usage: Any) -> Subject:
+def _own(workspace: Any, usage: Any) -> BackendUnderTest:
     """A backend whose only buffer is a workspace of so many bytes."""
     return subject_of(
         lambda g: [one(Role.WORKSPACE, (workspace(g),), Unit.BYTES, "uint8")],

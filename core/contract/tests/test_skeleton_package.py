@@ -77,9 +77,8 @@ def test_wheel_runs_the_contract_in_a_fresh_environment(tmp_path: Path) -> None:
     wheels = [_wheel(source, tmp_path / source.name) for source in (*copies, tmp_path / "draftmark-my-npu")]
     python = _environment(tmp_path, wheels)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    code = (
-        "import sys, draftmark; from draftmark_contract.run import run_contract; assert 'env' in draftmark.__file__; "
-    )
+    code = "import sys, draftmark; assert 'env' in draftmark.__file__\n"
+    code += "from draftmark_contract.runner.run import run_contract\n"
     code += "sys.exit(run_contract('my_npu', sys.argv[1], json_path=sys.argv[1] + '.json', k=sys.argv[2]))"
 
     def contract(tier: str, k: str) -> tuple[int, str, dict[str, object]]:

@@ -66,9 +66,7 @@ def test_walk_keeps_the_path_the_target_takes(data):
     for r in range(requests):
         node, path = 0, [0]
         while True:
-            child = [
-                n for n in range(1, nodes) if parents[r][n] == node and drafts[r][n] == targets[r][node] != -1
-            ]
+            child = [n for n in range(1, nodes) if parents[r][n] == node and drafts[r][n] == targets[r][node] != -1]
             if not child:
                 break
             node = child[0]

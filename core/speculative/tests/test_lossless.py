@@ -26,13 +26,9 @@ def decode(make_model, plain_text, oracle, prompts, family, shape, page_size, gr
 
 
 @pytest.mark.parametrize(("shape", "page_size", "graph", "host"), SETTINGS)
-def test_every_setting_gives_the_plain_text(
-    make_model, plain_text, oracle, prompts, shape, page_size, graph, host
-):
+def test_every_setting_gives_the_plain_text(make_model, plain_text, oracle, prompts, shape, page_size, graph, host):
     """Draft shapes x page sizes x eager and recorded graphs x host-length kinds, guards on: the same text."""
-    got, wanted, engine = decode(
-        make_model, plain_text, oracle, prompts, "llama", shape, page_size, graph, host
-    )
+    got, wanted, engine = decode(make_model, plain_text, oracle, prompts, "llama", shape, page_size, graph, host)
     assert got == wanted
     assert engine.pages.in_use == 0
     if SHAPES[shape]:

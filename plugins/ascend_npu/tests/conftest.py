@@ -21,6 +21,7 @@ if HAS_NPU:
 
     EMULATED = stamp() == STAMP
 
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Device tests need torch_npu; those about the emulator itself need the emulator."""
     for item in items:
@@ -60,10 +61,10 @@ def emulated() -> None:
 def subject():
     """The plugin on the NPU, as the contract's checks see it."""
     from draftmark.registry import load
+    from draftmark_contract.backend_under_test import BackendUnderTest
     from draftmark_contract.check import Tier
-    from draftmark_contract.subject import Subject
 
-    return Subject(load("ascend_npu"), "npu", Tier.DEVICE)
+    return BackendUnderTest(load("ascend_npu"), "npu", Tier.DEVICE)
 
 
 @pytest.fixture

@@ -11,19 +11,19 @@ from ascend_shapes import geometries
 from draftmark.errors import LengthsError
 from draftmark_ascend_npu import backend, lengths, ops, sizing
 from draftmark_ascend_npu.ops import OperatorRule
+from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.check import ContractViolation
-from draftmark_contract.scenarios.scenes import scenes
 
 pytestmark = pytest.mark.device
 TARGET = geometries()["target"]
-TURNS = {turn.name: turn for turn in scenes(TARGET)}
+TURNS = {turn.name: turn for turn in all_forwards(TARGET)}
 
 
 def loaded(subject, name):
     """A rig, a turn and its batch, ready to run."""
-    from draftmark_contract.scenarios.rig import Rig, place
+    from draftmark_contract.harness.harness import Harness, place
 
-    rig = Rig(subject, TARGET, TURNS[name].num_pages)
+    rig = Harness(subject, TARGET, TURNS[name].num_pages)
     turn = place(rig, TURNS[name])
     return rig, turn, rig.load(turn)
 
@@ -67,11 +67,11 @@ def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
 
     rig, turn, batch = loaded(subject, "decode-edges")
-    verify.turn_holds(rig, turn, batch)
+    verify.forward_holds(rig, turn, batch)
     monkeypatch.setattr(backend, "_whole", summed)
     rig, turn, batch = loaded(subject, "decode-edges")
     with pytest.raises(ContractViolation, match="the output is wrong"):
-        verify.turn_holds(rig, turn, batch)
+        verify.forward_holds(rig, turn, batch)
 
 
 def test_a_stale_host_list(subject, monkeypatch):
@@ -138,15 +138,15 @@ FORWARD = """
 import torch, torch_npu
 from ascend_shapes import geometries
 from draftmark_contract.check import Tier
-from draftmark_contract.scenarios.rig import Rig, place
-from draftmark_contract.scenarios.scenes import scenes
-from draftmark_contract.subject import Subject
+from draftmark_contract.harness.harness import Harness, place
+from draftmark_contract.cases.forward_sets import all_forwards
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark.registry import load
 from draftmark_ascend_npu import sizing
 {change}
-subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
-turn = next(one for one in scenes(geometries()["target"]) if one.name == "verify-wall")
-rig = Rig(subject, turn.geometry, turn.num_pages)
+subject = BackendUnderTest(load("ascend_npu"), "npu", Tier.DEVICE)
+turn = next(one for one in all_forwards(geometries()["target"]) if one.name == "verify-wall")
+rig = Harness(subject, turn.geometry, turn.num_pages)
 turn = place(rig, turn)
 rig.run(turn, rig.load(turn))
 torch.npu.synchronize()

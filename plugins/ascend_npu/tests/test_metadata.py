@@ -6,16 +6,16 @@ from ascend_shapes import geometries
 from draftmark import Mode
 from draftmark.registry import load
 from draftmark_ascend_npu.metadata import is_tree
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.check import Tier
+from draftmark_contract.harness.harness import Harness, place
 from draftmark_contract.oracle.history import kv_slots
-from draftmark_contract.scenarios.rig import Rig, place
-from draftmark_contract.scenarios.scenes import scenes
-from draftmark_contract.subject import Subject
 
 
 def trees():
     for name, geometry in geometries().items():
-        for turn in scenes(geometry):
+        for turn in all_forwards(geometry):
             if turn.mode in (Mode.VERIFY, Mode.DRAFT) and not turn.causal:
                 yield pytest.param(turn, id=f"{name}-{turn.name}")
 
@@ -23,7 +23,7 @@ def trees():
 @pytest.mark.parametrize("turn", list(trees()))
 def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
     """Each tail slot is the slot of its token, and 1 stands exactly where a row's lineage does not."""
-    rig = Rig(Subject(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
+    rig = Harness(BackendUnderTest(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
     turn = place(rig, turn)
     batch = rig.stage.set(turn, "exact")
     rig.backend.plan(batch)

@@ -7,25 +7,26 @@ contract decides that they are refused alike. Here the same checks run on pages 
 import pytest
 from ascend_shapes import geometries
 
+from draftmark_contract.cases.forward_sets import all_forwards
+from draftmark_contract.cases.graph_rounds import programs_of
 from draftmark_contract.checks import graphs, purity
-from draftmark_contract.scenarios.rounds import programs_of
-from draftmark_contract.scenarios.scenes import scenes
 
 pytestmark = pytest.mark.device
 SHAPES = geometries()
 PROGRAMS = [pytest.param((g, p), id=f"{name}-{p.value}") for name, g in SHAPES.items() for p in programs_of(g)]
-TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.items() for turn in scenes(g)]
+TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.items() for turn in all_forwards(g)]
 
 
 @pytest.mark.parametrize("turn", TURNS)
 def test_every_forward_is_right(subject, turn):
     """Metadata, stored KV and outputs within rounding of float64, NaN in all unused KV, guard words intact."""
     from draftmark_contract.scenarios import verify
-    from draftmark_contract.scenarios.rig import Rig, place
 
-    rig = Rig(subject, turn.geometry, turn.num_pages)
+    from draftmark_contract.harness.harness import Harness, place
+
+    rig = Harness(subject, turn.geometry, turn.num_pages)
     turn = place(rig, turn)
-    verify.turn_holds(rig, turn, rig.load(turn))
+    verify.forward_holds(rig, turn, rig.load(turn))
 
 
 @pytest.mark.parametrize("value", PROGRAMS)
@@ -45,10 +46,10 @@ import torch_npu
 from ascend_shapes import geometries
 from draftmark_contract.check import Tier
 from draftmark_contract.checks import graphs
-from draftmark_contract.scenarios.rounds import programs_of
-from draftmark_contract.subject import Subject
+from draftmark_contract.cases.graph_rounds import programs_of
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark.registry import load
-subject = Subject(load("ascend_npu"), "npu", Tier.DEVICE)
+subject = BackendUnderTest(load("ascend_npu"), "npu", Tier.DEVICE)
 for name in ("target", "draft"):
     for program in programs_of(geometries()[name]):
         graphs.replay_equals_eager(subject, (geometries()[name], program))

@@ -10,9 +10,9 @@ from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark.geometry import TARGET_MODES
 from draftmark.registry import load
 from draftmark_ascend_npu import sizing, support
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
 from draftmark_contract.checks.sizing import assert_covered
-from draftmark_contract.subject import Subject
 
 SHAPE = AttentionShape(8, 2, 128, 128)
 LIMITS = Limits(max_num_reqs=4, max_context_len=256)
@@ -39,11 +39,9 @@ def test_seed_e_a_table_without_the_draft_tokens_is_refuted(monkeypatch):
 
     def without_draft_tokens(g):
         columns = -(-g.limits.max_context_len // g.attention.page_size)
-        return [
-            replace(one, shape=(one.shape[0], columns)) if one.name == sizing.TABLES else one for one in correct(g)
-        ]
+        return [replace(one, shape=(one.shape[0], columns)) if one.name == sizing.TABLES else one for one in correct(g)]
 
-    subject = Subject(load("ascend_npu"), "cpu", Tier.SIZING)
+    subject = BackendUnderTest(load("ascend_npu"), "cpu", Tier.SIZING)
     assert_covered(subject, subject.fit(geometry()))
     monkeypatch.setattr(sizing, "buffers", without_draft_tokens)
     with pytest.raises(ContractViolation, match=r"block_tables.*columns"):

@@ -1,7 +1,7 @@
 """Run the plugin's tests and the contract's three tiers on whatever NPU is here, and write one file that says so.
 
-    python plugins/ascend_npu/tools/verdict.py --out verdict.json              # stamped, on the emulator too
-    python plugins/ascend_npu/tools/verdict.py --out verdict.json --hardware   # refuses to run on the emulator
+python plugins/ascend_npu/tools/verdict.py --out verdict.json              # stamped, on the emulator too
+python plugins/ascend_npu/tools/verdict.py --out verdict.json --hardware   # refuses to run on the emulator
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from draftmark.arena import Arena
 from draftmark.cache import KVCache
 from draftmark.devices import profile
 from draftmark.graphs import GraphKey, Program
-from draftmark_contract.shapes import BatchShape, Group
-from draftmark_contract.usage import PlainBatch
+from draftmark_contract.sizing.batches import BatchShape, Group
+from draftmark_contract.sizing.usage import PlainBatch
 from draftmark_cuda_flashinfer import levels, library, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.staging import Staging

@@ -10,9 +10,9 @@ import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
 from draftmark.buffers import Role
-from draftmark_contract.needs import needs_of
-from draftmark_contract.shapes import BatchShape, Group, wall_batches
-from draftmark_contract.usage import PlainBatch
+from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
+from draftmark_contract.sizing.required_sizes import required_sizes_of
+from draftmark_contract.sizing.usage import PlainBatch
 from draftmark_cuda_flashinfer import levels, partition, sizing
 
 HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),
@@ -118,11 +118,11 @@ def test_no_workspace_grows_with_rows_times_context(make_geometry):
 def shortage(geometry, specs):
     """The first need of a batch at the limits that a declared buffer does not cover."""
     metadata = sizing.metadata(geometry)
-    for batch in wall_batches(geometry):
+    for batch in limit_batches(geometry):
         for spec in specs:
             named = {name for level in metadata[batch.mode].levels for name in level.buffers.values()}
             if spec.name in named:
-                for need in needs_of(spec, batch, geometry, metadata):
+                for need in required_sizes_of(spec, batch, geometry, metadata):
                     if need.needed > need.declared:
                         return f"{need.buffer}: {need.what} {need.needed} > {need.declared}, {need.why}"
     return ""

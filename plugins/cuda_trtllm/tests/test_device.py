@@ -41,24 +41,25 @@ DRAFT = DraftShape(2, 3, 7)
 
 @pytest.fixture(scope="module")
 def subject():
+    from draftmark_contract.backend_under_test import BackendUnderTest
     from draftmark_contract.check import Tier
-    from draftmark_contract.subject import Subject
 
-    return Subject(load("cuda_trtllm"), "cuda", Tier.DEVICE)
+    return BackendUnderTest(load("cuda_trtllm"), "cuda", Tier.DEVICE)
 
 
 @pytest.fixture(scope="module")
 def check(subject):
     """Run turns on one opened backend: each right, semaphores back at zero."""
     from draftmark_contract.scenarios import verify
-    from draftmark_contract.scenarios.rig import Rig, place
+
+    from draftmark_contract.harness.harness import Harness, place
 
     def run(turns):
-        rig = Rig(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
+        rig = Harness(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
         for turn in turns:
             turn = place(rig, turn)
             rig.arena.poison()
-            verify.turn_holds(rig, turn, rig.load(turn))
+            verify.forward_holds(rig, turn, rig.load(turn))
             if "semaphores" in rig.arena:
                 assert not rig.arena["semaphores"].any(), "a launch left its counters behind"
         return rig
@@ -67,7 +68,7 @@ def check(subject):
 
 
 def turn(geometry, mode, lens, padded, step=0, tree="random", seed=0):
-    from draftmark_contract.scenarios.turns import uniform
+    from draftmark_contract.cases.forwards import uniform
 
     return uniform(f"{mode.value}{step}", geometry, mode, lens, padded, step=step, tree=tree, seed=seed)
 
@@ -82,7 +83,7 @@ def make(shape, draft, modes, context=4000, extend=512, window=None):
 @pytest.mark.parametrize("name", SHAPES)
 def test_contexts_that_are_split(check, name):
     """One request of thousands of keys is split over all SMs and merged; eight are split less, or not at all."""
-    from draftmark_contract.scenarios.turns import ragged
+    from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(name)
     for modes in (TARGET_MODES, DRAFT_MODES):
@@ -99,7 +100,7 @@ def test_contexts_that_are_split(check, name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_prefills_of_every_shape(check, name, window):
     """Fresh prompts, chunks behind prefixes, single tokens and padded requests, drawn at random."""
-    from draftmark_contract.scenarios.turns import ragged
+    from draftmark_contract.cases.forwards import ragged
 
     draw = random.Random(f"{name}{window}")
     geometry = make(SHAPES[name], DraftShape(1, 1, 1), (Mode.EXTEND,), window=window)
@@ -136,7 +137,7 @@ def test_trees_of_many_nodes(check, nodes):
 @pytest.mark.parametrize("window", [0, 63, 700])
 def test_chains_under_a_window(check, window):
     """A window moves with the row: decode, verify of a chain, draft steps of topk 1, and prefill."""
-    from draftmark_contract.scenarios.turns import ragged
+    from draftmark_contract.cases.forwards import ragged
 
     for modes in (TARGET_MODES, DRAFT_MODES):
         geometry = make(LLAMA, DraftShape(1, 4, 7), modes, context=1500, window=window)
@@ -149,11 +150,11 @@ def test_chains_under_a_window(check, window):
 
 def test_a_tree_under_a_window_is_an_error(subject):
     """A geometry of topk 1 that is handed a Tree under a window raises, and computes nothing."""
-    from draftmark_contract.scenarios.rig import Rig, place
+    from draftmark_contract.harness.harness import Harness, place
 
     geometry = make(LLAMA, DraftShape(1, 1, 7), TARGET_MODES, context=1500, window=63)
     one = turn(geometry, Mode.VERIFY, (100,), 1, tree="star")
-    rig = Rig(subject, geometry, one.num_pages)
+    rig = Harness(subject, geometry, one.num_pages)
     one = place(rig, one)
     with pytest.raises(BatchError, match="window"):
         rig.run(one, rig.load(one))
@@ -163,11 +164,11 @@ def test_a_tree_under_a_window_is_an_error(subject):
 
 def test_rows_that_are_not_contiguous(subject):
     """Queries by head first are copied; an output by head first is refused, for nobody would read the copy."""
-    from draftmark_contract.scenarios.rig import Rig, place
+    from draftmark_contract.harness.harness import Harness, place
 
     geometry = make(SHAPES["gqa2-64"], DRAFT, TARGET_MODES, context=200)
     one = turn(geometry, Mode.VERIFY, (100, 30), 2)
-    rig = Rig(subject, geometry, one.num_pages)
+    rig = Harness(subject, geometry, one.num_pages)
     one = place(rig, one)
     batch = rig.load(one)
     wanted = rig.run(one, batch)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from draftmark.graphs import Program, is_recording
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.cases.geometries import behaviours
 from draftmark_contract.check import ContractViolation, Tier
 from draftmark_contract.checks.graphs import captured_run_is_right, replay_equals_eager
-from draftmark_contract.scenarios.shapes import behaviours
-from draftmark_contract.subject import Subject
 from draftmark_cuda_trtllm import launch
 from draftmark_cuda_trtllm.backend import XqaBackend
 
@@ -65,7 +65,7 @@ class FrozenLengths(XqaBackend):
 
 
 def run(loaded, geometry_name, program):
-    subject = Subject(loaded, "cpu", Tier.HOST)
+    subject = BackendUnderTest(loaded, "cpu", Tier.HOST)
     value = (behaviours()[geometry_name], program)
     captured_run_is_right(subject, value)
     replay_equals_eager(subject, value)

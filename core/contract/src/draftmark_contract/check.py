@@ -1,7 +1,7 @@
 """The registry of checks.
 
 A check is a function ``run(subject, value)`` in a module of `draftmark_contract.checks`, decorated with `check`.
-Its cases are the same for every backend: a geometry that a backend refuses turns "must work" into "must refuse
+Its cases are the same for every backend: a geometry that a backend refuses forwards "must work" into "must refuse
 everywhere alike" (`Refused`), it never removes an item.
 
 Modules in `checks/` are imported where torch may be absent: they import it inside functions only.
@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .subject import Subject
+    from .backend_under_test import BackendUnderTest
 
 
 class Tier(StrEnum):
@@ -67,7 +67,7 @@ class Check:
     name: str
     tier: Tier
     cases: Callable[[], Sequence[Case]]
-    run: Callable[[Subject, Case], None]
+    run: Callable[[BackendUnderTest, Case], None]
     since: tuple[int, int]
     bugs: tuple[str, ...]
     doc: str
@@ -133,14 +133,14 @@ def check(
     since: tuple[int, int] = (1, 0),
     bugs: Sequence[str] = (),
     limit_s: float = 60.0,
-) -> Callable[[Callable[[Subject, Any], None]], Callable[[Subject, Any], None]]:
+) -> Callable[[Callable[[BackendUnderTest, Any], None]], Callable[[BackendUnderTest, Any], None]]:
     """Register ``run(subject, value)`` as a check named ``module.function``; returns the function unchanged."""
 
-    def register(run: Callable[[Subject, Any], None]) -> Callable[[Subject, Any], None]:
+    def register(run: Callable[[BackendUnderTest, Any], None]) -> Callable[[BackendUnderTest, Any], None]:
         name = f"{run.__module__.rpartition('.')[2]}.{run.__name__}"
         doc = (run.__doc__ or "").strip().partition("\n")[0]
 
-        def on_case(subject: Subject, case: Case) -> None:
+        def on_case(subject: BackendUnderTest, case: Case) -> None:
             run(subject, case.value)
 
         _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc, limit_s)

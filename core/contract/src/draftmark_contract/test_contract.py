@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from draftmark_contract.item import Outcome
-from draftmark_contract.plugin import PROPERTY, contract_session
+from draftmark_contract.runner.item import Outcome
+from draftmark_contract.runner.pytest_plugin import PROPERTY, contract_session
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,8 +11,8 @@ from itertools import islice
 import torch
 
 from draftmark.loaded import Backend
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
-from draftmark_contract.subject import Subject
 
 from .mutant import Mutant
 
@@ -78,7 +78,7 @@ def outcome(backend: Backend, check: Check, case: Case) -> BaseException | None:
         said = io.StringIO()
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stdout(said):
             warnings.simplefilter("ignore")
-            check.run(Subject(backend, "cpu", check.tier), case)
+            check.run(BackendUnderTest(backend, "cpu", check.tier), case)
         if said.getvalue():
             return ContractViolation("the backend printed", got=said.getvalue()[:200])
     except Refused:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from draftmark import HostLengthsNeed
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
-from draftmark_contract.subject import Subject
 
 from . import catalog, corners, suite
 from .mutant import LAYOUTS, Mutant
@@ -81,7 +81,7 @@ def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
     """Metadata, graphs and histories are checked all the same, and the item says that it was interpreted."""
     backend = without_kernels(layout)
     assert not wrong(backend, *MODULES, "history", "purity")
-    subject = Subject(backend, "cpu", Tier.HOST)
+    subject = BackendUnderTest(backend, "cpu", Tier.HOST)
     check = next(one for one in suite.checks_for() if one.name == "graphs.replay_equals_eager")
     check.run(subject, check.cases()[0])
     assert "interpreted" in subject.marks

@@ -11,10 +11,10 @@ import torch
 from draftmark import Geometry
 from draftmark.loaded import Backend
 from draftmark.metadata import Layout
+from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
-from draftmark_contract.item import Item, Outcome, Result, all_items, run_item
-from draftmark_contract.subject import Subject
-from draftmark_contract.verdict import judge
+from draftmark_contract.runner.item import Item, Outcome, Result, all_items, run_item
+from draftmark_contract.runner.verdict import judge
 
 from . import catalog
 from .mutant import Mutant
@@ -47,7 +47,7 @@ def backend(defect: str = "", *, kernels: bool) -> Backend:
 
 def end(item: str, subject: Backend) -> Result:
     """How one item ends for it."""
-    return run_item(ITEMS[item], Subject(subject, "cpu", Tier.HOST), [])
+    return run_item(ITEMS[item], BackendUnderTest(subject, "cpu", Tier.HOST), [])
 
 
 @pytest.mark.parametrize("item", BY_BOTH)

@@ -61,7 +61,9 @@ GENERATE = {
     "no such head": ((*IDS, "--speculate", "eagle", "--head", "no-such-head"), 1, "it has no head.json"),
     "overlap with drafts of the host": ((*IDS, "--overlap"), 2, "drafts of Ngram"),
     "overlap with exact lengths": (
-        (*IDS, "--speculate", "none", "--overlap", "--host-lengths", "exact"), 2, "with host_lengths exact",
+        (*IDS, "--speculate", "none", "--overlap", "--host-lengths", "exact"),
+        2,
+        "with host_lengths exact",
     ),
 }
 

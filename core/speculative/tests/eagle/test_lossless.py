@@ -57,9 +57,7 @@ def test_every_setting_gives_the_plain_text(markov, plain, shape, page_size, gra
     model, head = markov(STRENGTH)
     starts, texts = plain
     overlap, host = late
-    got, engine = run(
-        model, head, shape, starts, page_size=page_size, graph=graph, overlap=overlap, host_lengths=host
-    )
+    got, engine = run(model, head, shape, starts, page_size=page_size, graph=graph, overlap=overlap, host_lengths=host)
     assert got == texts
     if SHAPES[shape]:
         assert engine.statistics.mean_accepted > 1.5, "without accepted drafts this tests nothing"
@@ -204,9 +202,7 @@ def test_preempted_requests_lose_nothing(markov, plain, overlap, graph):
     model, head = markov(STRENGTH)
     starts, texts = plain
     host = HostKind.UPPER_BOUND
-    got, engine = run(
-        model, head, "tree", starts, num_pages=32, overlap=overlap, host_lengths=host, graph=graph
-    )
+    got, engine = run(model, head, "tree", starts, num_pages=32, overlap=overlap, host_lengths=host, graph=graph)
     assert got == texts
     assert engine.statistics.preemptions > 0
 
@@ -214,9 +210,7 @@ def test_preempted_requests_lose_nothing(markov, plain, overlap, graph):
 def test_drafting_costs_no_wait_of_its_own(markov, prompts):
     """One wait a round and one a prefill that ends a prompt, with a head as without."""
     model, head = markov(STRENGTH)
-    _, engine = generate(
-        model, prompts(1, 9), 8, EngineConfig(speculate=Eagle(head, 2, 3, 6), max_context_len=32)
-    )
+    _, engine = generate(model, prompts(1, 9), 8, EngineConfig(speculate=Eagle(head, 2, 3, 6), max_context_len=32))
     assert engine.statistics.host_syncs == engine.statistics.rounds + 1
 
 
@@ -224,7 +218,5 @@ def test_drafting_costs_no_wait_of_its_own(markov, prompts):
 def test_half_precision_runs(prompts, random_head, dtype):
     """The head follows the model's dtype; graphs and overlap run."""
     model = tiny_model("llama", dtype=dtype)
-    outs, _ = run(
-        model, random_head(), "tree", prompts(3, 20), graph=True, overlap=True, host_lengths=HostKind.UNKNOWN
-    )
+    outs, _ = run(model, random_head(), "tree", prompts(3, 20), graph=True, overlap=True, host_lengths=HostKind.UNKNOWN)
     assert all(len(out) == COUNT for out in outs)

@@ -96,9 +96,7 @@ class Vendor:
         self._modules = {window: _module(*_key(shape, window)) for window in windows}
         self._mask_modes, self._layout = _constants()
 
-    def plan(
-        self, asked: Request, floats: torch.Tensor, ints: torch.Tensor, pinned: torch.Tensor
-    ) -> Sequence[int]:
+    def plan(self, asked: Request, floats: torch.Tensor, ints: torch.Tensor, pinned: torch.Tensor) -> Sequence[int]:
         """Write the plan to `pinned`, enqueue its copy to `ints`; returns where its arrays lie, for `run`.
 
         No wait: what FlashInfer needs of the batch is on the host already.

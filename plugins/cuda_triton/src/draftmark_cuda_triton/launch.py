@@ -250,6 +250,4 @@ def _source(cache: torch.Tensor, shape: Attention, tile: Tile) -> torch.Tensor |
     if not tile.tma:
         return cache
     pages, page_size, heads, dim = cache.shape
-    return TensorDescriptor(
-        cache, [pages * page_size, heads * dim], [cache.stride(1), 1], [tile.block_n, dim]
-    )
+    return TensorDescriptor(cache, [pages * page_size, heads * dim], [cache.stride(1), 1], [tile.block_n, dim])

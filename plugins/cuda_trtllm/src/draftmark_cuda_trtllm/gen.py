@@ -84,6 +84,4 @@ class GenBackend:
                 cum_seq_lens_q=batch.q_indptr, cum_seq_lens_kv=sums, **common,
             )  # fmt: skip
             return
-        self._decode(
-            *front, max_seq_len=longest, backend="trtllm-gen", q_len_per_req=batch.uniform.q_len, **common
-        )
+        self._decode(*front, max_seq_len=longest, backend="trtllm-gen", q_len_per_req=batch.uniform.q_len, **common)

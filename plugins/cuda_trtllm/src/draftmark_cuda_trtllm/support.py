@@ -59,9 +59,7 @@ def _attention(geometry: Geometry) -> list[str]:
     if a.q_dtype not in ("bfloat16", "float16"):
         reasons.append(f"q_dtype {a.q_dtype} is not served: XQA takes bfloat16 or float16 queries")
     if a.kv_dtype not in (a.q_dtype, forms.FP8):
-        reasons.append(
-            f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {forms.FP8}"
-        )
+        reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {forms.FP8}")
     if a.logits_soft_cap > 0:
         reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served: XQA's softmax has no cap")
     return reasons
@@ -87,9 +85,7 @@ def _tail(geometry: Geometry) -> list[str]:
                 "position L + r, which is no tree's; use topk 1"
             )
         if forms.uses_gen(geometry):
-            reasons.append(
-                f"topk {draft.topk} on sm_{arch} is not served: trtllm-gen ignores masks; use topk 1"
-            )
+            reasons.append(f"topk {draft.topk} on sm_{arch} is not served: trtllm-gen ignores masks; use topk 1")
     if forms.uses_gen(geometry) and a.page_size not in GEN_PAGES:
         reasons.append(f"page_size {a.page_size} on sm_{arch} is not served: trtllm-gen is built for 16, 32 or 64")
     return reasons

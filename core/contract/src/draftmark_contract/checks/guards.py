@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from draftmark.buffers import BufferSpec, Role
 from draftmark.geometry import Geometry, Mode
 
+from ..behaviour import behaviour
+from ..cases.forward_sets import all_forwards, longest_forwards, spanning_forwards
+from ..cases.geometries import all_shapes, describe
 from ..check import Case
-from ..needs import PER_REQUEST
-from ..scenarios.scenes import furthest, scenes, spanning
-from ..scenarios.shapes import all_shapes, describe
-from ..scenarios.tiers import behaviour
+from ..sizing.required_sizes import PER_REQUEST
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 
 def _geometries() -> list[Case]:
@@ -30,29 +30,29 @@ def _pairs() -> list[Case]:
 
 
 @behaviour(cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344"))
-def survive_every_step(subject: Subject, geometry: Geometry) -> None:
+def survive_every_step(subject: BackendUnderTest, geometry: Geometry) -> None:
     """On one dirty arena, through every mode at its furthest, no byte around a buffer changes."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place, pool_pages
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place, pool_pages
 
-    rig = Rig(subject, geometry, pool_pages(geometry))
-    for turn in furthest(geometry):
-        turn = place(rig, turn)
-        rig.run(turn, rig.load(turn))
-        verify.guards(rig, turn)
+    harness = Harness(subject, geometry, pool_pages(geometry))
+    for forward in longest_forwards(geometry):
+        forward = place(harness, forward)
+        harness.run(forward, harness.load(forward))
+        verify.guards(harness, forward)
 
 
 @behaviour(cases=_geometries, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
-def find_no_poison_read(subject: Subject, geometry: Geometry) -> None:
+def find_no_poison_read(subject: BackendUnderTest, geometry: Geometry) -> None:
     """With every buffer poisoned before every step, and NaN in unused KV and in out, results are right."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place, pool_pages
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place, pool_pages
 
-    rig = Rig(subject, geometry, pool_pages(geometry))
-    for turn in scenes(geometry):
-        turn = place(rig, turn)
-        rig.arena.poison()
-        verify.turn_holds(rig, turn, rig.load(turn), "the output after poison")
+    harness = Harness(subject, geometry, pool_pages(geometry))
+    for forward in all_forwards(geometry):
+        forward = place(harness, forward)
+        harness.arena.poison()
+        verify.forward_holds(harness, forward, harness.load(forward), "the output after poison")
 
 
 INDEX_ROLES = frozenset(PER_REQUEST) | {
@@ -61,20 +61,20 @@ INDEX_ROLES = frozenset(PER_REQUEST) | {
 
 
 @behaviour(cases=_geometries, bugs=("sglang#31527", "sglang#32050"))
-def find_no_buffer_unused(subject: Subject, geometry: Geometry) -> None:
+def find_no_buffer_unused(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Every index buffer is written by some forward; one that never is takes memory that KV pages do not get."""
     from draftmark.buffers import Init
 
     from ..check import ContractViolation
-    from ..scenarios.rig import Rig, place
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, geometry, 1)
-    rig.arena.poison()
-    for turn in scenes(geometry):
-        turn = place(rig, turn)
-        rig.prepare(rig.stage.set(turn, rig.host))
-    specs = [spec for spec in rig.arena.specs if spec.role in INDEX_ROLES and spec.init is Init.EMPTY]
-    unused = [spec.name for spec in specs if spec.numel and bool((rig.arena[spec.name] == _poison(spec)).all())]
+    harness = Harness(subject, geometry, 1)
+    harness.arena.poison()
+    for forward in all_forwards(geometry):
+        forward = place(harness, forward)
+        harness.prepare(harness.tensors.set(forward, harness.host))
+    specs = [spec for spec in harness.arena.specs if spec.role in INDEX_ROLES and spec.init is Init.EMPTY]
+    unused = [spec.name for spec in specs if spec.numel and bool((harness.arena[spec.name] == _poison(spec)).all())]
     if unused:
         raise ContractViolation(
             "no forward writes these buffers",
@@ -93,29 +93,29 @@ def _poison(spec: BufferSpec) -> int:
 
 
 @behaviour(cases=_pairs, bugs=("vllm#48261", "vllm-ascend#3892"))
-def keep_target_and_draft_apart(subject: Subject, pair: tuple[Geometry, Geometry]) -> None:
+def keep_target_and_draft_apart(subject: BackendUnderTest, pair: tuple[Geometry, Geometry]) -> None:
     """Another geometry's forward between a target's metadata and its attention changes nothing of the target's."""
     from ..check import ContractViolation
-    from ..scenarios import verify
-    from ..scenarios.held import held_storages
-    from ..scenarios.rig import Rig, place, pool_pages
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place, pool_pages
+    from ..harness.reachable import reachable_storages
 
-    rigs = [Rig(subject, geometry, pool_pages(geometry)) for geometry in pair]
+    rigs = [Harness(subject, geometry, pool_pages(geometry)) for geometry in pair]
     target, draft = rigs
-    common = held_storages(target.backend).keys() & held_storages(draft.backend).keys() - {0}
+    common = reachable_storages(target.backend).keys() & reachable_storages(draft.backend).keys() - {0}
     if common:
-        names = sorted(held_storages(draft.backend)[one] for one in common)
+        names = sorted(reachable_storages(draft.backend)[one] for one in common)
         raise ContractViolation(
             "the backends of two geometries hold the same memory", got=names, expected="disjoint arenas"
         )
-    first = next(t for t in scenes(pair[0]) if t.mode is Mode.VERIFY and t.name.endswith("edges"))
-    for second in spanning(pair[1]):
-        turn = place(target, first)
-        batch = target.load(turn, "exact")  # so that a plan depends on its own batch
-        expected = target.expected(turn)
+    first = next(t for t in all_forwards(pair[0]) if t.mode is Mode.VERIFY and t.name.endswith("edges"))
+    for second in spanning_forwards(pair[1]):
+        forward = place(target, first)
+        batch = target.load(forward, "exact")  # so that a plan depends on its own batch
+        expected = target.expected(forward)
         target.prepare(batch)
         other = place(draft, second)
-        verify.turn_holds(draft, other, draft.load(other, "exact"), "the draft model's output")
-        verify.metadata(target, turn, batch)
-        target.layer(turn, batch)
-        verify.output(turn, expected, target.stage.rows(turn)[3], "the target's output after a draft forward")
+        verify.forward_holds(draft, other, draft.load(other, "exact"), "the draft model's output")
+        verify.metadata(target, forward, batch)
+        target.layer(forward, batch)
+        verify.output(forward, expected, target.tensors.rows(forward)[3], "the target's output after a draft forward")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import Geometry
 from draftmark.metadata import HostLengthsNeed
 
+from ..behaviour import behaviour
+from ..cases.forward_sets import forward_cases
+from ..cases.forwards import ForwardCase
+from ..cases.geometries import all_shapes
 from ..check import Case
-from ..scenarios.scenes import turn_cases
-from ..scenarios.shapes import all_shapes
-from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 ALSO = ("target-overlap", "target-page32-long")
 """Shapes beside those that every check takes."""
@@ -28,32 +28,32 @@ SUFFICIENT = {
 """Unknown always gives a bound too: the limit."""
 
 
-def _turns() -> list[Case]:
-    return turn_cases(*ALSO)
+def _forwards() -> list[Case]:
+    return forward_cases(*ALSO)
 
 
 def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in all_shapes()]
 
 
-@behaviour(cases=_turns, bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"))
-def of_any_kind_give_one_result(subject: Subject, turn: Turn) -> None:
+@behaviour(cases=_forwards, bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"))
+def of_any_kind_give_one_result(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """Exact lengths, loose bounds and no lengths at all lead to the same metadata and outputs, in any order."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
-    from ..scenarios.stage import host_lengths
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
+    from ..harness.tensors import host_lengths
 
-    rig = Rig(subject, turn.geometry, turn.num_pages)
-    turn = place(rig, turn)
-    kinds = SUFFICIENT[subject.backend.host_lengths(turn.geometry)]
-    told = {host_lengths(turn, kind): kind for kind in reversed(kinds)}  # one kind where two say the same
+    harness = Harness(subject, forward.geometry, forward.num_pages)
+    forward = place(harness, forward)
+    kinds = SUFFICIENT[subject.backend.host_lengths(forward.geometry)]
+    told = {host_lengths(forward, kind): kind for kind in reversed(kinds)}  # one kind where two say the same
     for kind in reversed(told.values()):
-        rig.arena.poison()
-        verify.turn_holds(rig, turn, rig.load(turn, kind), f"with {kind} host lengths the output")
+        harness.arena.poison()
+        verify.forward_holds(harness, forward, harness.load(forward, kind), f"with {kind} host lengths the output")
 
 
 @behaviour(cases=_geometries)
-def exact_excludes_overlap(subject: Subject, geometry: Geometry) -> None:
+def exact_excludes_overlap(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A backend that needs exact lengths refuses a geometry with overlap, and no other for that reason."""
     from draftmark.errors import BackendRefusal
 

@@ -17,16 +17,16 @@ from draftmark.registry import available
 from draftmark.version import CONTRACT_MINOR
 
 from ..check import Case, ContractViolation, Tier, all_checks, check
-from ..corners import mandatory, tight_geometries
-from ..known import known_failures
+from ..runner.known import known_failures
+from ..sizing.geometries import mandatory, tight_geometries
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 _PROBE = """
 import sys
 from draftmark import load
-from draftmark_contract.corners import mandatory
+from draftmark_contract.sizing.geometries import mandatory
 backend, geometry = load(sys.argv[1]), mandatory()
 backend.supports(geometry), backend.buffers(geometry), backend.metadata(geometry)
 heavy = [name for name in ("torch", *backend.info.runtime) if name in sys.modules]
@@ -43,7 +43,7 @@ def _geometries() -> Sequence[Case]:
 
 
 @check(tier=Tier.SIZING, cases=_once)
-def describes_itself(subject: Subject, _: None) -> None:
+def describes_itself(subject: BackendUnderTest, _: None) -> None:
     """describe() has the declared types, repeats itself, and targets a contract that this core knows."""
     info = subject.backend.info
     again = subject.backend.implementation("describe")()
@@ -60,7 +60,7 @@ def describes_itself(subject: Subject, _: None) -> None:
 
 
 @check(tier=Tier.SIZING, cases=_once, limit_s=120.0)
-def imports_lightly(subject: Subject, _: None) -> None:
+def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     """Loading and sizing import neither torch nor the vendor's runtime, so that `draftmark size` works anywhere."""
     if subject.backend.name not in {row.name for row in available()}:
         return  # an object registered by a test has no import of its own
@@ -76,7 +76,7 @@ def imports_lightly(subject: Subject, _: None) -> None:
 
 
 @check(tier=Tier.SIZING, cases=_geometries)
-def answers_repeatably(subject: Subject, geometry: Geometry) -> None:
+def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
     """supports, buffers and metadata are functions of the geometry: no state, no printing, no shared result."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
@@ -96,7 +96,7 @@ def answers_repeatably(subject: Subject, geometry: Geometry) -> None:
 
 
 @check(tier=Tier.SIZING, cases=_geometries)
-def declares_types(subject: Subject, geometry: Geometry) -> None:
+def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
     """BufferSpec and MetadataSpec hold their enumerations, name existing buffers, and carry no sentinel."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
@@ -120,7 +120,7 @@ def declares_types(subject: Subject, geometry: Geometry) -> None:
 
 
 @check(tier=Tier.SIZING, cases=_once)
-def known_failures_are_current(subject: Subject, _: None) -> None:
+def known_failures_are_current(subject: BackendUnderTest, _: None) -> None:
     """Each entry of contract.toml has an id, a reason, a URL and a fault, and matches an item of this suite."""
     items = [one.item(case) for one in all_checks() for case in one.cases()]
     for entry in known_failures(subject.backend):

@@ -6,32 +6,32 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
+from ..behaviour import behaviour
+from ..cases.forward_sets import forward_cases, programs, representative_forwards
+from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.geometries import all_shapes, wide
 from ..check import Case
-from ..scenarios.scenes import programs, telling, turn_cases
-from ..scenarios.shapes import all_shapes, wide
-from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn, ragged, uniform
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 HIGH_SLOT = 2**31
 """Slots from here on do not fit int32."""
 
 
-def _turns() -> list[Case]:
-    return turn_cases(*(shape.name for shape in all_shapes()))
+def _forwards() -> list[Case]:
+    return forward_cases(*(shape.name for shape in all_shapes()))
 
 
 def _wide() -> list[Case]:
     return [
-        shape.case(turn, turn.mode.value)
+        shape.case(forward, forward.mode.value)
         for shape in wide()
-        for turn in (_crowd if shape.name.startswith("crowd") else _long)(shape.geometry)
+        for forward in (_crowd if shape.name.startswith("crowd") else _long)(shape.geometry)
     ]
 
 
-def _crowd(geometry: Geometry) -> list[Turn]:
+def _crowd(geometry: Geometry) -> list[ForwardCase]:
     many = range(290)
     return [
         uniform("crowd-decode", geometry, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
@@ -39,7 +39,7 @@ def _crowd(geometry: Geometry) -> list[Turn]:
     ]
 
 
-def _long(geometry: Geometry) -> list[Turn]:
+def _long(geometry: Geometry) -> list[ForwardCase]:
     lens = (69_999, 4_097, 33_333)
     return [
         *(uniform(f"long-{mode.value}", geometry, mode, lens, 4) for mode, _ in programs(geometry)),
@@ -48,9 +48,9 @@ def _long(geometry: Geometry) -> list[Turn]:
 
 
 @behaviour(cases=_wide, bugs=("vllm#47671", "sglang#27840"))
-def survives_large_counts(subject: Subject, turn: Turn) -> None:
+def survives_large_counts(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
-    decodes_to_the_token_history(subject, turn)
+    decodes_to_the_token_history(subject, forward)
 
 
 def _high() -> list[Case]:
@@ -58,26 +58,26 @@ def _high() -> list[Case]:
     for shape in all_shapes():
         size = shape.geometry.attention.page_size
         if size > 1:
-            turns = telling(shape.geometry, first_page=HIGH_SLOT // size + 7)
-            found += [shape.case(turn, turn.name) for turn in turns]
+            forwards = representative_forwards(shape.geometry, first_page=HIGH_SLOT // size + 7)
+            found += [shape.case(forward, forward.name) for forward in forwards]
     return found
 
 
-@behaviour(cases=_turns, bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"))
-def decodes_to_the_token_history(subject: Subject, turn: Turn) -> None:
+@behaviour(cases=_forwards, bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"))
+def decodes_to_the_token_history(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """The backend's buffers name exactly the KV slots that each row sees and writes."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, turn.geometry, 1)
-    turn = place(rig, turn)
-    batch = rig.stage.set(turn, rig.host)
-    rig.prepare(batch)
-    verify.padding(turn, verify.metadata(rig, turn, batch))
-    verify.guards(rig, turn)
+    harness = Harness(subject, forward.geometry, 1)
+    forward = place(harness, forward)
+    batch = harness.tensors.set(forward, harness.host)
+    harness.prepare(batch)
+    verify.padding(forward, verify.metadata(harness, forward, batch))
+    verify.guards(harness, forward)
 
 
 @behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
-def survives_high_page_ids(subject: Subject, turn: Turn) -> None:
+def survives_high_page_ids(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """Page ids whose slots pass 2**31 reach the metadata unharmed. No such pool is allocated."""
-    decodes_to_the_token_history(subject, turn)
+    decodes_to_the_token_history(subject, forward)

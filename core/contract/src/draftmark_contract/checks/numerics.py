@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
+from ..behaviour import behaviour
+from ..cases.forward_sets import extends, programs
+from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.geometries import Shape, mandatory, numerics
 from ..check import Case
-from ..corners import odd_geometries, odd_trees
-from ..scenarios.scenes import extends, programs
-from ..scenarios.shapes import Shape, mandatory, numerics
-from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn, ragged, uniform
+from ..sizing.geometries import odd_geometries, odd_trees
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 HIGH_OFFSET = 2**31
 """Flat element offsets from here on do not fit int32."""
@@ -28,25 +28,25 @@ def _cases() -> list[Case]:
     for shape in (Shape("mandatory", mandatory()), *numerics()):
         geometry = shape.geometry
         lens = (0, 1, 37) if shape.since < (1, 2) else (0, 129, 250)
-        turns = [uniform("decode", geometry, Mode.DECODE, lens, 4), *extends(geometry)[1:2]]
+        forwards = [uniform("decode", geometry, Mode.DECODE, lens, 4), *extends(geometry)[1:2]]
         if Mode.VERIFY in geometry.modes:
-            turns.append(uniform("verify", geometry, Mode.VERIFY, lens, 4))
-        found += [shape.case(turn, turn.name) for turn in turns]
+            forwards.append(uniform("verify", geometry, Mode.VERIFY, lens, 4))
+        found += [shape.case(forward, forward.name) for forward in forwards]
     return found
 
 
 @behaviour(cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
-def match_float64(subject: Subject, turn: Turn) -> None:
+def match_float64(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """Every live row is within rounding of float64, with NaN in all unused KV; padded rows are finite."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, turn.geometry, turn.num_pages)
-    turn = place(rig, turn)
+    harness = Harness(subject, forward.geometry, forward.num_pages)
+    forward = place(harness, forward)
     for contrast in (0.0, PEAKED):
-        batch = rig.load(turn)
-        rig.stage.fill_rows(turn, contrast=contrast)
-        verify.turn_holds(rig, turn, batch)
+        batch = harness.load(forward)
+        harness.tensors.fill_rows(forward, contrast=contrast)
+        verify.forward_holds(harness, forward, batch)
 
 
 def _odd() -> list[Case]:
@@ -60,27 +60,27 @@ def _odd() -> list[Case]:
         lens = (min(size + 1, 290), 0)
         last = max(0, geometry.draft.num_steps - 2)
         kinds = [(mode, last if mode is Mode.DRAFT else 0) for mode, _ in programs(geometry)]
-        turns = [
+        forwards = [
             uniform(f"{mode.value}{step or ''}", geometry, mode, lens, 3, step=step)
             for mode, step in sorted(set(kinds), key=str)
         ]
-        turns.append(ragged("extend", geometry, (3, 0), (2, 5), padded=1))
+        forwards.append(ragged("extend", geometry, (3, 0), (2, 5), padded=1))
         if case.since >= (1, 2) and Mode.VERIFY in geometry.modes:
-            turns.append(uniform("verify-deep", geometry, Mode.VERIFY, lens, 3, tree="deep"))
-        found.append(replace(case, value=turns))
+            forwards.append(uniform("verify-deep", geometry, Mode.VERIFY, lens, 3, tree="deep"))
+        found.append(replace(case, value=forwards))
     return found
 
 
 @behaviour(cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
-def serve_what_is_not_refused(subject: Subject, turns: list[Turn]) -> None:
+def serve_what_is_not_refused(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
     """Every head count, head size, dtype, page size, window and draft shape that is accepted gives right rows."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, turns[0].geometry, max(turn.num_pages for turn in turns))
-    for turn in turns:
-        turn = place(rig, turn)
-        verify.turn_holds(rig, turn, rig.load(turn))
+    harness = Harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
+    for forward in forwards:
+        forward = place(harness, forward)
+        verify.forward_holds(harness, forward, harness.load(forward))
 
 
 def _high() -> list[Case]:
@@ -89,25 +89,27 @@ def _high() -> list[Case]:
     for shape in (one for one in numerics() if one.name in ("bf16-gqa4-128", "bf16-gqa4-128-page128")):
         a = shape.geometry.attention
         first = HIGH_OFFSET // (a.page_size * a.num_kv_heads * a.head_dim) + 3
-        turns = [
+        forwards = [
             uniform("verify", shape.geometry, Mode.VERIFY, (17, 1), 4, first_page=first),
             *extends(shape.geometry, first_page=first)[1:2],
         ]
-        found += [Case(f"{turn.name}{'-page128' * (a.page_size == 128)}", turn, shape.since) for turn in turns]
+        found += [
+            Case(f"{forward.name}{'-page128' * (a.page_size == 128)}", forward, shape.since) for forward in forwards
+        ]
     return found
 
 
 @behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
-def reach_past_int32(subject: Subject, turn: Turn) -> None:
+def reach_past_int32(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """Rows are stored and read where the cache's flat element offset no longer fits 32 bits."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
-    from ..scenarios.sparse import sparse_pool
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
+    from ..harness.sparse import sparse_pool
 
-    probe = Rig(subject, turn.geometry, 1)
-    turn = place(probe, turn)
-    with sparse_pool(turn, subject.device) as pool:
-        rig = Rig(subject, turn.geometry, turn.num_pages, pool)
-        batch = rig.load(turn)
-        out = rig.run(turn, batch)
-        verify.sparse(rig, turn, out)
+    probe = Harness(subject, forward.geometry, 1)
+    forward = place(probe, forward)
+    with sparse_pool(forward, subject.device) as pool:
+        harness = Harness(subject, forward.geometry, forward.num_pages, pool)
+        batch = harness.load(forward)
+        out = harness.run(forward, batch)
+        verify.sparse(harness, forward, out)

@@ -9,12 +9,12 @@ from draftmark.geometry import Geometry, Mode
 from draftmark.metadata import Layout, MetadataSpec
 
 from ..check import Case, ContractViolation, Tier, check
-from ..corners import huge_geometries, tight_geometries
-from ..needs import is_used, kv_entries, level_of, needs_of
-from ..shapes import BatchShape, brief, wall_batches
+from ..sizing.batches import BatchShape, brief, limit_batches
+from ..sizing.geometries import huge_geometries, tight_geometries
+from ..sizing.required_sizes import is_used, kv_entries, level_of, required_sizes_of
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 LARGEST = {"int8": 127, "uint8": 255, "int16": 2**15 - 1, "uint16": 2**16 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
 
@@ -24,13 +24,13 @@ def _cases() -> list[Case]:
 
 
 @check(tier=Tier.SIZING, cases=_cases, bugs=("vllm#47671", "flashinfer#3136"))
-def values_fit(subject: Subject, geometry: Geometry) -> None:
+def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Slots, page ids, lengths and prefix sums fit the integer type of their buffer, or the geometry is refused."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     metadata = subject.backend.metadata(geometry)
     specs = subject.backend.buffers(geometry)
-    for batch in wall_batches(geometry):
+    for batch in limit_batches(geometry):
         for spec in specs:
             if not is_used(spec, batch.mode, metadata):
                 continue
@@ -49,7 +49,7 @@ def values_fit(subject: Subject, geometry: Geometry) -> None:
 
 def largest_slot(geometry: Geometry) -> int:
     """The highest KV slot of the smallest pool that serves a full batch: one null page, then each request's pages."""
-    batches = (batch for batch in wall_batches(geometry) if batch.mode is not Mode.EXTEND)
+    batches = (batch for batch in limit_batches(geometry) if batch.mode is not Mode.EXTEND)
     page = geometry.attention.page_size
     pages = max((g.count * -(-(g.prefix + g.tail) // page) for b in batches for g in b.groups), default=0)
     return (1 + pages) * page - 1
@@ -78,7 +78,7 @@ def largest_value(
         return int(batch.rows)
     if spec.role is Role.MASK_INDPTR:
         masks = [one for one in specs if one.role is Role.TAIL_MASK]
-        needs = [need for mask in masks for need in needs_of(mask, batch, geometry, metadata)]
+        needs = [need for mask in masks for need in required_sizes_of(mask, batch, geometry, metadata)]
         return max((int(need.needed) for need in needs if need.what == "words"), default=None)
     simple = {Role.KV_LAST_PAGE_LEN: page, Role.TAIL_DEPTH: max(group.tail for group in batch.groups)}
     return simple.get(spec.role)

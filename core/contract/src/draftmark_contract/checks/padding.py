@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..behaviour import behaviour
+from ..cases.forward_sets import programs
+from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.geometries import shapes
 from ..check import Case
-from ..scenarios.scenes import programs
-from ..scenarios.shapes import shapes
-from ..scenarios.tiers import behaviour
-from ..scenarios.turns import Turn, ragged, uniform
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 ALSO = ("target-window", "draft-window", "draft-page1-words2")
 """Shapes beside those that every check takes."""
@@ -30,43 +30,43 @@ def _cases() -> list[Case]:
                 found.append(shape.case(uniform(label, geometry, mode, lens, largest, step=step, seed=live), label))
             if live:
                 label = f"extend-{live}of{largest}"
-                turn = ragged(label, geometry, lens, (3, 7, 1)[:live], padded=largest - live, seed=live)
-                found.append(shape.case(turn, label))
+                forward = ragged(label, geometry, lens, (3, 7, 1)[:live], padded=largest - live, seed=live)
+                found.append(shape.case(forward, label))
     return found
 
 
 @behaviour(cases=_cases, bugs=("sglang#24743", "vllm#57094", "lmdeploy#4569", "vllm#19321", "sglang#1779"))
-def changes_no_live_byte(subject: Subject, turn: Turn) -> None:
+def changes_no_live_byte(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """With few live of many: padded rows touch null pages only, are finite, and live rows are right."""
-    from ..scenarios import verify
-    from ..scenarios.rig import Rig, place
+    from ..harness import expect as verify
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, turn.geometry, turn.num_pages)
-    turn = place(rig, turn)
-    batch = rig.load(turn)
-    verify.turn_holds(rig, turn, batch)
+    harness = Harness(subject, forward.geometry, forward.num_pages)
+    forward = place(harness, forward)
+    batch = harness.load(forward)
+    verify.forward_holds(harness, forward, batch)
 
 
 @behaviour(cases=_cases, bugs=("vllm#38436", "sglang#25529"))
-def is_declared(subject: Subject, turn: Turn) -> None:
+def is_declared(subject: BackendUnderTest, forward: ForwardCase) -> None:
     """pad_fill is 0 or 1, live_extent is one of its two words, and unique slots are unique."""
     from ..check import ContractViolation
-    from ..scenarios.rig import Rig, place
+    from ..harness.harness import Harness, place
 
-    rig = Rig(subject, turn.geometry, 1)
-    turn = place(rig, turn)
-    spec = rig.spec(turn)
+    harness = Harness(subject, forward.geometry, 1)
+    forward = place(harness, forward)
+    spec = harness.spec(forward)
     declared = {"pad_fill": (spec.pad_fill, (0, 1)), "live_extent": (spec.live_extent, ("live", "padded"))}
     for field, (got, allowed) in declared.items():
         if got not in allowed:
             raise ContractViolation(f"MetadataSpec.{field} is out of range", got=got, expected=allowed)
-    batch = rig.stage.set(turn, rig.host)
-    rig.prepare(batch)
-    writes = rig.decoded(turn, batch).writes
+    batch = harness.tensors.set(forward, harness.host)
+    harness.prepare(batch)
+    writes = harness.decoded(forward, batch).writes
     if spec.unique_slots and writes and len(set(writes.values())) < len(writes):
         raise ContractViolation(
             "two rows write one KV slot, but the backend declares unique_slots",
-            batch=turn,
+            batch=forward,
             got=sorted(writes.values()),
             expected="every slot once",
         )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..check import Case, ContractViolation, Refused, Tier, check
-from ..corners import SERVED
+from ..sizing.geometries import SERVED
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 
 def _cases() -> Sequence[Case]:
@@ -19,7 +19,7 @@ def _cases() -> Sequence[Case]:
 
 
 @check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"), limit_s=300.0)
-def needed_is_declared(subject: Subject, index: int) -> None:
+def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
     """z3 proves, with the plugin's own buffers() on symbolic integers, that no batch needs more than is declared."""
     if importlib.util.find_spec("z3") is None:
         raise ContractViolation("proofs need z3", got="no module z3", remedy="pip install 'draftmark-contract[proof]'")

@@ -10,13 +10,13 @@ from draftmark.errors import BackendRefusal
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case, ContractViolation, Refused, Tier, check
-from ..corners import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
-from ..needs import USAGE_ROLES, Need, is_used, needs_of
-from ..shapes import BatchShape, brief, longest_prefix, wall_batches
-from ..usage import usage_of
+from ..sizing.batches import BatchShape, brief, limit_batches, longest_prefix
+from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
+from ..sizing.required_sizes import USAGE_ROLES, RequiredSize, is_used, required_sizes_of
+from ..sizing.usage import usage_of
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 BUGS = ("sglang#27338", "sglang#22778", "sglang#24587", "sglang#25124", "sglang#29450", "vllm#50065")
 ROLE_BUGS = {
@@ -31,13 +31,13 @@ ROLE_BUGS = {
 
 
 @check(tier=Tier.SIZING, cases=families, bugs=BUGS)
-def covers(subject: Subject, family: Family) -> None:
+def covers(subject: BackendUnderTest, family: Family) -> None:
     """Each declared extent holds what the batches at the limits need."""
     _each_served(subject, family)
 
 
 @check(tier=Tier.SIZING, cases=odd_geometries, bugs=BUGS)
-def covers_shapes(subject: Subject, geometry: Geometry) -> None:
+def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
     """The same for other heads, head sizes, dtypes, page sizes, windows and draft shapes."""
     subject.require(geometry)
     assert_covered(subject, subject.fit(geometry))
@@ -58,7 +58,7 @@ HEADS = ((8, 2, 128), (4, 4, 64), (8, 1, 128), (6, 2, 96), (9, 3, 64), (14, 2, 6
 
 
 @check(tier=Tier.SIZING, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
-def covers_processors(subject: Subject, value: tuple[tuple[Mode, ...], int]) -> None:
+def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], int]) -> None:
     """The same for devices with few and many multiprocessors, and for every number of requests up to the largest."""
     modes, count = value
     draft = DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8)
@@ -82,7 +82,7 @@ def _random_cases() -> Sequence[Case]:
 
 
 @check(tier=Tier.SIZING, cases=_random_cases, bugs=BUGS)
-def covers_random(subject: Subject, value: tuple[tuple[Mode, ...], bool]) -> None:
+def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool]) -> None:
     """The same for random geometries, shrunk to a small one when it fails; the same ones in every run."""
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
@@ -113,7 +113,7 @@ def covers_random(subject: Subject, value: tuple[tuple[Mode, ...], bool]) -> Non
         raise Refused(["no random geometry of these modes is served"])
 
 
-def _each_served(subject: Subject, geometries: Iterable[Geometry]) -> None:
+def _each_served(subject: BackendUnderTest, geometries: Iterable[Geometry]) -> None:
     refusals: list[Refused] = []
     served = 0
     for geometry in geometries:
@@ -128,7 +128,7 @@ def _each_served(subject: Subject, geometries: Iterable[Geometry]) -> None:
         raise refusals[0]
 
 
-def _served(subject: Subject, geometry: Geometry) -> bool:
+def _served(subject: BackendUnderTest, geometry: Geometry) -> bool:
     try:
         subject.require(geometry)
     except (Refused, BackendRefusal):
@@ -137,7 +137,9 @@ def _served(subject: Subject, geometry: Geometry) -> bool:
     return True
 
 
-def assert_covered(subject: Subject, geometry: Geometry, counts: tuple[int, ...] = (), quick: bool = False) -> None:
+def assert_covered(
+    subject: BackendUnderTest, geometry: Geometry, counts: tuple[int, ...] = (), quick: bool = False
+) -> None:
     """Raise `ContractViolation` for the first extent of the first buffer that is too small for some batch.
 
     Args:
@@ -148,18 +150,18 @@ def assert_covered(subject: Subject, geometry: Geometry, counts: tuple[int, ...]
     metadata = subject.backend.metadata(geometry)
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     used_by = {mode: [spec for spec in specs if is_used(spec, mode, metadata)] for mode in geometry.modes}
-    for batch in wall_batches(geometry, counts):
+    for batch in limit_batches(geometry, counts):
         for spec in used_by[batch.mode]:
-            for need in needs_of(spec, batch, geometry, metadata):
+            for need in required_sizes_of(spec, batch, geometry, metadata):
                 _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
         if own and not (quick and 0 < batch.groups[0].prefix < longest_prefix(geometry)):
             used = usage_of(subject.backend, geometry, batch, specs)
             for spec in own:
-                need = Need(spec.name, "bytes", used[spec.name], spec.nbytes, "usage(geometry, batch)")
+                need = RequiredSize(spec.name, "bytes", used[spec.name], spec.nbytes, "usage(geometry, batch)")
                 _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
 
 
-def _assert_fits(need: Need, batch: BatchShape, geometry: Geometry, formula: str, role: str) -> None:
+def _assert_fits(need: RequiredSize, batch: BatchShape, geometry: Geometry, formula: str, role: str) -> None:
     if need.needed <= need.declared:
         return
     raise ContractViolation(

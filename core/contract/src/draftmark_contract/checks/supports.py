@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import DraftShape, Geometry, Limits, Mode
 
 from ..check import Case, ContractViolation, Refused, Tier, check
-from ..corners import MANDATORY, mandatory, odd_geometries
-from ..shapes import brief
+from ..sizing.batches import brief
+from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 
 def _profiles() -> Sequence[Case]:
@@ -31,7 +31,7 @@ def _profiles() -> Sequence[Case]:
 
 
 @check(tier=Tier.SIZING, cases=_profiles)
-def mandatory_profile(subject: Subject, geometry: Geometry) -> None:
+def mandatory_profile(subject: BackendUnderTest, geometry: Geometry) -> None:
     """EXTEND and DECODE with bf16, 8/2 heads, head_dim 128, page size 128, no window, no cap, D=1: served by all."""
     reasons = subject.backend.supports(subject.fit(geometry))
     if reasons:
@@ -47,7 +47,7 @@ def mandatory_profile(subject: Subject, geometry: Geometry) -> None:
 
 
 @check(tier=Tier.SIZING, cases=odd_geometries, bugs=("sglang#32920", "sglang#35932"))
-def answers_alike(subject: Subject, geometry: Geometry) -> None:
+def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A geometry is either refused alike everywhere, with sentences, or has buffers and metadata."""
     geometry = subject.fit(geometry)
     _same_answer(subject, geometry)
@@ -60,18 +60,18 @@ def answers_alike(subject: Subject, geometry: Geometry) -> None:
 
 
 @check(tier=Tier.HOST, cases=odd_geometries, bugs=("sglang#32920",))
-def opens_what_it_supports(subject: Subject, geometry: Geometry) -> None:
+def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> None:
     """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
     subject.open(geometry)
 
 
 @check(tier=Tier.DEVICE, cases=odd_geometries, bugs=("sglang#32920",))
-def opens_on_device(subject: Subject, geometry: Geometry) -> None:
+def opens_on_device(subject: BackendUnderTest, geometry: Geometry) -> None:
     """The same on the device itself."""
     subject.open(geometry)
 
 
-def _same_answer(subject: Subject, geometry: Geometry) -> None:
+def _same_answer(subject: BackendUnderTest, geometry: Geometry) -> None:
     first = subject.backend.supports(geometry)
     answers = [subject.backend.supports(replace(geometry))]
     subject.backend.supports(subject.fit(mandatory()))  # an answer must not depend on what was asked before
@@ -100,6 +100,6 @@ def _sentences(reasons: tuple[str, ...], geometry: Geometry) -> None:
         )
 
 
-def _answers(subject: Subject, geometry: Geometry) -> None:
+def _answers(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.backend.buffers(geometry)
     subject.backend.metadata(geometry)

@@ -9,20 +9,20 @@ from draftmark.geometry import Geometry, Mode
 from draftmark.metadata import MetadataSpec
 
 from ..check import ContractViolation, Tier, check
-from ..corners import tight_geometries
-from ..needs import USAGE_ROLES, is_used, needs_of
-from ..shapes import BatchShape, Group, brief, longest_prefix, rows_and_tail, wall_batches
-from ..usage import usage_of
+from ..sizing.batches import BatchShape, Group, brief, limit_batches, longest_prefix, rows_and_tail
+from ..sizing.geometries import tight_geometries
+from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
+from ..sizing.usage import usage_of
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 INDEX_FACTOR = 1.02
 OWN_FACTOR = 2
 
 
 @check(tier=Tier.SIZING, cases=tight_geometries, bugs=("aiter#3855", "tokenspeed#125", "sglang#24453"))
-def index_buffers(subject: Subject, geometry: Geometry) -> None:
+def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """An index buffer takes at most 1.02 times its need, plus one page or word a request."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
@@ -36,7 +36,7 @@ def index_buffers(subject: Subject, geometry: Geometry) -> None:
 
 
 @check(tier=Tier.SIZING, cases=tight_geometries, bugs=("flashinfer#2046", "vllm#40383"))
-def own_buffers(subject: Subject, geometry: Geometry) -> None:
+def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A buffer whose need only the plugin knows takes at most twice the largest usage() of any batch."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
@@ -47,7 +47,7 @@ def own_buffers(subject: Subject, geometry: Geometry) -> None:
     # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
     most = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes, 1)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
-    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in wall_batches(geometry, counts)]
+    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
     for spec in own:
         needed = max(used[spec.name] for used in usages)
         if spec.nbytes > OWN_FACTOR * needed:
@@ -94,7 +94,7 @@ _BY_STEP = frozenset({Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Ro
 
 
 def _numel(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> int:
-    needs = {need.what: int(need.needed) for need in needs_of(spec, batch, geometry, metadata)}
+    needs = {need.what: int(need.needed) for need in required_sizes_of(spec, batch, geometry, metadata)}
     if spec.role is Role.PAGE_TABLE:
         return needs.get("rows", 0) * needs.get("columns", 0)
     if spec.role is Role.TAIL_MASK and "bits of a row" in needs:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark.graphs import GraphKey, Program
 
+from ..behaviour import behaviour
+from ..cases.geometries import PAGE128, PAGE128_LIMITS, Shape
 from ..check import Case
-from ..scenarios.shapes import PAGE128, PAGE128_LIMITS, Shape
-from ..scenarios.tiers import behaviour
 
 if TYPE_CHECKING:
     from draftmark.verdict import Verdict
 
-    from ..scenarios.tree_stage import TreeStage
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
+    from ..harness.tree_tensors import TreeTensors
 
 SINCE = (1, 1)
 LARGE = (1, 2)
@@ -61,82 +61,82 @@ def _tailed() -> list[Case]:
 
 
 @behaviour(cases=_tailed, since=SINCE)
-def tail_follows_the_parents(subject: Subject, geometry: Geometry) -> None:
+def tail_follows_the_parents(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Mask, depth and positions in every mode, on dirty buffers, up to the wall; nothing else is written."""
     import torch
 
-    from ..scenarios.tree_holds import tail_holds, tails, with_tails
-    from ..scenarios.tree_stage import JUNK, TreeStage, make_round, open_ops
+    from ..harness.tree_expect import tail_holds, tails, with_tails
+    from ..harness.tree_tensors import JUNK, TreeTensors, make_round, open_ops
 
-    ops, stage = open_ops(subject, geometry), TreeStage(subject, geometry)
+    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
     for seed, (mode, step, tree) in enumerate(tails(geometry)):
         one = make_round(geometry, seed)
-        stage.load(one)
+        tensors.load(one)
         requests = with_tails(one, geometry, mode, step, tree, seed)
-        batch = stage.batch(mode, step, tree)
-        wide = torch.full((len(requests), requests[0].tail + 5), JUNK, dtype=torch.int64, device=stage.device)
+        batch = tensors.batch(mode, step, tree)
+        wide = torch.full((len(requests), requests[0].tail + 5), JUNK, dtype=torch.int64, device=tensors.device)
         parents = wide[:, : requests[0].tail]
         parents.copy_(torch.tensor([request.parents for request in requests]))
         ops.write_tail(batch, parents if tree else None)
-        tail_holds(stage, batch, requests, f"{mode.value} step {step}")
+        tail_holds(tensors, batch, requests, f"{mode.value} step {step}")
 
 
 @behaviour(cases=_cases("pair", "page1-overlap", "words2", "words3", "page128"), since=SINCE)
-def walk_follows_the_target(subject: Subject, geometry: Geometry) -> None:
+def walk_follows_the_target(subject: BackendUnderTest, geometry: Geometry) -> None:
     """The verdict on trees of every kind: first of equal children, unused nodes, padding, 64-bit tokens."""
-    from ..scenarios.tree_holds import verdict_holds
-    from ..scenarios.tree_stage import TreeStage, make_round, open_ops
+    from ..harness.tree_expect import verdict_holds
+    from ..harness.tree_tensors import TreeTensors, make_round, open_ops
 
-    ops, stage = open_ops(subject, geometry), TreeStage(subject, geometry)
+    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
     for seed in range(4):
         one = make_round(geometry, seed)
-        stage.load(one)
-        verdict_holds(one, ops.walk(*stage.trees(), stage.targets), f"round {seed}")
+        tensors.load(one)
+        verdict_holds(one, ops.walk(*tensors.trees(), tensors.targets), f"round {seed}")
 
 
 @behaviour(cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
-def kept_path_is_made_contiguous(subject: Subject, geometry: Geometry) -> None:
+def kept_path_is_made_contiguous(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Any ascending paths in all layers, overlapping ones too; every byte that is no kept node's stays."""
-    from ..scenarios.tree_stage import TreeStage
+    from ..harness.tree_tensors import TreeTensors
 
-    _compacts(subject, geometry, TreeStage(subject, geometry), 3)
+    _compacts(subject, geometry, TreeTensors(subject, geometry), 3)
 
 
 @behaviour(cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
-def kept_path_reaches_past_int32(subject: Subject, geometry: Geometry) -> None:
+def kept_path_reaches_past_int32(subject: BackendUnderTest, geometry: Geometry) -> None:
     """The same in pages whose flat element offset no longer fits 32 bits."""
     import torch
 
-    from ..scenarios.sparse import sparse_memory
-    from ..scenarios.tree_stage import TreeStage
+    from ..harness.sparse import sparse_memory
+    from ..harness.tree_tensors import TreeTensors
 
     a = geometry.attention
     page = (a.page_size, a.num_kv_heads, a.head_dim)
     first = 2**31 // (page[0] * page[1] * page[2])
     shape = (2, 1, first + int(geometry.max_reqs * geometry.max_pages_per_req), *page)
     with sparse_memory(shape, getattr(torch, a.kv_dtype), subject.device) as memory:
-        _compacts(subject, geometry, TreeStage(subject, geometry, first, memory), 1)
+        _compacts(subject, geometry, TreeTensors(subject, geometry, first, memory), 1)
 
 
-def _compacts(subject: Subject, geometry: Geometry, stage: TreeStage, rounds: int) -> None:
+def _compacts(subject: BackendUnderTest, geometry: Geometry, tensors: TreeTensors, rounds: int) -> None:
     import torch
 
     from draftmark.verdict import Verdict
 
-    from ..scenarios.tree_holds import moved, pool_holds
-    from ..scenarios.tree_stage import make_round, open_ops
+    from ..harness.tree_expect import moved, pool_holds
+    from ..harness.tree_tensors import make_round, open_ops
 
     ops, nodes = open_ops(subject, geometry), geometry.draft.num_draft_tokens
     for seed in range(rounds):
-        one, dice = make_round(geometry, seed, stage.first_page), random.Random(seed)
-        stage.load(one)
-        stage.scramble(seed)
+        one, dice = make_round(geometry, seed, tensors.first_page), random.Random(seed)
+        tensors.load(one)
+        tensors.scramble(seed)
         paths = [_path(nodes, (seed + r) % 5, dice) if request.live else [0] for r, request in enumerate(one.requests)]
-        path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=stage.device)
-        counts = torch.tensor([len(kept) for kept in paths], device=stage.device)
-        wanted = moved(stage, one, paths)
-        ops.compact(stage.pool, stage.batch(), Verdict(torch.full_like(path, -1), counts, path))
-        pool_holds(stage, wanted, one, f"paths {paths}")
+        path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=tensors.device)
+        counts = torch.tensor([len(kept) for kept in paths], device=tensors.device)
+        wanted = moved(tensors, one, paths)
+        ops.compact(tensors.pool, tensors.batch(), Verdict(torch.full_like(path, -1), counts, path))
+        pool_holds(tensors, wanted, one, f"paths {paths}")
 
 
 def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
@@ -151,39 +151,39 @@ def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
     since=SINCE,
     bugs=("sglang#26655", "sglang#26521", "sglang#29413"),
 )
-def replays_follow_the_round(subject: Subject, geometry: Geometry) -> None:
+def replays_follow_the_round(subject: BackendUnderTest, geometry: Geometry) -> None:
     """All three captured in one graph without a sync, replayed on other trees, lengths and pages."""
-    from ..oracle.walk import kept_path
-    from ..scenarios.program import no_sync
-    from ..scenarios.tree_holds import moved, pool_holds, tail_holds, verdict_holds
-    from ..scenarios.tree_stage import TreeStage, make_round, open_ops
+    from ..harness.graph_harness import no_sync
+    from ..harness.tree_expect import moved, pool_holds, tail_holds, verdict_holds
+    from ..harness.tree_tensors import TreeTensors, make_round, open_ops
+    from ..oracle.verify_tree import kept_path
 
-    ops, stage = open_ops(subject, geometry), TreeStage(subject, geometry)
+    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
     state, key = subject.graph_state(geometry), GraphKey(Program.VERIFY, int(geometry.max_reqs))
-    drafts, parents = stage.trees()
-    batch = stage.batch()
+    drafts, parents = tensors.trees()
+    batch = tensors.batch()
 
     def step() -> Verdict:
         ops.write_tail(batch, parents)
-        found = ops.walk(drafts, parents, stage.targets)
-        ops.compact(stage.pool, batch, found)
+        found = ops.walk(drafts, parents, tensors.targets)
+        ops.compact(tensors.pool, batch, found)
         return found
 
-    stage.load(make_round(geometry, 17))
-    stage.scramble(17)
+    tensors.load(make_round(geometry, 17))
+    tensors.scramble(17)
     step()  # a warm-up, as engines do; kernels are compiled here
     with no_sync(subject.device):
         found = state.capture(key, step)
     for seed in range(4):
         one = make_round(geometry, seed)
-        stage.load(one)
-        stage.scramble(seed)
-        stage.batch()
+        tensors.load(one)
+        tensors.scramble(seed)
+        tensors.batch()
         paths = [kept_path(d, r.parents, t) for d, r, t in zip(one.drafts, one.requests, one.targets, strict=True)]
-        wanted = moved(stage, one, paths)
+        wanted = moved(tensors, one, paths)
         with no_sync(subject.device):
             state.replay(key)
         what = f"replay {seed}"
-        tail_holds(stage, batch, one.requests, what)
+        tail_holds(tensors, batch, one.requests, what)
         verdict_holds(one, found, what)
-        pool_holds(stage, wanted, one, what)
+        pool_holds(tensors, wanted, one, what)

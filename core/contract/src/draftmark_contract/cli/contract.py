@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; its exit code is the command's."""
-    from ..run import run_contract
+    from ..runner.run import run_contract
 
     return run_contract(
         args.name, args.tier, args.json, args.html, args.k, args.device, args.workers, args.sample, args.journal

@@ -22,6 +22,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove, and print the table."""
-    from ..run import prove
+    from ..runner.run import prove
 
     return prove(args.name)

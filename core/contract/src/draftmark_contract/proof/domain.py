@@ -15,7 +15,7 @@ import z3
 
 from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, maximum, minimum
 
-from ..shapes import BatchShape, Group, rows_and_tail
+from ..sizing.batches import BatchShape, Group, rows_and_tail
 from .symbols import Context
 
 HEADS = AttentionShape(8, 2, 128, 1)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import z3
 
-from ..needs import Need, needs_of
-from ..shapes import brief
+from ..sizing.batches import brief
+from ..sizing.required_sizes import RequiredSize, required_sizes_of
 from .domain import DRAFTS, bounded, fixed, plain_batch, plain_geometry
 from .problem import definitions, hints, relevant, renumbered, smt2
 from .solver import Answer, Solver
@@ -24,7 +24,7 @@ from .symbols import Context
 from .theorems import VARIANTS, Claim, Plan, Theorem, plan_of
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 Within = int | dict[str, int] | None
 """Inputs at most a bound, or some of them fixed."""
@@ -72,12 +72,12 @@ class Proof:
         return self.status in (Status.REFUTED, Status.UNDECIDED)
 
 
-def prove_all(subject: Subject, workers: int = 2) -> list[Proof]:
+def prove_all(subject: BackendUnderTest, workers: int = 2) -> list[Proof]:
     """Every theorem about one backend."""
     return [proof for variant in VARIANTS for proof in prove_plan(subject, plan_of(subject, variant), workers)]
 
 
-def prove_plan(subject: Subject, plan: Plan, workers: int = 2) -> list[Proof]:
+def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[Proof]:
     """The theorems of one variant, `workers` at a time."""
     name = str(plan.variant)
     if plan.refused:
@@ -114,12 +114,12 @@ class _Batches:
         return self._known[key]
 
 
-def _prove_part(subject: Subject, theorems: Iterable[Theorem], batches: _Batches) -> list[Proof]:
+def _prove_part(subject: BackendUnderTest, theorems: Iterable[Theorem], batches: _Batches) -> list[Proof]:
     with Solver() as solver:
         return [_prove(subject, theorem, solver, batches) for theorem in theorems]
 
 
-def _prove(subject: Subject, theorem: Theorem, solver: Solver, batches: _Batches) -> Proof:
+def _prove(subject: BackendUnderTest, theorem: Theorem, solver: Solver, batches: _Batches) -> Proof:
     statuses = [status for alike in _alike(theorem.claims) for status in _decide_alike(subject, theorem, alike, solver)]
     if not batches.exist(theorem.claims, solver):
         statuses = [(Status.UNDECIDED, "no batch satisfies the assumptions: the proof would be empty")]
@@ -139,7 +139,7 @@ def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 
 
 def _decide_alike(
-    subject: Subject, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
+    subject: BackendUnderTest, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
 ) -> list[tuple[Status, str]]:
     """One proof without any path's conditions holds on all of them; where there is none, each path is asked."""
     question, claims = alike
@@ -148,7 +148,7 @@ def _decide_alike(
     return [_decide(subject, theorem, claim, solver) for claim in claims]
 
 
-def _decide(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
+def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
     answers = []
     for encoding, hinted, seconds in (("native", True, SHORT_S), ("skolem", True, LONG_S), ("native", False, SHORT_S)):
         answers.append(_ask(claim, solver, encoding, hinted, seconds))
@@ -190,7 +190,7 @@ def _satisfiable(claim: Claim, solver: Solver) -> bool:
     return False
 
 
-def _refute(subject: Subject, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str] | None:
+def _refute(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str] | None:
     """The smallest model that the ladder finds, replayed; None when there is none."""
     unreplayed = ""
     for bound in LADDER:
@@ -218,7 +218,7 @@ def _restate(claim: Claim, solver: Solver) -> tuple[Status, str]:
 _ENCODINGS = ("native", "skolem")
 
 
-def replay(subject: Subject, theorem: Theorem, model: dict[str, int]) -> str:
+def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -> str:
     """The shortage on plain integers, in words; empty when the plugin's own code does not show it."""
     try:
         geometry = plain_geometry(theorem.variant, subject.profile, model)
@@ -231,12 +231,14 @@ def replay(subject: Subject, theorem: Theorem, model: dict[str, int]) -> str:
     if theorem.mode is None or theorem.buffer not in specs:
         return ""
     batch = plain_batch(geometry, theorem.mode, model)
-    short = [need for need in needs_of(specs[theorem.buffer], batch, geometry, metadata) if _short(need, theorem)]
+    short = [
+        need for need in required_sizes_of(specs[theorem.buffer], batch, geometry, metadata) if _short(need, theorem)
+    ]
     if not short:
         return ""
     need = short[0]
     return f"{need.needed} > {need.declared} at {batch}; geometry {brief(geometry)}"
 
 
-def _short(need: Need, theorem: Theorem) -> bool:
+def _short(need: RequiredSize, theorem: Theorem) -> bool:
     return need.what == theorem.what and bool(need.needed > need.declared)

@@ -11,14 +11,14 @@ from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
 from draftmark.metadata import HostLengthsNeed, MetadataSpec
 
-from ..corners import SERVED
-from ..needs import USAGE_ROLES, is_used, needs_of
+from ..sizing.geometries import SERVED
+from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
 from .domain import Variant, symbolic_batch, symbolic_geometry
 from .explore import explore
 from .symbols import Context, Sym, SymbolicUse
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ..backend_under_test import BackendUnderTest
 
 VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in SERVED.items() for overlap in (False, True))
 
@@ -72,7 +72,7 @@ class Plan:
     swept: tuple[str, ...] = ()
 
 
-def plan_of(subject: Subject, variant: Variant) -> Plan:
+def plan_of(subject: BackendUnderTest, variant: Variant) -> Plan:
     """Run the plugin's supports, buffers and metadata on symbols and state what must hold."""
     try:
         paths = explore(lambda context: _run(subject, variant, context))
@@ -97,7 +97,7 @@ class _Answers:
     metadata: dict[Mode, MetadataSpec]
 
 
-def _run(subject: Subject, variant: Variant, context: Context) -> _Answers:
+def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answers:
     geometry = symbolic_geometry(variant, subject.profile, context)
     reasons = _hook(subject, "supports", geometry)
     if reasons:
@@ -109,7 +109,7 @@ def _run(subject: Subject, variant: Variant, context: Context) -> _Answers:
     return _Answers(geometry, [], _hook(subject, "buffers", geometry), metadata)
 
 
-def _hook(subject: Subject, name: str, geometry: Geometry) -> Any:
+def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:
     # Not Backend.buffers(): that validates that extents are ints.
     try:
         return subject.backend.implementation(name)(geometry=geometry)
@@ -134,7 +134,7 @@ def _state(
     for spec in answers.specs:
         if not is_used(spec, mode, answers.metadata):
             continue
-        for need in needs_of(spec, batch, geometry, answers.metadata):
+        for need in required_sizes_of(spec, batch, geometry, answers.metadata):
             text = f"{need.why} <= {spec.formula}"
             theorem = Theorem(variant, mode, spec.name, spec.role.value, need.what, text)
             theorem = found.setdefault((mode, spec.name, need.what), theorem)

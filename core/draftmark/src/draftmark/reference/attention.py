@@ -80,9 +80,7 @@ def tree_visibility(
     return seen
 
 
-def attend_block(
-    q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: AttentionShape, out: torch.Tensor
-) -> None:
+def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: AttentionShape, out: torch.Tensor) -> None:
     """Attention of q rows per request.
 
     Args:

@@ -8,9 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def move_rows(
-    source, target, q_len, source_lanes, target_lanes, row_elements, BLOCK: tl.constexpr
-):
+def move_rows(source, target, q_len, source_lanes, target_lanes, row_elements, BLOCK: tl.constexpr):
     """Row j of request r from row ``r · source_lanes + j`` of `source` to row ``r · target_lanes + j`` of `target`."""
     number = tl.program_id(0).to(tl.int64)
     request, row = number // q_len, number % q_len

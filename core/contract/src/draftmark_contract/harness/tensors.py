@@ -1,4 +1,4 @@
-"""Tensors of a turn: the core's static batch buffers, one layer of KV, and the rows that enter and leave."""
+"""Tensors of a forward: the core's static batch buffers, one layer of KV, and the rows that enter and leave."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from draftmark.cache import KVCache
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
+from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.history import kv_slots
-from .turns import TRAPS, Turn
 
 SPARSE = 2**28
-"""A pool from this size on is not filled: its pages are only touched where a turn stores something."""
+"""A pool from this size on is not filled: its pages are only touched where a forward stores something."""
 SCALES = (0.5, 2.0)
 """Stored value times scale is the real value; powers of two, so that quantising rounds once."""
 CONTRAST = 0.5
 """Scale of the queries: weights stay near each other, so a key too many or too few shows in every output."""
 
 
-class Stage:
-    """Everything that a backend is given, at fixed addresses. Contents come from turns; what no turn sets is dirty.
+class CaseTensors:
+    """Everything that a backend is given, at fixed addresses. Contents come from forwards; the rest is dirty.
 
     Attributes:
         cache: one layer's pages.
-        q, k, v, out: rows of the largest forward; a turn takes the leading ones.
+        q, k, v, out: rows of the largest forward; a forward takes the leading ones.
     """
 
     def __init__(self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None) -> None:
@@ -58,47 +58,49 @@ class Stage:
         for tensor in (b.prefix_lens, b.page_table, b.positions, b.mask, b.depth):
             tensor.zero_()
 
-    def set(self, turn: Turn, host: str = "exact") -> ForwardBatch:
-        """Fill the static buffers with a turn's batch, and only the part that the turn owns."""
-        b, r = self.buffers, len(turn.requests)
-        b.prefix_lens[:r] = torch.tensor([one.prefix for one in turn.requests], dtype=torch.int32)
-        b.page_table[:r] = torch.tensor(_table(turn, b.page_table.shape[1]), dtype=torch.int32)
-        lens = host_lengths(turn, host)
-        if turn.mode is Mode.EXTEND:
-            q_lens = tuple(one.rows for one in turn.requests)
-            return ragged_batch(turn.geometry, b.prefix_lens[:r], b.page_table[:r], q_lens, lens, turn.live)
-        batch = b.uniform(turn.mode, turn.step, r, turn.live, lens, tree=not turn.causal)
-        batch.positions.copy_(torch.tensor(_positions(turn), dtype=torch.int64))
+    def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
+        """Fill the static buffers with a forward's batch, and only the part that the forward owns."""
+        b, r = self.buffers, len(forward.requests)
+        b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
+        b.page_table[:r] = torch.tensor(_table(forward, b.page_table.shape[1]), dtype=torch.int32)
+        lens = host_lengths(forward, host)
+        if forward.mode is Mode.EXTEND:
+            q_lens = tuple(one.rows for one in forward.requests)
+            return ragged_batch(forward.geometry, b.prefix_lens[:r], b.page_table[:r], q_lens, lens, forward.live)
+        batch = b.uniform(forward.mode, forward.step, r, forward.live, lens, tree=not forward.causal)
+        batch.positions.copy_(torch.tensor(_positions(forward), dtype=torch.int64))
         if isinstance(batch.tail, Tree):
-            batch.tail.mask.copy_(torch.tensor(_mask(turn, b.mask.shape[1]), dtype=torch.int32))
-            batch.tail.depth.copy_(torch.tensor(_depth(turn), dtype=torch.int32))
+            batch.tail.mask.copy_(torch.tensor(_mask(forward, b.mask.shape[1]), dtype=torch.int32))
+            batch.tail.depth.copy_(torch.tensor(_depth(forward), dtype=torch.int32))
         return batch
 
-    def fill_rows(self, turn: Turn, seed: int = 0, contrast: float = CONTRAST) -> None:
-        """New rows for a turn, the same for the same seed; `out`, and the rows behind the turn, become NaN."""
+    def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST) -> None:
+        """New rows for a forward, the same for the same seed; `out`, and the rows behind the forward, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
             tensor.fill_(float("nan"))
-            part = tensor[: len(turn.rows)]
+            part = tensor[: len(forward.rows)]
             part.copy_(torch.randn(part.shape, generator=dice) * scale)
         self.out.fill_(float("nan"))
 
-    def fill_cache(self, turn: Turn, seed: int = 0) -> None:
+    def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
         """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""
         dice = torch.Generator().manual_seed(seed + 1)
         size = self.geometry.attention.page_size
-        used = sorted({slot for one in turn.requests if one.live for slot in kv_slots(one, size)[: -one.rows or None]})
+        used = sorted(
+            {slot for one in forward.requests if one.live for slot in kv_slots(one, size)[: -one.rows or None]}
+        )
         for pool in (self.cache.k, self.cache.v):
             if pool.numel() < SPARSE:
                 raw(pool).fill_(-1)  # all ones: NaN in every dtype
             flat = raw(pool).view(-1, *pool.shape[2:])
-            flat[: turn.null_pages * size] = 0
+            flat[: forward.null_pages * size] = 0
             values = torch.randn((len(used), *flat.shape[1:]), generator=dice).to(pool.dtype)
             flat[torch.tensor(used, dtype=torch.int64, device=flat.device)] = raw(values).to(flat.device)
 
-    def rows(self, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v and out of a turn, padded rows included."""
-        n = len(turn.rows)
+    def rows(self, forward: ForwardCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v and out of a forward, padded rows included."""
+        n = len(forward.rows)
         return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
 
 
@@ -114,21 +116,21 @@ def _scales(kv_dtype: str, device: str) -> tuple[torch.Tensor | None, torch.Tens
     return k, v
 
 
-def host_lengths(turn: Turn, kind: str) -> HostLengths:
-    """What the host may know of a turn's lengths: ``"exact"``, ``"upper_bound"`` (loose), ``"tight_bound"`` (nothing is
-    in flight, so it is met), ``"mixed_bound"`` (met by every other request), or ``"unknown"``.
+def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
+    """What the host may know of a forward's lengths: ``"exact"``, ``"upper_bound"`` (loose), ``"tight_bound"`` (nothing
+    is in flight, so it is met), ``"mixed_bound"`` (met by every other request), or ``"unknown"``.
     """
-    lens = tuple(one.prefix for one in turn.requests if one.live)
-    limits, wall = turn.geometry.limits, max_prefix(turn.geometry)
+    lens = tuple(one.prefix for one in forward.requests if one.live)
+    limits, wall = forward.geometry.limits, max_prefix(forward.geometry)
     if kind == "exact":
         return Exact(lens)
     if kind == "tight_bound":
         return UpperBound(lens)
     if kind in ("upper_bound", "mixed_bound"):
-        loose = 2 * turn.geometry.attention.page_size + 1
+        loose = 2 * forward.geometry.attention.page_size + 1
         every = 1 if kind == "upper_bound" else 2
         return UpperBound(tuple(min(n + loose * ((i + 1) % every == 0), wall) for i, n in enumerate(lens)))
-    return Unknown(len(lens), wall if turn.mode is not Mode.EXTEND else limits.max_context_len)
+    return Unknown(len(lens), wall if forward.mode is not Mode.EXTEND else limits.max_context_len)
 
 
 def max_prefix(geometry: Geometry) -> int:
@@ -142,26 +144,26 @@ def _max_rows(geometry: Geometry) -> int:
     return max(geometry.limits.max_extend_tokens, reqs * max(geometry.draft.topk, geometry.draft.num_draft_tokens))
 
 
-def _table(turn: Turn, columns: int) -> list[list[int]]:
+def _table(forward: ForwardCase, columns: int) -> list[list[int]]:
     """Own pages first; behind them, pages full of NaN for a live request and null pages for a padded one."""
     rows = []
-    for n, one in enumerate(turn.requests):
-        rest = [turn.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]
+    for n, one in enumerate(forward.requests):
+        rest = [forward.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]
         rows.append([*one.pages, *(rest if one.live else one.pages[:1] * len(rest))])
     return rows
 
 
-def _positions(turn: Turn) -> list[int]:
-    wall = turn.geometry.limits.max_context_len - 1
-    requests = turn.requests
-    return [min(requests[n].prefix + requests[n].depth(requests[n].own_slot(row)), wall) for n, row in turn.rows]
+def _positions(forward: ForwardCase) -> list[int]:
+    wall = forward.geometry.limits.max_context_len - 1
+    requests = forward.requests
+    return [min(requests[n].prefix + requests[n].depth(requests[n].own_slot(row)), wall) for n, row in forward.rows]
 
 
-def _mask(turn: Turn, words: int) -> list[list[int]]:
+def _mask(forward: ForwardCase, words: int) -> list[list[int]]:
     """Ancestors and self, bit j in word j // 32; padded rows see only themselves."""
     rows = []
-    for n, row in turn.rows:
-        one = turn.requests[n]
+    for n, row in forward.rows:
+        one = forward.requests[n]
         seen = one.lineage(one.own_slot(row)) if one.live else [one.own_slot(row)]
         packed = [0] * words
         for slot in seen:
@@ -170,5 +172,5 @@ def _mask(turn: Turn, words: int) -> list[list[int]]:
     return rows
 
 
-def _depth(turn: Turn) -> list[list[int]]:
-    return [[one.depth(slot) if one.live else 0 for slot in range(one.tail)] for one in turn.requests]
+def _depth(forward: ForwardCase) -> list[list[int]]:
+    return [[one.depth(slot) if one.live else 0 for slot in range(one.tail)] for one in forward.requests]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from draftmark.errors import DraftmarkError
 from draftmark.registry import load
 
-from ..check import ContractViolation, Tier, all_checks
+from ...backend_under_test import BackendUnderTest
+from ...check import ContractViolation, Tier, all_checks
+from ...sizing.batches import brief
 from ..item import Outcome, Result
-from ..shapes import brief
-from ..subject import Subject
 from . import drawings
 from .sample import PREFIXES, BufferRow, buffer_rows, sample_geometry
 from .style import STYLE
@@ -25,7 +25,7 @@ ALSO = 40
 """Further failing cases of a check that are named."""
 
 
-def write_page(verdict: Verdict, path: Path, subject: Subject | None = None) -> None:
+def write_page(verdict: Verdict, path: Path, subject: BackendUnderTest | None = None) -> None:
     """Write the report of one run to `path`.
 
     Args:
@@ -34,7 +34,7 @@ def write_page(verdict: Verdict, path: Path, subject: Subject | None = None) -> 
     path.write_text(page(verdict, subject), encoding="utf-8")
 
 
-def page(verdict: Verdict, subject: Subject | None = None) -> str:
+def page(verdict: Verdict, subject: BackendUnderTest | None = None) -> str:
     """The whole page as text."""
     parts = [_head(verdict), _failures(verdict), _buffers(verdict, subject), _batch(), _checks(verdict)]
     title = escape(f"draftmark contract: {verdict.backend}")
@@ -90,9 +90,9 @@ def _checks(verdict: Verdict) -> str:
     return f'<h2>Checks</h2><div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _buffers(verdict: Verdict, subject: Subject | None) -> str:
+def _buffers(verdict: Verdict, subject: BackendUnderTest | None) -> str:
     try:
-        subject = subject or Subject(load(verdict.backend), "cpu", Tier.SIZING)
+        subject = subject or BackendUnderTest(load(verdict.backend), "cpu", Tier.SIZING)
         geometry = sample_geometry(subject)
         rows = buffer_rows(subject, geometry) if geometry else []
     except (DraftmarkError, ContractViolation) as error:

@@ -13,10 +13,10 @@ from typing import Any
 from draftmark.errors import DraftmarkError
 from draftmark.version import CONTRACT_MAJOR
 
-from .check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
+from ..backend_under_test import BackendUnderTest
+from ..check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 from .known import KnownFailure
 from .limits import TimeLimit, time_limit
-from .subject import Subject
 
 
 class Outcome(StrEnum):
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """Passed: the geometry is refused, alike everywhere."""
     UNJUDGED = "unjudged"
-    """Nothing was found wrong, but what rows see was not looked at: see `Subject.unjudged`."""
+    """Nothing was found wrong, but what rows see was not looked at: see `BackendUnderTest.unjudged`."""
     KNOWN = "known"
     """Failed as `contract.toml` says it does."""
     UPCOMING = "upcoming"
@@ -88,7 +88,7 @@ def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[It
     return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
 
 
-def run_item(item: Item, subject: Subject, known: list[KnownFailure]) -> Result:
+def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
     """Run one item. Whatever the plugin raises, prints or hangs in becomes a `Result`."""
     subject = replace(subject, tier=item.tier, marks=set(), attended=False)
     start = time.monotonic()
@@ -104,7 +104,7 @@ def run_item(item: Item, subject: Subject, known: list[KnownFailure]) -> Result:
     return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)))
 
 
-def _run(item: Item, subject: Subject) -> tuple[Outcome, str]:
+def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), time_limit(item.check.limit_s):

@@ -8,9 +8,9 @@ import torch
 
 from draftmark.batch import ForwardBatch, Tree
 
+from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
-from .rig import Rig
-from .turns import Turn
+from .harness import Harness
 
 
 def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
@@ -24,20 +24,20 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
 class Watch:
     """Snapshots of everything a backend is given but its arena: batch, static buffers, cache, rows."""
 
-    def __init__(self, rig: Rig, turn: Turn, batch: ForwardBatch) -> None:
-        stage, buffers = rig.stage, rig.stage.buffers
-        self._turn = turn
+    def __init__(self, harness: Harness, forward: ForwardCase, batch: ForwardBatch) -> None:
+        tensors, buffers = harness.tensors, harness.tensors.buffers
+        self._forward = forward
         static = {f"static {name}": one for name, one in vars(buffers).items() if isinstance(one, torch.Tensor)}
         self._watched = {
             **batch_tensors(batch),
             **static,
-            "cache.k": stage.cache.k,
-            "cache.v": stage.cache.v,
-            "q": stage.q,
-            "k": stage.k,
-            "v": stage.v,
-            "out": stage.rows(turn)[3],
-            "out behind the batch": stage.out[len(turn.rows) :],
+            "cache.k": tensors.cache.k,
+            "cache.v": tensors.cache.v,
+            "q": tensors.q,
+            "k": tensors.k,
+            "v": tensors.v,
+            "out": tensors.rows(forward)[3],
+            "out behind the batch": tensors.out[len(forward.rows) :],
         }
         self._before = {name: _bits(one).clone() for name, one in self._watched.items()}
 
@@ -49,7 +49,7 @@ class Watch:
                 at = int((now != self._before[name]).nonzero()[0, 0])
                 raise ContractViolation(
                     f"{call}() changes {name}, which is not its to write",
-                    batch=self._turn,
+                    batch=self._forward,
                     got=f"first difference in byte {at}",
                     expected=f"only {', '.join(allowed) or 'arena buffers'} change",
                     formula="the four methods of draftmark.backend.AttentionBackend",

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
-from ..check import Refused
-from ..checks.tightness import largest_need
-from ..needs import USAGE_ROLES
-from ..shapes import wall_batches
-from ..usage import usage_of
+from ...check import Refused
+from ...checks.tightness import largest_need
+from ...sizing.batches import limit_batches
+from ...sizing.required_sizes import USAGE_ROLES
+from ...sizing.usage import usage_of
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from ...backend_under_test import BackendUnderTest
 
 PLAIN = (Mode.EXTEND, Mode.DECODE)
 PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4)
@@ -43,7 +43,7 @@ class BufferRow:
         return self.declared / self.needed - 1 if self.needed else 0.0
 
 
-def sample_geometry(subject: Subject) -> Geometry | None:
+def sample_geometry(subject: BackendUnderTest) -> Geometry | None:
     """The first of a target, a draft and a mandatory geometry of production size that the backend serves."""
     for modes, draft in (
         (TARGET_MODES, DraftShape(3, 4, 8)),
@@ -62,12 +62,12 @@ def sample_geometry(subject: Subject) -> Geometry | None:
     return None
 
 
-def buffer_rows(subject: Subject, geometry: Geometry) -> Sequence[BufferRow]:
+def buffer_rows(subject: BackendUnderTest, geometry: Geometry) -> Sequence[BufferRow]:
     """Every buffer of the backend at this geometry, with the largest need of any batch."""
     specs = subject.backend.buffers(geometry)
     metadata = subject.backend.metadata(geometry)
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
-    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in wall_batches(geometry)] if own else []
+    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in limit_batches(geometry)] if own else []
     rows = []
     for spec in specs:
         declared, needed = spec.numel, largest_need(spec, geometry, metadata)[0]

@@ -1,4 +1,4 @@
-"""The covering subset: which turns each geometry is put through. No torch."""
+"""The covering subset: which forwards each geometry is put through. No torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cache
 from draftmark.geometry import Geometry, Mode
 
 from ..check import Case
-from .shapes import Shape, shapes
-from .turns import Turn, extent, ragged, uniform
+from .forwards import ForwardCase, extent, ragged, uniform
+from .geometries import Shape, shapes
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
@@ -30,16 +30,18 @@ def _wall(geometry: Geometry) -> int:
 
 
 @cache
-def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
+def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, ...]:
     """Every mode and draft step of a geometry, with and without padding, several trees, ragged extends."""
-    found: list[Turn] = []
+    found: list[ForwardCase] = []
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
             padded = {1: 1, 3: 4}.get(len(lens), geometry.limits.capture_batch_sizes[-1])
             for tree in ("random", "unused", "chain") if mode is Mode.VERIFY and name == "edges" else ("random",):
                 label = f"{mode.value}{step or ''}-{name}{'' if tree == 'random' else '-' + tree}"
-                turn = uniform(label, geometry, mode, lens, padded, step=step, tree=tree, seed=n, first_page=first_page)
-                found.append(turn)
+                forward = uniform(
+                    label, geometry, mode, lens, padded, step=step, tree=tree, seed=n, first_page=first_page
+                )
+                found.append(forward)
         size = geometry.attention.page_size
         label, lens = f"{mode.value}{step or ''}", (size + 1, size)
         both = uniform(label, geometry, mode, lens, 4, step=step, seed=9, first_page=first_page)
@@ -50,37 +52,37 @@ def scenes(geometry: Geometry, first_page: int = 0) -> tuple[Turn, ...]:
     return tuple(found)
 
 
-def telling(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, the scenes about a page boundary, padded, with trees of every kind; a ragged extend."""
-    return [one for one in scenes(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
+    return [one for one in all_forwards(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
 
 
-def spanning(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+def spanning_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, a short and a long forward with trees of every kind; ragged and full extends."""
     kinds = ("edges", "wall", "extend-ragged", "extend-full")
-    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in kinds)]
+    return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in kinds)]
 
 
-def furthest(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+def longest_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, the scenes that reach furthest into a buffer: at the wall, full pages, full extends."""
-    return [one for one in scenes(geometry, first_page) if any(kind in one.name for kind in ("wall", "full"))]
+    return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full"))]
 
 
-def turn_cases(*names: str, few: bool = False) -> list[Case]:
+def forward_cases(*names: str, few: bool = False) -> list[Case]:
     """Scenes of the shapes that every check takes and of those named; with `few`, a brief shape's telling ones."""
     return [
-        shape.case(turn, turn.name)
+        shape.case(forward, forward.name)
         for shape in shapes(*names)
-        for turn in (few_scenes(shape) if few else scenes(shape.geometry))
+        for forward in (few_forwards(shape) if few else all_forwards(shape.geometry))
     ]
 
 
-def few_scenes(shape: Shape) -> Sequence[Turn]:
+def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
     """Scenes for a rule that knows no lengths: all, or a brief shape's telling ones."""
-    return telling(shape.geometry) if shape.brief else scenes(shape.geometry)
+    return representative_forwards(shape.geometry) if shape.brief else all_forwards(shape.geometry)
 
 
-def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Turn]:
+def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
     """Tails that end on the last token of a page, that begin a page, and that begin on the last token of one."""
     size, (_, tail) = geometry.attention.page_size, extent(geometry, mode, step)
     label, short = f"{mode.value}{step or ''}-full", -tail % size
@@ -98,7 +100,7 @@ def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
     return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]
 
 
-def extends(geometry: Geometry, first_page: int = 0) -> list[Turn]:
+def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Ragged prefills: fresh, chunked, one token, all the tokens of a forward, up to the wall, padded requests."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
     rest = most - 24

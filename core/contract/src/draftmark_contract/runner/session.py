@@ -11,12 +11,12 @@ from draftmark.errors import BackendLoadError
 from draftmark.loaded import Backend
 from draftmark.registry import load
 
-from .check import Tier
+from ..backend_under_test import BackendUnderTest
+from ..check import Tier
 from .item import Item, Outcome, Result, all_items, run_item
 from .journal import Journal
 from .known import KnownFailure, known_failures
 from .limits import TimeLimit, time_limit
-from .subject import Subject
 from .verdict import Verdict, judge
 
 LOAD_LIMIT_S = 60.0
@@ -83,7 +83,7 @@ class ContractSession:
         device = self._device(backend) if item.tier is Tier.DEVICE else "cpu"
         if not device:
             return Result(item.id, item.tier.value, Outcome.FAILED, NO_DEVICE)
-        return run_item(item, Subject(backend, device, item.tier), self._known)
+        return run_item(item, BackendUnderTest(backend, device, item.tier), self._known)
 
     def _device(self, backend: Backend) -> str:
         """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""

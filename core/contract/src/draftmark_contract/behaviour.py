@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..check import Case, Tier, check
+from .check import Case, Tier, check
 
 if TYPE_CHECKING:
-    from ..subject import Subject
+    from .backend_under_test import BackendUnderTest
 
-Run = Callable[["Subject", Any], None]
+Run = Callable[["BackendUnderTest", Any], None]
 
 
 def behaviour(
@@ -21,7 +21,7 @@ def behaviour(
 
     def register(run: Run) -> Run:
         @functools.wraps(run)
-        def on_device(subject: Subject, value: Any) -> None:
+        def on_device(subject: BackendUnderTest, value: Any) -> None:
             run(subject, value)
 
         on_device.__name__ = f"{run.__name__}_on_device"

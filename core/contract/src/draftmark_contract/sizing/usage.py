@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from draftmark.buffers import BufferSpec
 from draftmark.geometry import Extent, Geometry, Mode
 
-from .check import ContractViolation
-from .needs import USAGE_ROLES
-from .shapes import BatchShape, brief
+from ..check import ContractViolation
+from .batches import BatchShape, brief
+from .required_sizes import USAGE_ROLES
 
 if TYPE_CHECKING:
     from draftmark.loaded import Backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import Program
 
-from .turns import Turn, uniform
+from .forwards import ForwardCase, uniform
 
 MODES = {
     Program.DECODE: Mode.DECODE,
@@ -16,17 +16,17 @@ MODES = {
 
 
 def programs_of(geometry: Geometry) -> list[Program]:
-    """Programs that a geometry's modes make up."""
+    """GraphHarness that a geometry's modes make up."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
     return [one for one in found if one is not Program.DRAFT or geometry.draft.num_steps > 1]
 
 
-def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> Turn:
+def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> ForwardCase:
     """The batch on which a program is captured: full and long, or one short request; for DRAFT its last step."""
     live = 1 if short else min(size, geometry.limits.max_num_reqs)
     wall = geometry.limits.max_context_len
     lens = tuple(1 if short else wall - 3 * n for n in range(live))
-    return _turn("capture", geometry, program, lens, size, 50)
+    return _forward("capture", geometry, program, lens, size, 50)
 
 
 WALL = (0, 3, 5, 7)
@@ -37,7 +37,7 @@ LARGE = (0, 2, 7)
 """Of `replays`, three of the largest size: long and full, short and padded, long and padded."""
 
 
-def replays(geometry: Geometry, program: Program) -> list[tuple[bool, Turn]]:
+def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCase]]:
     """(poison before, batch): 8 → 4 → 8 → 1 → 8, long and short, full and nearly empty."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
     small, mid, large = (*geometry.limits.capture_batch_sizes, geometry.limits.capture_batch_sizes[-1])[:3]
@@ -55,12 +55,12 @@ def replays(geometry: Geometry, program: Program) -> list[tuple[bool, Turn]]:
     made = []
     for number, (poison, lens, size) in enumerate(plans):
         tree = ("random", "unused", "star")[number % 3]
-        made.append((poison, _turn(f"replay-{number}", geometry, program, lens[:size], size, number, tree)))
+        made.append((poison, _forward(f"replay-{number}", geometry, program, lens[:size], size, number, tree)))
     return made
 
 
-def _turn(
+def _forward(
     name: str, geometry: Geometry, program: Program, lens: tuple[int, ...], size: int, seed: int, tree: str = "random"
-) -> Turn:
+) -> ForwardCase:
     step = geometry.draft.num_steps - 2 if program is Program.DRAFT else 0
     return uniform(f"{program.value}-{name}", geometry, MODES[program], lens, size, step=step, tree=tree, seed=seed)

@@ -8,11 +8,11 @@ from draftmark.batch import ForwardBatch, Tree
 from draftmark.geometry import Geometry, Mode
 from draftmark.verdict import Verdict
 
+from ..cases.trees import beams
 from ..check import ContractViolation
 from ..oracle.history import Request, chain
-from ..oracle.walk import verdict
-from .tree_stage import DIRT, Round, TreeStage
-from .trees import beams
+from ..oracle.verify_tree import verdict
+from .tree_tensors import DIRT, Round, TreeTensors
 
 
 def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
@@ -38,17 +38,17 @@ def with_tails(one: Round, geometry: Geometry, mode: Mode, step: int, tree: bool
     return found
 
 
-def tail_holds(stage: TreeStage, batch: ForwardBatch, requests: list[Request], what: str) -> None:
+def tail_holds(tensors: TreeTensors, batch: ForwardBatch, requests: list[Request], what: str) -> None:
     """Mask, depth and positions are those of the parents; what lies behind them is as dirty as it was."""
-    wall, words = stage.geometry.limits.max_context_len - 1, stage.buffers.mask.shape[1]
+    wall, words = tensors.geometry.limits.max_context_len - 1, tensors.buffers.mask.shape[1]
     rows = [(one, one.own_slot(row)) for one in requests for row in range(one.rows)]
     wanted = {"positions": [min(one.prefix + one.depth(slot), wall) for one, slot in rows]}
-    found = {"positions": stage.buffers.positions}
+    found = {"positions": tensors.buffers.positions}
     if isinstance(batch.tail, Tree):
         bits = [sum(1 << seen for seen in one.lineage(slot)) for one, slot in rows]
         wanted["mask"] = [_signed(line >> 32 * word) for line in bits for word in range(words)]
         wanted["depth"] = [one.depth(slot) for one in requests for slot in range(one.tail)]
-        found |= {"mask": stage.buffers.mask.view(-1), "depth": stage.buffers.depth}
+        found |= {"mask": tensors.buffers.mask.view(-1), "depth": tensors.buffers.depth}
     for name, values in wanted.items():
         got = found[name].tolist()
         if got[: len(values)] != values:
@@ -76,15 +76,15 @@ def verdict_holds(one: Round, got: Verdict, what: str) -> None:
             )  # fmt: skip
 
 
-def moved(stage: TreeStage, one: Round, paths: list[list[int]]) -> list[torch.Tensor]:
+def moved(tensors: TreeTensors, one: Round, paths: list[list[int]]) -> list[torch.Tensor]:
     """K and V of `owned` as they must be once each path is contiguous; ``[layers, slots, …]``."""
-    size, after = stage.geometry.attention.page_size, []
+    size, after = tensors.geometry.attention.page_size, []
 
     def slot(request: Request, node: int) -> int:
         position = request.prefix + node
-        return (request.pages[position // size] - stage.first_page) * size + position % size
+        return (request.pages[position // size] - tensors.first_page) * size + position % size
 
-    for pages in stage.owned:
+    for pages in tensors.owned:
         old = pages.flatten(1, 2)
         new = old.clone()
         for request, path in zip(one.requests, paths, strict=True):
@@ -94,13 +94,13 @@ def moved(stage: TreeStage, one: Round, paths: list[list[int]]) -> list[torch.Te
     return after
 
 
-def pool_holds(stage: TreeStage, wanted: list[torch.Tensor], one: Round, what: str) -> None:
+def pool_holds(tensors: TreeTensors, wanted: list[torch.Tensor], one: Round, what: str) -> None:
     """Every byte of every page that a request may own."""
-    for name, pages, want in zip("kv", stage.owned, wanted, strict=True):
+    for name, pages, want in zip("kv", tensors.owned, wanted, strict=True):
         differ = (pages.flatten(1, 2) != want).flatten(2).any(2)
         if bool(differ.any()):
             layer, slot = (int(i) for i in differ.nonzero()[0])
-            at = slot + stage.first_page * stage.geometry.attention.page_size
+            at = slot + tensors.first_page * tensors.geometry.attention.page_size
             raise ContractViolation(
                 f"{what}: {name} of layer {layer} is wrong at slot {at}", batch=one,
                 got=f"{int(differ.sum())} slots with other bytes", formula="draftmark.tree_ops.TreeOps.compact",

@@ -81,7 +81,7 @@ def brief(geometry: Geometry) -> str:
     )
 
 
-def wall_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[BatchShape]:
+def limit_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[BatchShape]:
     """The batches at the limits of a concrete geometry: every mode and step, largest and smallest R, L at every edge.
 
     `counts` adds batches of that many requests at the context wall.
@@ -90,15 +90,15 @@ def wall_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[Bat
     for mode in geometry.modes:
         last = geometry.draft.num_steps - 2
         steps = sorted({step for step in (0, last // 2, last) if 0 <= step <= last}) if mode is Mode.DRAFT else [0]
-        found += [batch for step in steps for batch in _walls(geometry, mode, step, counts)]
+        found += [batch for step in steps for batch in _limits(geometry, mode, step, counts)]
     return found
 
 
-def _walls(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> list[BatchShape]:
+def _limits(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> list[BatchShape]:
     limits, page = geometry.limits, geometry.attention.page_size
     most = max(limits.max_num_reqs, *limits.capture_batch_sizes, 1)
     if mode is Mode.EXTEND:
-        return _extend_walls(limits.max_extend_tokens, limits.max_context_len, most)
+        return _extend_limits(limits.max_extend_tokens, limits.max_context_len, most)
     rows, tail = rows_and_tail(geometry, mode, step)
     wall = longest_prefix(geometry)
     edges = sorted({0, 1, wall, max(0, wall - 1), wall // page * page, max(0, wall // page * page - tail)})
@@ -110,7 +110,7 @@ def _walls(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> l
     return [*batches, BatchShape(mode, step, padded)]
 
 
-def _extend_walls(tokens: int, context: int, most: int) -> list[BatchShape]:
+def _extend_limits(tokens: int, context: int, most: int) -> list[BatchShape]:
     one = min(tokens, context)
     live = min(most, tokens)
     spread = (Group(live, context - 1, 1, 1), Group(most - live, 0, 0, 0))

@@ -28,7 +28,7 @@ class ForeignJournal(ValueError):
 
 
 @dataclass(frozen=True)
-class Subjects:
+class Judged:
     """What a result depends on, and what a journal must agree with: the backend's files, and the suite."""
 
     backend: str
@@ -37,7 +37,7 @@ class Subjects:
     items: int
 
     @classmethod
-    def now(cls, name: str) -> Subjects:
+    def now(cls, name: str) -> Judged:
         """As installed. Imports no backend."""
         return cls(name, hash_of(_folder(entry(name))), f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}", len(all_items()))
 
@@ -54,7 +54,7 @@ class Journal:
         Raises:
             ForeignJournal: the file has results of another backend, of other files of it, or of another suite.
         """
-        now = asdict(Subjects.now(name))
+        now = asdict(Judged.now(name))
         was = next((row["journal"] for row in self._rows() if "journal" in row), None)
         if was is None:
             self.note({"journal": now})

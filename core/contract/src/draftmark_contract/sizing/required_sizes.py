@@ -14,7 +14,7 @@ from draftmark.buffers import OWN_ROLES, BufferSpec, Role
 from draftmark.geometry import DTYPE_BYTES, Geometry, Mode
 from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
 
-from .shapes import BatchShape, Group, total
+from .batches import BatchShape, Group, total
 
 USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
 """Roles whose need only the plugin's `usage()` knows."""
@@ -30,7 +30,7 @@ PER_REQUEST = {
 
 
 @dataclass(frozen=True)
-class Need:
+class RequiredSize:
     """One demand on one buffer: ``needed <= declared``.
 
     Attributes:
@@ -46,31 +46,35 @@ class Need:
     why: str
 
 
-def needs_of(spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]) -> list[Need]:
+def required_sizes_of(
+    spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
+) -> list[RequiredSize]:
     """What `batch` demands of the buffer `spec`; empty for roles that only `usage()` knows."""
     meta = metadata[batch.mode]
     per_request = PER_REQUEST.get(spec.role)
     if per_request is not None:
         text = "one per request" + (", and one" if per_request else "")
-        return [Need(spec.name, "entries", batch.requests + per_request, spec.numel, text)]
+        return [RequiredSize(spec.name, "entries", batch.requests + per_request, spec.numel, text)]
     if spec.role is Role.KV_INDICES:
         level, guessed = level_of(spec, meta)
         text = f"sum over requests of {level.layout.value} of {level.lengths.value}{guessed}"
         entries = kv_entries(batch, level, geometry.attention.page_size)
-        return [Need(spec.name, "entries", entries, spec.numel, text)]
+        return [RequiredSize(spec.name, "entries", entries, spec.numel, text)]
     if spec.role is Role.PAGE_TABLE:
         return _page_table(spec, batch, geometry, meta)
     if spec.role is Role.TAIL_MASK:
         return _tail_mask(spec, batch, meta)
     if spec.role is Role.SLOT_MAPPING:
         text = "one KV slot per query row, padded rows too"
-        return [Need(spec.name, "entries", batch.rows, spec.numel, text)]
+        return [RequiredSize(spec.name, "entries", batch.rows, spec.numel, text)]
     if spec.role is Role.TAIL_DEPTH:
         slots = total(group.count * group.tail for group in batch.groups)
-        return [] if batch.mode is Mode.EXTEND else [Need(spec.name, "slots", slots, spec.numel, "T per request")]
+        return (
+            [] if batch.mode is Mode.EXTEND else [RequiredSize(spec.name, "slots", slots, spec.numel, "T per request")]
+        )
     if spec.role in (Role.QUERY_STAGING, Role.OUTPUT_STAGING):
         width = geometry.attention.num_qo_heads * geometry.attention.head_dim
-        return [Need(spec.name, "elements", batch.rows * width, spec.numel, "rows · num_qo_heads · head_dim")]
+        return [RequiredSize(spec.name, "elements", batch.rows * width, spec.numel, "rows · num_qo_heads · head_dim")]
     return []
 
 
@@ -111,28 +115,32 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     return _pages(counted, page_size)
 
 
-def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[Need]:
+def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[RequiredSize]:
     level, guessed = level_of(spec, meta)
     if not guessed and level.layout is not Layout.PAGE_TABLE:
         return []
     paged = Level(Layout.PAGE_TABLE, level.lengths)
-    found = [Need(spec.name, "rows", batch.requests, _rows(spec), "one row per request")]
+    found = [RequiredSize(spec.name, "rows", batch.requests, _rows(spec), "one row per request")]
     for group in batch.groups:
         columns = _positions(group, paged, geometry.attention.page_size)
-        found.append(Need(spec.name, "columns", columns, spec.shape[-1], f"pages of {level.lengths.value}{guessed}"))
+        found.append(
+            RequiredSize(spec.name, "columns", columns, spec.shape[-1], f"pages of {level.lengths.value}{guessed}")
+        )
     return found
 
 
-def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[Need]:
+def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[RequiredSize]:
     if batch.mode not in (Mode.VERIFY, Mode.DRAFT):
         return []  # the other modes are causal and carry no words
     bits = 8 * DTYPE_BYTES[spec.dtype]
     if any(Role.MASK_INDPTR.value in level.buffers for level in meta.levels):
         words = total(g.count * _pages(g.rows * g.tail, bits) for g in batch.groups)
-        return [Need(spec.name, "words", words, spec.numel, f"sum over requests of ceil(q · T / {bits})")]
+        return [RequiredSize(spec.name, "words", words, spec.numel, f"sum over requests of ceil(q · T / {bits})")]
     stride = meta.mask_stride if _is_given(meta.mask_stride) else spec.shape[-1]
-    found = [Need(spec.name, "bits of a row", g.tail, stride * bits, "one bit per tail slot") for g in batch.groups]
-    return [*found, Need(spec.name, "words", batch.rows * stride, spec.numel, "rows · mask_stride")]
+    found = [
+        RequiredSize(spec.name, "bits of a row", g.tail, stride * bits, "one bit per tail slot") for g in batch.groups
+    ]
+    return [*found, RequiredSize(spec.name, "words", batch.rows * stride, spec.numel, "rows · mask_stride")]
 
 
 def _is_given(stride: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftmark.registry import entry
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
-from .check import Tier, unavailable
+from ..check import Tier, unavailable
 from .item import Outcome, Result, all_items
 from .known import hash_of, known_failures, plugin_folder
 

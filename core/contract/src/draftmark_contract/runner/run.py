@@ -13,7 +13,7 @@ from pathlib import Path
 
 from draftmark.registry import load
 
-from .check import Tier
+from ..check import Tier
 from .journal import ForeignJournal, Journal
 from .session import DEVICE_LOST
 
@@ -85,12 +85,12 @@ def prove(name: str, say: Say = print) -> int:
     if importlib.util.find_spec("z3") is None:
         say("proofs need z3-solver: pip install 'draftmark-contract[proof]'")
         return 1
-    from .proof.prover import prove_all
-    from .proof.table import proof_table
-    from .subject import Subject
+    from ..backend_under_test import BackendUnderTest
+    from ..proof.prover import prove_all
+    from ..proof.table import proof_table
 
     start = time.monotonic()
-    proofs = prove_all(Subject(load(name), "cpu", Tier.SIZING))
+    proofs = prove_all(BackendUnderTest(load(name), "cpu", Tier.SIZING))
     say(proof_table(name, proofs))
     say(f"{time.monotonic() - start:.1f} s")
     return int(any(proof.fails for proof in proofs))

@@ -12,7 +12,7 @@ from itertools import product
 
 from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
-from .check import Case
+from ..check import Case
 
 TOPK = (1, 2, 4, 8)
 STEPS = (1, 2, 3, 5, 9)

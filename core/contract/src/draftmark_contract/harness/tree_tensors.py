@@ -13,10 +13,10 @@ from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Unknown
 from draftmark.tree_ops import TreeOps
 
+from ..backend_under_test import BackendUnderTest
+from ..cases.trees import verify_tree
 from ..oracle.history import Request
-from ..subject import Subject
-from .stage import raw
-from .trees import verify_tree
+from .tensors import raw
 
 LAYERS = 3
 KINDS = ("random", "unused", "star", "chain")
@@ -73,7 +73,7 @@ def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -
             targets[request.parents[child]] = drafts[child]
 
 
-class TreeStage:
+class TreeTensors:
     """Static tensors of rounds, and the pool that they compact.
 
     Attributes:
@@ -87,7 +87,7 @@ class TreeStage:
     """
 
     def __init__(
-        self, subject: Subject, geometry: Geometry, first_page: int = 1, memory: torch.Tensor | None = None
+        self, subject: BackendUnderTest, geometry: Geometry, first_page: int = 1, memory: torch.Tensor | None = None
     ) -> None:
         self.geometry = subject.fit(geometry)
         self.device = torch.device(subject.device)
@@ -138,7 +138,7 @@ class TreeStage:
         return self.drafts[:reqs, :nodes], self.parents[:reqs, :nodes]
 
 
-def open_ops(subject: Subject, geometry: Geometry) -> TreeOps:
+def open_ops(subject: BackendUnderTest, geometry: Geometry) -> TreeOps:
     """The tree operations that the loop would use with this backend."""
     subject.require(geometry)
     return subject.backend.tree_ops(subject.fit(geometry), torch.device(subject.device))

@@ -11,7 +11,7 @@ from draftmark.geometry import DeviceProfile, Geometry
 from draftmark.loaded import Backend
 
 from .check import ContractViolation, Refused, Tier
-from .shapes import brief
+from .sizing.batches import brief
 
 if TYPE_CHECKING:
     from draftmark.arena import Arena
@@ -22,7 +22,7 @@ _TYPICAL = {"cuda": DeviceProfile("cuda", 90, 132), "npu": DeviceProfile("npu", 
 
 
 @dataclass
-class Subject:
+class BackendUnderTest:
     """One backend on one device, for the time of one item.
 
     Attributes:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
-from .turns import Turn
+from ..cases.forwards import ForwardCase
 
 
 @contextmanager
-def sparse_pool(turn: Turn, device: str) -> Iterator[torch.Tensor]:
-    """``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype, zeros; k and v for `Stage`."""
-    a = turn.geometry.attention
-    shape = (2, turn.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
+def sparse_pool(forward: ForwardCase, device: str) -> Iterator[torch.Tensor]:
+    """``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype, zeros; k and v for `CaseTensors`."""
+    a = forward.geometry.attention
+    shape = (2, forward.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
     with sparse_memory(shape, getattr(torch, a.kv_dtype), device) as memory:
         yield memory
 

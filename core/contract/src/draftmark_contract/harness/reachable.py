@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def held_storages(owner: object) -> dict[int, str]:
+def reachable_storages(owner: object) -> dict[int, str]:
     """Address of each storage that `owner` can reach through attributes, lists, tuples, sets and dicts → a name."""
     found: dict[int, str] = {}
     seen: set[int] = set()

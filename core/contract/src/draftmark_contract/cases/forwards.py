@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from draftmark.geometry import Geometry, Mode
 
 from ..oracle.history import Request, chain
-from .shapes import describe
+from .geometries import describe
 from .trees import beams, verify_tree
 
 
 @dataclass(frozen=True)
-class Turn:
+class ForwardCase:
     """One forward.
 
     Attributes:
@@ -47,19 +47,19 @@ class Turn:
         """Query rows of live requests; they come first."""
         return sum(one.rows for one in self.requests if one.live)
 
-    def at_step(self, step: int) -> Turn:
+    def at_step(self, step: int) -> ForwardCase:
         """An earlier step of the same draft round: the same requests and pages, less of the tail."""
         k = self.geometry.draft.topk
         cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
         return replace(self, step=step, requests=cut)
 
-    def sharing_prefix(self) -> Turn:
+    def sharing_prefix(self) -> ForwardCase:
         """The same forward with the first page of the first request in the second one's table too (a prefix cache)."""
         first, second, *rest = self.requests
         shared = replace(second, pages=(first.pages[0], *second.pages[1:]))
         return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
 
-    def with_null_pages(self, count: int) -> Turn:
+    def with_null_pages(self, count: int) -> ForwardCase:
         """The same forward in a pool whose first `count` pages are null pages."""
         shift, size = count - self.null_pages, self.geometry.attention.page_size
         moved = tuple(
@@ -95,7 +95,7 @@ def uniform(
     tree: str = "random",
     seed: int = 0,
     first_page: int = 0,
-) -> Turn:
+) -> ForwardCase:
     """A forward whose requests all have the extent of `mode`, padded to `padded` requests."""
     rows, tail = extent(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
@@ -118,7 +118,7 @@ def ragged(
     padded: int = 0,
     seed: int = 0,
     first_page: int = 0,
-) -> Turn:
+) -> ForwardCase:
     """An EXTEND: request n brings rows[n] tokens behind its prefix; padded requests bring none."""
     requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
     requests += [Request(0, (), (), 0, live=False)] * padded
@@ -134,7 +134,7 @@ def _with_pages(
     causal: bool,
     seed: int,
     first_page: int,
-) -> Turn:
+) -> ForwardCase:
     """Hand out shuffled page ids: live requests get their own, padded ones the null page 0."""
     size = geometry.attention.page_size
     needs = [-(-(one.prefix + one.tail) // size) if one.live else 0 for one in requests]
@@ -146,7 +146,7 @@ def _with_pages(
         mine = tuple(ids.pop() for _ in range(need))
         placed.append(replace(one, pages=mine if one.live else _null(n, one, size, 1)))
     last = start + sum(needs) + TRAPS
-    return Turn(name, geometry, mode, step, tuple(placed), causal, last, 1)
+    return ForwardCase(name, geometry, mode, step, tuple(placed), causal, last, 1)
 
 
 def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Runs items, keeps what they said, and draws the verdict."""

@@ -1,0 +1,1 @@
+"""Sizes without torch: geometries, batches in integers, and what a batch needs of every buffer."""
