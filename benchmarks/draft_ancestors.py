@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from draftmark_speculative import Eagle, EngineConfig, generate
-from draftmark_speculative.eagle.growth import Growth
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.models import CausalLM, load_model
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
@@ -29,7 +29,7 @@ BEAMS = {"all": 0, "other": 0}
 """Beams placed behind another beam, and those of them that continue another branch index than their own."""
 
 
-def by_branch_index(growth: Growth) -> torch.Tensor:
+def by_branch_index(growth: DraftTreeBuilder) -> torch.Tensor:
     """Beam b sees the earlier slots of index b, whichever beam it continues."""
     placed, k = growth.slots.shape[1], growth.topk
     own = torch.arange(k, device=growth.tokens.device).expand_as(growth.tokens)
@@ -44,12 +44,12 @@ def by_branch_index(growth: Growth) -> torch.Tensor:
 @contextmanager
 def placed_by(place: Any) -> Iterator[None]:
     """Run with another way of seeing earlier slots."""
-    own = Growth.place
-    Growth.place = place  # type: ignore[method-assign]
+    own = DraftTreeBuilder.place
+    DraftTreeBuilder.place = place  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Growth.place = own  # type: ignore[method-assign]
+        DraftTreeBuilder.place = own  # type: ignore[method-assign]
 
 
 def encode(model: CausalLM, prompt: str) -> list[int]:

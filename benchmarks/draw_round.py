@@ -20,7 +20,7 @@ import torch
 from plot_attention import _text as text
 
 from draftmark_speculative import Eagle, Engine, EngineConfig
-from draftmark_speculative.eagle.growth import Growth
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.models import CausalLM, load_model
 
 ROOT = Path(__file__).parent.parent
@@ -77,30 +77,30 @@ def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
     """Every round of one request."""
     rounds: list[Round] = []
     now = Round()
-    place, best = Growth.place, Growth.best
+    place, best = DraftTreeBuilder.place, DraftTreeBuilder.best
     ops = engine._layers.tree_ops
-    walk, take_over = ops.walk, engine._drafter.take_over
+    verify, draft_extend = ops.verify_tree, engine._drafter.draft_extend
 
-    def placed(self: Growth) -> torch.Tensor:
+    def placed(self: DraftTreeBuilder) -> torch.Tensor:
         slots = place(self)
         now.beams.append(list(zip(self.tokens[0].tolist(), slots[0, -self.topk :].tolist(), strict=True)))
         return slots
 
-    def chosen(self: Growth, nodes: int) -> Any:
+    def chosen(self: DraftTreeBuilder, nodes: int) -> Any:
         scores = torch.cat([found[0] for found in self._found], 1)[0]
         now.tried = len(scores)
         now.scores = [0.0, *scores.sort(descending=True, stable=True).values[:nodes].tolist()]
         return best(self, nodes)
 
     def walked(drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Any:
-        verdict = walk(drafts, parents, targets)
+        verdict = verify(drafts, parents, targets)
         batch = engine._state.batch
         now.length = int(batch.prefix_lens[0])
         now.tokens, now.parents, now.targets = drafts[0].tolist(), parents[0].tolist(), targets[0].tolist()
         nodes = len(now.tokens)
         now.words = (batch.mask[:nodes, 0].long() & 0xFFFFFFFF).tolist()
         now.depth = batch.depth[:nodes].tolist()
-        now.path, now.count = verdict.path[0].tolist(), int(verdict.counts[0])
+        now.path, now.count = verdict.accept_index[0].tolist(), int(verdict.accept_lens[0])
         return verdict
 
     def taken(padded: int, live: int, host: Any) -> None:
@@ -108,16 +108,16 @@ def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
         rounds.append(now)
         kept = engine._drafter.accepted.tokens[0, : now.count].tolist()
         now = Round(extended=(kept, len(now.tokens)))
-        take_over(padded, live, host)
+        draft_extend(padded, live, host)
 
-    Growth.place, Growth.best = placed, chosen  # type: ignore[method-assign]
-    ops.walk, engine._drafter.take_over = walked, taken
+    DraftTreeBuilder.place, DraftTreeBuilder.best = placed, chosen  # type: ignore[method-assign]
+    ops.verify_tree, engine._drafter.draft_extend = walked, taken
     try:
         one = engine.submit(prompt, count)
         while engine.busy:
             engine.step()
     finally:
-        Growth.place, Growth.best = place, best  # type: ignore[method-assign]
+        DraftTreeBuilder.place, DraftTreeBuilder.best = place, best  # type: ignore[method-assign]
     whole = prompt + list(engine.output(one))
     for done in rounds:
         done.text = whole[: done.length + 1]

@@ -15,7 +15,7 @@ from eagle_data import Sample
 from eagle_training import DenseForward
 
 from draftmark_speculative.eagle import DraftHead, dense_attention
-from draftmark_speculative.eagle.growth import Growth, best_tokens
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder, best_tokens
 from draftmark_speculative.models import CausalLM
 
 Shape = tuple[int, int, int]
@@ -43,10 +43,10 @@ class Place:
         return dense_attention(q, k, v)
 
     def tree(self, row: int, shape: Shape) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the tree below token ``row + 1``; node 0 is that root, as in `Growth.best`."""
+        """Tokens and parents of the tree below token ``row + 1``; node 0 is the root; see `DraftTreeBuilder.best`."""
         topk, steps, nodes = shape
         scores, tokens = self._best(self.hidden[row : row + 1], topk)
-        growth = Growth(scores, tokens)
+        growth = DraftTreeBuilder(scores, tokens)
         hidden = self.hidden[row].expand(1, topk, -1)
         keys, values = [self.keys[: row + 1]], [self.values[: row + 1]]
         for step in range(steps - 1):

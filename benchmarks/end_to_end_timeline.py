@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from draftmark.transfer import Arrival
+from draftmark.transfer import AsyncHostCopy
 from draftmark_speculative import Engine
 
 ATTENTION = Path(__file__).parent / "results" / "attention-h200.json"
@@ -76,9 +76,9 @@ def predicted_attention(
 
 def _host(engine: Engine, rounds: int) -> tuple[float, float]:
     """Seconds in steps, without and in waits for tokens."""
-    waited, wait = 0.0, Arrival.wait
+    waited, wait = 0.0, AsyncHostCopy.wait
 
-    def timed(arrival: Arrival) -> list[list[Any]]:
+    def timed(arrival: AsyncHostCopy) -> list[list[Any]]:
         nonlocal waited
         start = time.perf_counter()
         try:
@@ -86,7 +86,7 @@ def _host(engine: Engine, rounds: int) -> tuple[float, float]:
         finally:
             waited += time.perf_counter() - start
 
-    Arrival.wait = timed  # type: ignore[method-assign]
+    AsyncHostCopy.wait = timed  # type: ignore[method-assign]
     try:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def _host(engine: Engine, rounds: int) -> tuple[float, float]:
             engine.step()
         total = time.perf_counter() - start
     finally:
-        Arrival.wait = wait  # type: ignore[method-assign]
+        AsyncHostCopy.wait = wait  # type: ignore[method-assign]
     return total - waited, waited
 
 

@@ -29,8 +29,7 @@ from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVPool
 from draftmark.devices import profile
 from draftmark.lengths import Unknown
-from draftmark.tree_ops import TorchTreeOps, TreeOps
-from draftmark.verdict import Verdict
+from draftmark.tree import TorchTreeOps, TreeOps, VerifyResult
 
 REQUESTS, NODES, TREES = (1, 64, 256), (8, 16, 64), ("beam", "chain")
 LAYERS, CONTEXT, TOPK, AGREES = 32, 512, 8, 0.7
@@ -98,17 +97,17 @@ def _targets(parents: list[int], chance: random.Random) -> list[int]:
 
 def operations(case: Case, ops: TreeOps) -> dict[str, Callable[[], object]]:
     """By name, one call each."""
-    kept = TorchTreeOps(case.geometry).walk(case.drafts, case.parents, case.targets)
+    kept = TorchTreeOps(case.geometry).verify_tree(case.drafts, case.parents, case.targets)
 
-    def whole() -> Verdict:
+    def whole() -> VerifyResult:
         ops.write_tail(case.batch, case.parents)
-        found = ops.walk(case.drafts, case.parents, case.targets)
+        found = ops.verify_tree(case.drafts, case.parents, case.targets)
         ops.compact(case.pool, case.batch, found)
         return found
 
     return {
         "tail": lambda: ops.write_tail(case.batch, case.parents),
-        "walk": lambda: ops.walk(case.drafts, case.parents, case.targets),
+        "walk": lambda: ops.verify_tree(case.drafts, case.parents, case.targets),
         "compact": lambda: ops.compact(case.pool, case.batch, kept),
         "round": whole,
     }

@@ -71,7 +71,7 @@ def make_geometry() -> Callable[..., Geometry]:
 
 
 @pytest.fixture(scope="session")
-def reference() -> draftmark.Backend:
+def reference() -> draftmark.LoadedBackend:
     """The reference backend, loaded through its entry point."""
     return draftmark.load("reference")
 
@@ -488,7 +488,7 @@ def random_stage() -> Callable[[Scene], tuple[Stage, torch.Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def open_reference(reference: draftmark.Backend) -> Callable[[Geometry], tuple[AttentionBackend, Arena]]:
+def open_reference(reference: draftmark.LoadedBackend) -> Callable[[Geometry], tuple[AttentionBackend, Arena]]:
     """The reference bound to a guarded arena (fresh memory is poison), and that arena."""
 
     def opened(geometry: Geometry) -> tuple[AttentionBackend, Arena]:

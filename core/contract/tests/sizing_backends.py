@@ -10,7 +10,7 @@ from typing import Any
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode, ceil_div, maximum
 from draftmark.hookspecs import BackendInfo, hookimpl
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
@@ -42,7 +42,7 @@ def subject_of(
         "graph_state": lambda geometry, device: object(),
     }
     plugin = SimpleNamespace(**{f"draftmark_{name}": hookimpl(hook) for name, hook in hooks.items()})
-    return BackendUnderTest(Backend("sized", plugin), "cpu", Tier.SIZING)
+    return BackendUnderTest(LoadedBackend("sized", plugin), "cpu", Tier.SIZING)
 
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftmark import AttentionShape
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.cases.geometries import behaviours
@@ -22,7 +22,8 @@ def reference() -> BackendUnderTest:
     """The reference backend on the host tier."""
     import importlib
 
-    return BackendUnderTest(Backend("reference", importlib.import_module("draftmark.reference")), "cpu", Tier.HOST)
+    backend = LoadedBackend("reference", importlib.import_module("draftmark.reference"))
+    return BackendUnderTest(backend, "cpu", Tier.HOST)
 
 
 @pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])

@@ -12,9 +12,8 @@ from draftmark.batch import BatchBuffers
 from draftmark.errors import BackendLoadError, LoadFailure
 from draftmark.hookspecs import HOOKS
 from draftmark.lengths import Unknown
-from draftmark.loaded import Backend
-from draftmark.tree import write_tail
-from draftmark.tree_ops import TorchTreeOps, TreeOps
+from draftmark.loaded import LoadedBackend
+from draftmark.tree import TorchTreeOps, TreeOps, write_tail
 
 CPU = torch.device("cpu")
 
@@ -29,13 +28,13 @@ def offering(ops):
         return ops
 
     hooks = {name: getattr(reference, name) for name in HOOKS}
-    return Backend("reference", SimpleNamespace(**hooks, draftmark_tree_ops=draftmark_tree_ops))
+    return LoadedBackend("reference", SimpleNamespace(**hooks, draftmark_tree_ops=draftmark_tree_ops))
 
 
 def test_a_backend_without_the_hook_gets_the_cores_operations(make_geometry):
     """The reference offers none; the hook is not among the required ones."""
     assert "draftmark_tree_ops" not in HOOKS
-    assert isinstance(Backend("reference", reference).tree_ops(make_geometry(), CPU), TorchTreeOps)
+    assert isinstance(LoadedBackend("reference", reference).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
 
 def test_a_backend_that_has_none_for_a_device_gets_the_cores_operations(make_geometry):

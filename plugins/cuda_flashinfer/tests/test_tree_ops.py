@@ -7,7 +7,7 @@ import torch
 import draftmark_cuda_flashinfer as plugin
 from draftmark import load
 from draftmark.registry import Available
-from draftmark.tree_ops import TorchTreeOps
+from draftmark.tree import TorchTreeOps
 
 
 def test_on_a_gpu_the_loop_gets_cuda_tritons_operations(make_geometry):

@@ -11,8 +11,7 @@ from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark.batch import BatchBuffers
 from draftmark.cache import KVPool
 from draftmark.lengths import Unknown
-from draftmark.tree_ops import TorchTreeOps
-from draftmark.verdict import Verdict
+from draftmark.tree import TorchTreeOps, VerifyResult
 
 CONTEXT = 120
 
@@ -82,7 +81,7 @@ def test_verdicts_equal_torchs(bench, sides, nodes, requests, reach):
     targets = torch.tensor(
         [[chance.choice((3, 3 + 2**32)) for _ in range(nodes)] for _ in range(requests)], device=bench.device
     )
-    wanted, got = (ops.walk(drafts, parents, targets) for ops in sides(geometry))
+    wanted, got = (ops.verify_tree(drafts, parents, targets) for ops in sides(geometry))
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
@@ -96,7 +95,7 @@ def test_pools_equal_torchs(bench, sides, dtype, shape, nodes):
     kept = [[0, *sorted(chance.sample(range(1, nodes), k))] for k in (0, nodes - 1, nodes // 2, nodes // 3)]
     kept[0] = [0, *range(2, nodes)]
     path = torch.tensor([[*one, *range(len(one), nodes)] for one in kept], device=bench.device)
-    verdict = Verdict(path, torch.tensor([len(one) for one in kept], device=bench.device), path)
+    verdict = VerifyResult(path, torch.tensor([len(one) for one in kept], device=bench.device), path)
     pools = []
     for ops in sides(geometry):
         pool = KVPool(geometry, 3, 1 + 4 * geometry.max_pages_per_req, 1, bench.device)
@@ -124,6 +123,6 @@ def test_words_past_int32_move(bench, sides):
         pool.k[0, page, offset] = node
         pool.v[0, page, offset] = -node
     path = torch.tensor([[0, 2, 3, 3]], device=bench.device)
-    sides(geometry)[1].compact(pool, batch, Verdict(path, torch.tensor([3], device=bench.device), path))
+    sides(geometry)[1].compact(pool, batch, VerifyResult(path, torch.tensor([3], device=bench.device), path))
     assert [pool.k[0, page, offset, 0, 0].item() for page, offset in slots] == [0, 2, 3, 3]
     assert [pool.v[0, page, offset, 7, 127].item() for page, offset in slots] == [0, -2, -3, -3]

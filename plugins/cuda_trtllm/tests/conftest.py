@@ -11,7 +11,7 @@ import pytest
 import draftmark_cuda_trtllm as plugin
 from draftmark import TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, hookimpl
 from draftmark.hookspecs import HOOKS
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 
 H200 = DeviceProfile("cuda", 90, 132)
 
@@ -29,16 +29,16 @@ def geometry() -> Callable[..., Geometry]:
 
 
 @pytest.fixture(scope="session")
-def loaded_with() -> Callable[[type], Backend]:
+def loaded_with() -> Callable[[type], LoadedBackend]:
     """The plugin with its step path replaced: ``loaded_with(cls).bind`` makes a `cls`."""
 
-    def load(backend: type) -> Backend:
+    def load(backend: type) -> LoadedBackend:
         functions: dict[str, Any] = {name: getattr(plugin, name) for name in HOOKS}
 
         def draftmark_open_backend(geometry, arena):
             return backend(geometry, arena)
 
         functions["draftmark_open_backend"] = hookimpl(draftmark_open_backend)
-        return Backend("cuda_trtllm", SimpleNamespace(**functions))
+        return LoadedBackend("cuda_trtllm", SimpleNamespace(**functions))
 
     return load

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.errors import BackendRefusal
 from draftmark.geometry import DeviceProfile, Geometry
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 
 from .check import ContractViolation, Refused, Tier
 from .sizing.batches import brief
@@ -33,7 +33,7 @@ class BackendUnderTest:
         attended: whether the backend's own kernels ran.
     """
 
-    backend: Backend
+    backend: LoadedBackend
     device: str
     tier: Tier
     marks: set[str] = field(default_factory=set)

@@ -11,8 +11,8 @@ from typing import Any
 from draftmark import BufferSpec, Geometry, reference
 from draftmark.batch import ForwardBatch
 from draftmark.hookspecs import HOOKS, hookimpl
-from draftmark.loaded import Backend
-from draftmark.tree_ops import TorchTreeOps
+from draftmark.loaded import LoadedBackend
+from draftmark.tree import TorchTreeOps
 
 from . import csr_backend
 
@@ -44,9 +44,9 @@ class Mutant:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     absent: str = ""
 
-    def build(self, layout: str) -> Backend:
+    def build(self, layout: str) -> LoadedBackend:
         """The broken plugin, loaded."""
-        return Backend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
+        return LoadedBackend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
 
     def _functions(self, base: Any) -> dict[str, Any]:
         found = {name: getattr(base, name) for name in HOOKS}

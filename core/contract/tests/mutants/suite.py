@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 
@@ -46,7 +46,7 @@ def checks_for(mutant: Mutant | None = None) -> list[Check]:
     return sorted(wanted, key=lambda one: (ORDER.index(_module(one)) if _module(one) in ORDER else 99, one.name))
 
 
-def failures(backend: Backend, checks: Iterable[Check] | None = None, sampled: bool = False) -> Iterator[Failure]:
+def failures(backend: LoadedBackend, checks: Iterable[Check] | None = None, sampled: bool = False) -> Iterator[Failure]:
     """(check, case, error) of the first failing case of each check that fails."""
     for check in checks_for() if checks is None else checks:
         for case in _cases(check, sampled):
@@ -72,7 +72,7 @@ def killed_by(mutant: Mutant, layout: str, most: int) -> list[Failure]:
     return found if one is None else [one]
 
 
-def outcome(backend: Backend, check: Check, case: Case) -> BaseException | None:
+def outcome(backend: LoadedBackend, check: Check, case: Case) -> BaseException | None:
     """What one item raised, if it fails."""
     try:
         said = io.StringIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Check
 
 from . import catalog, suite
@@ -69,5 +69,5 @@ def test_every_known_bug_is_accounted_for() -> None:
     assert {one.id for one in catalog.MUTANTS} >= QUICK
 
 
-def _original(layout: str) -> Backend:
-    return Backend(layout, LAYOUTS[layout])
+def _original(layout: str) -> LoadedBackend:
+    return LoadedBackend(layout, LAYOUTS[layout])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftmark import Geometry
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark.metadata import Layout
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
@@ -37,7 +37,7 @@ def _undecodable(geometry: Geometry, found: dict[Any, Any]) -> dict[Any, Any]:
 OPAQUE = {"metadata": _undecodable}
 
 
-def backend(defect: str = "", *, kernels: bool) -> Backend:
+def backend(defect: str = "", *, kernels: bool) -> LoadedBackend:
     """The CSR twin with an opaque layout, and with a mutant's defect; `kernels`: whether they run on this machine."""
     mutant = next((one for one in catalog.MUTANTS if one.id == defect), Mutant("none", "", ""))
     built = replace(mutant, hooks={**(mutant.hooks or {}), **OPAQUE}).build("csr")
@@ -45,7 +45,7 @@ def backend(defect: str = "", *, kernels: bool) -> Backend:
     return built
 
 
-def end(item: str, subject: Backend) -> Result:
+def end(item: str, subject: LoadedBackend) -> Result:
     """How one item ends for it."""
     return run_item(ITEMS[item], BackendUnderTest(subject, "cpu", Tier.HOST), [])
 

@@ -11,9 +11,7 @@ from draftmark import Geometry
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVPool, slots_of
 from draftmark.graphs import is_recording
-from draftmark.tree import ancestors, pack_bits
-from draftmark.tree_ops import TorchTreeOps
-from draftmark.verdict import Verdict
+from draftmark.tree import TorchTreeOps, VerifyResult, ancestors, pack_bits
 
 from .mutant import Mutant, after, around
 
@@ -59,33 +57,33 @@ def _stale_word(ops: Any, batch: ForwardBatch, parents: torch.Tensor) -> None:
     batch.tail.mask[:, -(-parents.shape[1] // 32) :] = -1  # type: ignore[union-attr]
 
 
-def _walk(call: Callable[..., Verdict]) -> dict[str, Any]:
+def _walk(call: Callable[..., VerifyResult]) -> dict[str, Any]:
     return _ops(lambda ops: around(ops, "walk", call))
 
 
-def _last_child(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+def _last_child(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
     """Of children with one token the last is kept: the first ones are hidden."""
     later = (parents[:, :, None] == parents[:, None]) & (drafts[:, :, None] == drafts[:, None])
     hidden = later.triu(1).any(2)
     return original(drafts.masked_fill(hidden, -1), parents, targets)  # type: ignore[no-any-return]
 
 
-def _word_of_nodes(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+def _word_of_nodes(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
     beyond = torch.arange(drafts.shape[1], device=drafts.device) >= 64
     return original(drafts.masked_fill(beyond, -1), parents, targets)  # type: ignore[no-any-return]
 
 
-def _short_tokens(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+def _short_tokens(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
     found = original(drafts.int().long(), parents, targets.int().long())
-    line = targets.gather(1, found.path)
-    return Verdict(torch.where(found.tokens == -1, found.tokens, line), found.counts, found.path)
+    line = targets.gather(1, found.accept_index)
+    return VerifyResult(torch.where(found.tokens == -1, found.tokens, line), found.accept_lens, found.accept_index)
 
 
-def _warm_up(original: Any, *inputs: torch.Tensor) -> Verdict:
+def _warm_up(original: Any, *inputs: torch.Tensor) -> VerifyResult:
     """The graph returns copies of what the run before the capture found."""
     if is_recording():
-        return Verdict(*(tensor.clone() for tensor in _LAST))
-    found: Verdict = original(*inputs)
+        return VerifyResult(*(tensor.clone() for tensor in _LAST))
+    found: VerifyResult = original(*inputs)
     _LAST[:] = found
     return found
 
@@ -99,32 +97,33 @@ def _compact(call: Callable[..., None]) -> dict[str, Any]:
     return _ops(patch)
 
 
-def _slots(ops: Any, batch: ForwardBatch, kept: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
+def _slots(ops: Any, batch: ForwardBatch, kept: VerifyResult) -> tuple[torch.Tensor, torch.Tensor]:
     """Source and target slots ``[R, D - 1]``."""
     size, prefix = ops.geometry.attention.page_size, batch.prefix_lens.long()[:, None]
-    place = torch.arange(1, kept.path.shape[1], device=prefix.device).expand(len(prefix), -1)
-    return slots_of(batch.page_table, prefix + kept.path[:, 1:], size), slots_of(batch.page_table, prefix + place, size)
+    place = torch.arange(1, kept.accept_index.shape[1], device=prefix.device).expand(len(prefix), -1)
+    sources = slots_of(batch.page_table, prefix + kept.accept_index[:, 1:], size)
+    return sources, slots_of(batch.page_table, prefix + place, size)
 
 
-def _last_first(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+def _last_first(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
     """One node at a time, the last one first: it lands where another still has to be read."""
     source, target = _slots(ops, batch, kept)
     for place in reversed(range(source.shape[1])):
         pool.move(source[:, place], target[:, place])
 
 
-def _keys_only(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+def _keys_only(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
     values = pool.v.clone()
     TorchTreeOps(ops.geometry).compact(pool, batch, kept)
     pool.v.copy_(values)
 
 
-def _first_half(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+def _first_half(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
     source, target = _slots(ops, batch, kept)
     pool.move(source[:, :31].reshape(-1), target[:, :31].reshape(-1))
 
 
-def _narrow(ops: Any, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+def _narrow(ops: Any, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
     """Element offsets in 32 bits: what lies beyond wraps."""
     row = pool.k[0, 0, 0].numel()
     source, target = (slots.reshape(-1) % (2**31 // row) for slots in _slots(ops, batch, kept))

@@ -28,7 +28,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .buffers import BufferSpec, Init, Lifetime, Memory, Role, Unit
     from .hookspecs import BackendInfo, hookimpl
-    from .loaded import Backend
+    from .loaded import LoadedBackend
     from .metadata import HostLengthsNeed, Layout, LengthConvention, Level, MetadataSpec
     from .registry import available, load
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Lifetime": "buffers",
     "BackendInfo": "hookspecs",
     "hookimpl": "hookspecs",
-    "Backend": "loaded",
+    "LoadedBackend": "loaded",
     "HostLengthsNeed": "metadata",
     "Layout": "metadata",
     "LengthConvention": "metadata",
@@ -65,7 +65,7 @@ __all__ = [
     "DRAFT_MODES",
     "TARGET_MODES",
     "AttentionShape",
-    "Backend",
+    "LoadedBackend",
     "BackendInfo",
     "BufferSpec",
     "DeviceProfile",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
-    from .tree_ops import TreeOps
+    from .tree import TreeOps
 
 PREFIX = "draftmark_"
 

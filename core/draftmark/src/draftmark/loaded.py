@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .backend import AttentionBackend
     from .batch import ForwardBatch
     from .graphs import GraphState
-    from .tree_ops import TreeOps
+    from .tree import TreeOps
 
 
-class Backend:
+class LoadedBackend:
     """One plugin, alone in its own plugin manager.
 
     Every method raises `BackendLoadError` (``hook raised`` or ``wrong return type``) instead of whatever the
@@ -51,7 +51,7 @@ class Backend:
             )
 
     @classmethod
-    def from_entry_point(cls, entry: md.EntryPoint) -> Backend:
+    def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:
         """Import one entry point and check it.
 
         Raises:
@@ -173,13 +173,13 @@ class Backend:
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
         """The backend's own kernels for draft trees on `device`, or torch's operations if it offers none."""
-        from .tree_ops import TorchTreeOps, TreeOps
+        from .tree import TorchTreeOps, TreeOps
 
         offered = self._offer("tree_ops", geometry=geometry, device=device)
         if offered is None:
             return TorchTreeOps(geometry)
         if not isinstance(offered, TreeOps):
-            raise self._wrong_return("tree_ops", "a TreeOps (write_tail, walk, compact)", offered)
+            raise self._wrong_return("tree_ops", "a TreeOps (write_tail, verify_tree, compact)", offered)
         return offered
 
     def implementation(self, hook: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from .errors import BackendLoadError, LoadFailure
 from .version import CONTRACT_MAJOR, ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
-    from .loaded import Backend
+    from .loaded import LoadedBackend
 
 GROUP_PATTERN = re.compile(r"draftmark\.backends\.v(\d+)")
 BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
@@ -56,7 +56,7 @@ def entry(name: str) -> Available | None:
     return next((row for row in available() if row.name == name), None)
 
 
-def load(name: str | None = None) -> Backend:
+def load(name: str | None = None) -> LoadedBackend:
     """Load one backend by name, or the one that DRAFTMARK_BACKEND names.
 
     Returns:
@@ -65,10 +65,10 @@ def load(name: str | None = None) -> Backend:
     Raises:
         BackendLoadError: with `failure`, `cause` and `remedy`.
     """
-    from .loaded import Backend
+    from .loaded import LoadedBackend
 
     name = name or os.environ.get(BACKEND_VARIABLE) or ""
-    return Backend.from_entry_point(_find(name))
+    return LoadedBackend.from_entry_point(_find(name))
 
 
 def _find(name: str) -> md.EntryPoint:

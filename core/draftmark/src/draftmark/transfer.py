@@ -18,7 +18,7 @@ def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torc
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
 
 
-class Arrival:
+class AsyncHostCopy:
     """Copies of device tensors, on their way to the host.
 
     The copies are enqueued behind the work that makes the tensors, which may be overwritten by what follows.

@@ -19,13 +19,13 @@ from .config import EngineConfig, HostKind
 from .drafts import DraftTree
 from .eagle import Eagle
 from .eagle.drafter import HeadDrafter
-from .flight import Flight
 from .forced import ForcedAcceptance
+from .graph_runner import GraphRunner
 from .host_view import HostView
 from .layers import AttentionLayers, Pages, geometries_of
 from .models import CausalLM
+from .pending import PendingForward
 from .prefill import Prefill
-from .programs import Programs
 from .request import FinishReason, Progress, Request, check_prompt
 from .rounds import Rounds
 from .scheduler import Scheduler, by_row
@@ -61,7 +61,7 @@ class Engine:
         self.pages = PageAllocator(pages.total, pages.null)
         self._state = DeviceState(self.geometry, model.device, pages.unique_slots)
         self._scheduler = Scheduler(self.geometry, self.pages, self._state)
-        self._programs = Programs(loaded.graph_state(self.geometry, model.device) if config.graph else None)
+        self._programs = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
         self._drafter: HeadDrafter | None = None
         self._draft_layers: AttentionLayers | None = None
         if head is not None:
@@ -73,7 +73,7 @@ class Engine:
         profile, seed = config.forced_acceptance, config.sampling.seed
         forced = ForcedAcceptance(profile, seed, model.device) if profile else None
         self._rounds = Rounds(model, self._layers, self._state, config.sampling, self._programs, self._drafter, forced)
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[PendingForward] = deque()
         self._host = HostView(self._state.lengths, config)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -163,7 +163,7 @@ class Engine:
         for request in ended:
             self._scheduler.prefilled(request)
         if ended:
-            self._flights.append(Flight(ended, chosen[:, None], None, 0))
+            self._flights.append(PendingForward(ended, chosen[:, None], None, 0))
         return True
 
     def _round(self) -> bool:
@@ -174,25 +174,25 @@ class Engine:
         rows, live = by_row(running), len(running)
         padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
-        mode = self._plant(running, padded, host)
+        mode = self._set_draft_tokens(running, padded, host)
         verdict = self._rounds.run(mode, padded, live, host)
         if self._drafter is not None:
-            self._drafter.take_over(padded, live, host)
+            self._drafter.draft_extend(padded, live, host)
         nodes: int = self.geometry.extent(mode).q_len
         self._host.sent(rows, nodes)
-        self._flights.append(Flight(running, verdict.tokens[:live], verdict.counts[:live], nodes))
+        self._flights.append(PendingForward(running, verdict.tokens[:live], verdict.accept_lens[:live], nodes))
         return True
 
     def _reserve(self) -> list[Request]:
         """Running requests that have pages for a round, but those that end with what is in flight."""
         limit = self.geometry.limits.max_context_len
-        wanting = [request for request in self._scheduler.running if not request.surely_ends(limit)]
+        wanting = [request for request in self._scheduler.running if not request.will_finish(limit)]
         bounds = self._state.lengths.upper_bound(by_row(wanting)).lens
         running = self._scheduler.reserve(list(zip(wanting, bounds, strict=True)))
         self.statistics.preemptions = self._scheduler.preemptions
         return running
 
-    def _plant(self, running: list[Request], padded: int, host: HostLengths) -> Mode:
+    def _set_draft_tokens(self, running: list[Request], padded: int, host: HostLengths) -> Mode:
         """Draft a tree for every request; the mode that verifies them."""
         if self._drafter is not None:
             self._drafter.draft(padded, len(running), host)
@@ -201,7 +201,7 @@ class Engine:
             return Mode.DECODE
         trees = [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in running]
         mode = Mode.VERIFY if any(len(tree) > 1 for tree in trees) else Mode.DECODE
-        self._state.plant_trees(trees, padded, self.geometry.extent(mode).q_len)
+        self._state.set_draft_trees(trees, padded, self.geometry.extent(mode).q_len)
         return mode
 
     def _padded(self, num_reqs: int) -> int:
@@ -209,7 +209,7 @@ class Engine:
 
     # -- results ------------------------------------------------------------------------------------------
 
-    def _land(self, flight: Flight) -> list[Progress]:
+    def _land(self, flight: PendingForward) -> list[Progress]:
         """Wait for a forward's tokens and give them out. Requests that have ended meanwhile get nothing."""
         landed = list(flight.land())
         self.statistics.host_syncs += 1

@@ -44,7 +44,7 @@ class ForcedAcceptance:
         """The target token of every node: its first child's above the drawn depth, its own from there on. Capturable.
 
         Args:
-            batch: whose tail these trees are; ``[R, D]`` each, as in `draftmark.verdict.walk`.
+            batch: whose tail these trees are; ``[R, D]`` each, as in `draftmark.tree.verify_tree`.
             requests: int64 ``[R]``, request ids.
 
         Returns:

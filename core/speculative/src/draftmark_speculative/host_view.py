@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from draftmark.lengths import HostLengths, SequenceLengths
 
 from .config import EngineConfig, HostKind
-from .flight import Landed
+from .pending import FinishedForward
 from .request import Request
 
 
@@ -21,7 +21,7 @@ class HostView:
     def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:
         self._lengths, self._kind = lengths, config.host_lengths
         self._at_once = config.overlap or config.host_lengths is HostKind.EXACT
-        # By request id: the row's seat, the count that is withheld for a round, and the most it could have been.
+        # By request id: the row's assignment, the count that is withheld for a round, and the most it could have been.
         self._unsettled: dict[int, tuple[int, int, int]] = {}
 
     def of(self, rows: Sequence[int]) -> HostLengths:
@@ -39,7 +39,7 @@ class HostView:
         """A round is under way that commits `at_most` tokens a row."""
         self._lengths.dispatched(rows, at_most)
 
-    def settle(self, landed: Landed, at_most: int) -> None:
+    def settle(self, landed: FinishedForward, at_most: int) -> None:
         """What a round committed is here. The sync-free path without overlap learns it a round late."""
         request, count = landed.request, len(landed.tokens)
         if request.row is None:
@@ -48,9 +48,9 @@ class HostView:
             self._lengths.settle([request.row], [count], at_most)
             return
         late = self._unsettled.get(request.id)
-        if late is not None and late[0] == request.seat:
+        if late is not None and late[0] == request.assignment:
             self._lengths.settle([request.row], [late[1]], late[2])
-        self._unsettled[request.id] = (request.seat, count, at_most)
+        self._unsettled[request.id] = (request.assignment, count, at_most)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""

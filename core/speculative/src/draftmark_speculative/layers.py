@@ -15,9 +15,9 @@ from draftmark.cache import KVPool
 from draftmark.devices import profile
 from draftmark.geometry import TARGET_MODES, AttentionShape, Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark.metadata import HostLengthsNeed
-from draftmark.verdict import Verdict
+from draftmark.tree import VerifyResult
 
 from .config import EngineConfig
 from .models import LayerAttention
@@ -51,7 +51,7 @@ class Pages:
     unique_slots: bool
 
     @classmethod
-    def plan(cls, loaded: Backend, geometries: Sequence[Geometry], config: EngineConfig) -> Pages:
+    def plan(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> Pages:
         """Enough for every geometry; see `EngineConfig.num_pages`."""
         unique = any(loaded.unique_slots(geometry) for geometry in geometries)
         null: int = geometries[0].null_pages(unique)
@@ -85,7 +85,7 @@ class AttentionLayers:
     """
 
     def __init__(
-        self, model: Layered, loaded: Backend, config: EngineConfig, geometries: Sequence[Geometry], pages: Pages
+        self, model: Layered, loaded: LoadedBackend, config: EngineConfig, geometries: Sequence[Geometry], pages: Pages
     ) -> None:
         device = model.device
         shapes = list(dict.fromkeys(model.layers))
@@ -141,14 +141,14 @@ class AttentionLayers:
             if group.arena.guarded:
                 group.arena.check()
 
-    def compact(self, batch: ForwardBatch, kept: Verdict) -> None:
+    def compact(self, batch: ForwardBatch, kept: VerifyResult) -> None:
         """Make the kept path's KV contiguous in every layer; see `TreeOps.compact`."""
         for group in self.groups:
             self.tree_ops.compact(group.pool, batch, kept)
 
 
 def geometries_of(
-    model: Layered, loaded: Backend, config: EngineConfig, modes: tuple[Mode, ...] = TARGET_MODES
+    model: Layered, loaded: LoadedBackend, config: EngineConfig, modes: tuple[Mode, ...] = TARGET_MODES
 ) -> list[Geometry]:
     """A geometry per distinct layer, all of them served by the backend.
 

@@ -42,7 +42,7 @@ class Request:
         stop: token ids that end it.
         drafter: what guesses its next tokens, when speculating.
         row: row of the engine's device state, None while waiting.
-        seat: how often it was given a row; tells whether a count that the host still withholds is of this row.
+        assignment: how often it was given a row; tells whether a count that the host still withholds is of this row.
         in_flight: forwards whose tokens for it are not here yet; each brings at least one.
         pages: KV pages owned, in order of position.
     """
@@ -55,7 +55,7 @@ class Request:
     drafter: Drafter | None = None
     computed: int = 0
     row: int | None = None
-    seat: int = 0
+    assignment: int = 0
     in_flight: int = 0
     pages: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -65,7 +65,7 @@ class Request:
         """Tokens generated so far."""
         return tuple(self.tokens[len(self.prompt) :])
 
-    def surely_ends(self, max_context_len: int) -> bool:
+    def will_finish(self, max_context_len: int) -> bool:
         """Whether what is in flight ends the request at the latest, whatever the tokens are."""
         at_least = len(self.tokens) + self.in_flight
         return at_least >= min(max_context_len, len(self.prompt) + self.max_new_tokens)

@@ -10,13 +10,13 @@ from draftmark.batch import ForwardBatch, Tree
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import HostLengths
-from draftmark.verdict import Verdict
+from draftmark.tree import VerifyResult
 
 from .eagle.drafter import HeadDrafter
 from .forced import ForcedAcceptance
+from .graph_runner import GraphRunner
 from .layers import AttentionLayers
 from .models import CausalLM
-from .programs import Programs
 from .sampling import Sampling
 from .state import DeviceState
 
@@ -39,7 +39,7 @@ class Rounds:
         layers: AttentionLayers,
         state: DeviceState,
         sampling: Sampling,
-        programs: Programs,
+        programs: GraphRunner,
         drafter: HeadDrafter | None = None,
         forced: ForcedAcceptance | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Rounds:
                 self._layers.plan(batch)
                 self._programs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
 
-    def run(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> Verdict:
+    def run(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> VerifyResult:
         """One round over the filled state. The verdict is on the device; its rows past `num_reqs` mean nothing."""
         batch = self._batch(mode, padded, num_reqs, host)
         self._layers.plan(batch)
@@ -71,7 +71,7 @@ class Rounds:
         tree = mode is Mode.VERIFY and self._geometry.draft.topk > 1
         return self._state.batch.uniform(mode, 0, padded, num_reqs, host, tree=tree)
 
-    def _body(self, batch: ForwardBatch) -> Verdict:
+    def _body(self, batch: ForwardBatch) -> VerifyResult:
         """Captured. Reads the static inputs, writes the static batch, advances the lengths."""
         state, size, nodes = self._state, batch.padded_reqs, batch.q_lens[0]
         rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
@@ -85,13 +85,13 @@ class Rounds:
         targets = self._sampling.choose(logits, requests, batch.positions).view(size, nodes)
         if self._forced is not None:
             targets = self._forced.rewrite(batch, state.requests[:size], drafts, parents, targets)
-        verdict = self._layers.tree_ops.walk(drafts, parents, targets)
+        verdict = self._layers.tree_ops.verify_tree(drafts, parents, targets)
         if isinstance(batch.tail, Tree):
             self._layers.compact(batch, verdict)
         if self._drafter is not None and features is not None:
             self._drafter.accepted.write(batch.prefix_lens, verdict, features)
-        state.pending.index_copy_(0, rows, verdict.tokens.gather(1, verdict.counts[:, None] - 1)[:, 0])
-        state.lengths.advance(rows, verdict.counts)
+        state.pending.index_copy_(0, rows, verdict.tokens.gather(1, verdict.accept_lens[:, None] - 1)[:, 0])
+        state.lengths.advance(rows, verdict.accept_lens)
         return verdict
 
     def _forward(self, tokens: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -51,9 +51,9 @@ class Scheduler:
                 return
             self.waiting.popleft()
             request.row = self._free_rows.pop()
-            request.seat += 1
+            request.assignment += 1
             request.computed = 0
-            self._state.seat(request, 0)
+            self._state.assign_row(request, 0)
             self.prefilling.append(request)
 
     def chunks(self) -> list[tuple[Request, int]]:
@@ -91,7 +91,7 @@ class Scheduler:
         for place in (self.waiting, self.prefilling, self.running):
             if request in place:
                 place.remove(request)
-        self._vacate(request)
+        self._free(request)
 
     def _grow(self, request: Request, prefix_len: int) -> bool:
         have, need = len(request.pages), self._pages(prefix_len)
@@ -100,16 +100,16 @@ class Scheduler:
                 request.pages += self._allocator.take(need - have)
             except CacheExhausted:
                 return False
-            self._state.seat(request, have)
+            self._state.assign_row(request, have)
         return True
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        self._vacate(request)
+        self._free(request)
         self.waiting.appendleft(request)
         self.preemptions += 1
 
-    def _vacate(self, request: Request) -> None:
+    def _free(self, request: Request) -> None:
         if request.row is None:
             return
         self._allocator.give(request.pages)
@@ -124,7 +124,7 @@ class Scheduler:
 
 
 def by_row(requests: Sequence[Request]) -> list[int]:
-    """Device rows of seated requests."""
+    """Device rows of running requests."""
     rows = []
     for request in requests:
         assert request.row is not None, f"request {request.id} has no row"

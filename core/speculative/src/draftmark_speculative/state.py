@@ -47,7 +47,7 @@ class DeviceState:
         self.parents = torch.zeros(reqs, nodes, dtype=torch.int64, device=device)
         self.parents[:, 0] = -1
 
-    def seat(self, request: Request, first_new_page: int) -> None:
+    def assign_row(self, request: Request, first_new_page: int) -> None:
         """Write the request's pages from `first_new_page` on into its row of the page table."""
         if new := request.pages[first_new_page:]:
             pages = to_device(new, self.device, torch.int32)
@@ -62,7 +62,7 @@ class DeviceState:
             self.rows[:live].copy_(ids[0])
             self.requests[:live].copy_(ids[1])
 
-    def plant_trees(self, trees: Sequence[DraftTree], padded: int, nodes: int) -> None:
+    def set_draft_trees(self, trees: Sequence[DraftTree], padded: int, nodes: int) -> None:
         """Drafts from the host, for the requests of the last `fill`."""
         pad = padded - len(trees)
         tokens = [tree.tokens + [-1] * (nodes - len(tree)) for tree in trees] + [[-1] * nodes] * pad
@@ -70,7 +70,7 @@ class DeviceState:
         self.tokens[:padded, :nodes].copy_(to_device(tokens, self.device))
         self.parents[:padded, :nodes].copy_(to_device(parents, self.device))
 
-    def plant(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
+    def set_draft_tokens(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
         """Drafts from the device, below the root: int64 ``[padded, n]``, n < D. Capturable.
 
         Rows that they leave unused hang below the root and carry a token that nothing matches.

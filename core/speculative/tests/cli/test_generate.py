@@ -166,7 +166,7 @@ def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypa
     from draftmark_speculative.cli import checking
 
     def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        # Our own text, for transformers' roundings part from it at near-ties before the planted token.
+        # Our own text, for transformers' roundings part from it at near-ties before the set token.
         outputs, _ = generate(model, [prompt], most, EngineConfig(max_context_len=64))
         tokens = outputs[0].tokens
         return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])

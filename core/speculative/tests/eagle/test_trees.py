@@ -15,7 +15,7 @@ from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generat
 from draftmark_speculative.eagle import dense_attention
 from draftmark_speculative.eagle.accepted import Accepted
 from draftmark_speculative.eagle.drafter import HeadDrafter
-from draftmark_speculative.eagle.growth import Growth
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 
 COUNT = 12
 
@@ -58,7 +58,7 @@ def planted_paths(tokens, parents):
 
 
 def watch(engine):
-    """Every tree that the engine plants, with the text that it stands behind, once that is known."""
+    """Every tree that the engine sets, with the text that it stands behind, once that is known."""
     seen, draft = [], engine._drafter.draft
 
     def watched(padded, live, host):
@@ -157,7 +157,7 @@ def one_early(write):
     """The mutant: the feature of the node before."""
 
     def mutant(self, prefix_lens, verdict, features):
-        write(self, prefix_lens, verdict._replace(path=(verdict.path - 1).clamp(min=0)), features)
+        write(self, prefix_lens, verdict._replace(accept_index=(verdict.accept_index - 1).clamp(min=0)), features)
 
     return mutant
 
@@ -167,14 +167,14 @@ def full_count(write):
 
     def mutant(self, prefix_lens, verdict, features):
         write(self, prefix_lens, verdict, features)
-        self.counts.fill_(verdict.path.shape[1])
+        self.accept_lens.fill_(verdict.accept_index.shape[1])
 
     return mutant
 
 
 MUTANTS = {
-    "slots follow the branch index": (Growth, "place", lambda _: branch_index),
-    "no draft extend": (HeadDrafter, "take_over", lambda _: lambda self, padded, live, host: None),
+    "slots follow the branch index": (DraftTreeBuilder, "place", lambda _: branch_index),
+    "no draft extend": (HeadDrafter, "draft_extend", lambda _: lambda self, padded, live, host: None),
     "features off by one": (Accepted, "write", one_early),
     "draft extend without the true count": (Accepted, "write", full_count),
 }

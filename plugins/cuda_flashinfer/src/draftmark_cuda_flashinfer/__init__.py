@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from draftmark.backend import AttentionBackend
     from draftmark.batch import ForwardBatch
     from draftmark.graphs import GraphState
-    from draftmark.tree_ops import TreeOps
+    from draftmark.tree import TreeOps
 
 TREE_OPS_OF = "cuda_triton"
 """The backend whose tree operations this one offers: FlashInfer has none."""

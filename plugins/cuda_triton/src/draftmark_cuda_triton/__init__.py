@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftmark.backend import AttentionBackend
     from draftmark.batch import ForwardBatch
     from draftmark.graphs import GraphState
-    from draftmark.tree_ops import TreeOps
+    from draftmark.tree import TreeOps
 
 
 @hookimpl

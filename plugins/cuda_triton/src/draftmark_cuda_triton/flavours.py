@@ -16,13 +16,13 @@ from types import ModuleType
 
 import torch
 
-from .interpreter import quicken
+from .interpreter import speed_up_interpreter
 
 VARIABLE = "TRITON_INTERPRET"
 OWN = f"{__package__}.kernels"
 
 
-def kernels_for(tensor: torch.Tensor, package: str = OWN) -> ModuleType:
+def compiled_or_interpreted(tensor: torch.Tensor, package: str = OWN) -> ModuleType:
     """The package of kernels that run where `tensor` is; each of its modules is an attribute.
 
     Args:
@@ -49,7 +49,7 @@ def _load(package: str, interpreted: bool) -> ModuleType:
 
 def _second(package: str) -> ModuleType:
     """The package once more, under a name of its own."""
-    quicken()
+    speed_up_interpreter()
     origin = importlib.util.find_spec(package)
     assert origin is not None and origin.origin is not None
     parent, _, leaf = package.rpartition(".")

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @cache
-def quicken() -> None:
+def speed_up_interpreter() -> None:
     """Replace, once a process."""
     from triton.language import core
     from triton.runtime import interpreter

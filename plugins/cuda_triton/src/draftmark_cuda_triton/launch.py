@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from draftmark import Geometry
 
-from .flavours import kernels_for
+from .flavours import compiled_or_interpreted
 from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
@@ -93,7 +93,7 @@ def write_metadata(
     rows = extent.num_reqs * extent.q_len
     block_rows = 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(pieces, block_pieces)),)
-    kernels_for(work).schedule.write_uniform[grid](
+    compiled_or_interpreted(work).schedule.write_uniform[grid](
         prefix_lens, page_table, slot_mapping, work, extent.num_reqs, rows, extent.q_len, extent.tail_len, pieces,
         page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
         MIN_TILES=MIN_TILES, ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
@@ -115,7 +115,7 @@ def write_metadata_ragged(
     num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, SCHEDULE_CELLS // block_r))
-    kernels_for(tiles).schedule.write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
+    compiled_or_interpreted(tiles).schedule.write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
         prefix_lens, q_indptr, page_table, slot_mapping, tiles, num_reqs, num_rows, num_tiles, shape.group,
         page_table.stride(0), PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def attend(
     """Uniform attention and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`."""
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
-    kernels_for(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+    compiled_or_interpreted(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
         partial_out, partial_lse, work, prefix_lens, page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
@@ -179,7 +179,7 @@ def _merge(
     by_request = extent.num_reqs < pieces - 1
     options = {"launch_pdl": True} if shape.pdl else {}
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
-    kernels_for(out).merge.merge_pieces[grid](
+    compiled_or_interpreted(out).merge.merge_pieces[grid](
         partial_out, partial_lse, work, prefix_lens, out, lse,
         extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
@@ -206,7 +206,7 @@ def attend_extend(
 ) -> None:
     """Ragged causal attention; see `extend.attend_ragged`."""
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
-    kernels_for(q).extend.attend_ragged[(shape.num_kv_heads * count,)](
+    compiled_or_interpreted(q).extend.attend_ragged[(shape.num_kv_heads * count,)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
         q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
@@ -238,7 +238,7 @@ def write_kv(
     # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
-    kernels_for(k).kv_write.write_rows[(triton.cdiv(rows, block_rows),)](
+    compiled_or_interpreted(k).kv_write.write_rows[(triton.cdiv(rows, block_rows),)](
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
         SCALED=k_scale is not None, BLOCK=next_power_of_two(heads * dim), BLOCK_ROWS=block_rows,

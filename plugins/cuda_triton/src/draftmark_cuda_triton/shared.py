@@ -3,14 +3,14 @@
 * `Extend`: EXTEND by our kernel over the caller's buffers: no plan, no host lengths, no sync.
 * `write_kv`: rows to their slots, quantised for an e4m3 cache, in one launch.
 * `TritonTreeOps`: the loop's tree operations, one launch each; what the hook ``draftmark_tree_ops`` returns.
-* `kernels_for`: any package of Triton kernels twice, compiled for a GPU and interpreted for CPU tensors.
+* `compiled_or_interpreted`: any package of Triton kernels twice, compiled for a GPU and interpreted for CPU tensors.
 
 These names and their arguments change with a major version only.
 """
 
 from .extend import Extend
-from .flavours import kernels_for
+from .flavours import compiled_or_interpreted
 from .launch import write_kv
 from .tree_ops import TritonTreeOps
 
-__all__ = ["Extend", "TritonTreeOps", "kernels_for", "write_kv"]
+__all__ = ["Extend", "TritonTreeOps", "compiled_or_interpreted", "write_kv"]

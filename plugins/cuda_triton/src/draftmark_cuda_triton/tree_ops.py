@@ -1,4 +1,4 @@
-"""What the decoding loop does with draft trees, in one launch each; torch needs dozens. See `draftmark.tree_ops`."""
+"""What the decoding loop does with draft trees, in one launch each; torch needs dozens. See `draftmark.tree`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from draftmark import Geometry
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVPool
 from draftmark.graphs import record_call
-from draftmark.verdict import Verdict
+from draftmark.tree import VerifyResult
 
-from .flavours import kernels_for
+from .flavours import compiled_or_interpreted
 from .tiling import next_power_of_two
 
 TAIL_CELLS = 2048
@@ -21,7 +21,7 @@ MOVE_ROWS, MOVE_WORDS, MOVE_WARPS = 4, 512, 4
 
 
 class TritonTreeOps:
-    """`draftmark.tree_ops.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
+    """`draftmark.tree.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._last_position = geometry.limits.max_context_len - 1
@@ -37,18 +37,18 @@ class TritonTreeOps:
             batch.prefix_lens, mask, depth, positions, mutates=written,
         )  # fmt: skip
 
-    def walk(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> Verdict:
+    def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
         """Tokens, counts and path in one launch."""
         tokens, path = torch.empty_like(targets), torch.empty_like(targets)
         counts = torch.empty(targets.shape[0], dtype=torch.int64, device=targets.device)
         record_call(_walk, drafts, parents, targets, tokens, counts, path, mutates=(tokens, counts, path))
-        return Verdict(tokens, counts, path)
+        return VerifyResult(tokens, counts, path)
 
-    def compact(self, pool: KVPool, batch: ForwardBatch, kept: Verdict) -> None:
+    def compact(self, pool: KVPool, batch: ForwardBatch, kept: VerifyResult) -> None:
         """All layers in one launch."""
         k, v = _words(pool.k), _words(pool.v)
         record_call(
-            _compact, self._page_size, k, v, kept.path, kept.counts, batch.prefix_lens, batch.page_table,
+            _compact, self._page_size, k, v, kept.accept_index, kept.accept_lens, batch.prefix_lens, batch.page_table,
             mutates=(k, v),
         )  # fmt: skip
 
@@ -69,7 +69,7 @@ def _write_tail(
     words = mask.shape[1] if tree else 1
     columns = next_power_of_two(words)
     block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
-    kernels_for(positions).tail.write_tail[(requests, triton.cdiv(tail_len, block))](
+    compiled_or_interpreted(positions).tail.write_tail[(requests, triton.cdiv(tail_len, block))](
         parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
         positions, q_len, tail_len, words, last_position, parents.stride(0) if tree else 0,
         mask.stride(0) if tree else 0, TREE=tree, BLOCK=block, WORDS=columns, num_warps=1 if columns <= 4 else 4,
@@ -87,7 +87,7 @@ def _walk(
     """See `kernels.walk.walk`."""
     requests, nodes = targets.shape
     block = max(16, next_power_of_two(nodes))
-    kernels_for(targets).walk.walk[(requests,)](
+    compiled_or_interpreted(targets).walk.walk[(requests,)](
         drafts, parents, targets, tokens, counts, path, nodes, drafts.stride(0), parents.stride(0),
         BLOCK=block, num_warps=1 if block <= 256 else 4,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def _compact(
         return
     layers, _, _, words = k.shape
     block = min(MOVE_WORDS, next_power_of_two(words))
-    kernels_for(k).compact.compact[(requests, layers, triton.cdiv(words, block))](
+    compiled_or_interpreted(k).compact.compact[(requests, layers, triton.cdiv(words, block))](
         k, v, path, counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE=page_size,
         BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from draftmark_cuda_triton.shared import kernels_for
+from draftmark_cuda_triton.shared import compiled_or_interpreted
 
 KERNELS = f"{__package__}.kernels"
 BLOCK = 256
@@ -36,7 +36,7 @@ def write_uniform(
     masked = mask is not None
     entries = max(rows * words, requests + 1) if masked else max(rows, requests)
     unused = kv_lens  # a pointer that no branch reads
-    kernels_for(kv_lens, KERNELS).uniform.write_uniform[(triton.cdiv(entries, BLOCK),)](
+    compiled_or_interpreted(kv_lens, KERNELS).uniform.write_uniform[(triton.cdiv(entries, BLOCK),)](
         prefix_lens, page_table, unused if tree is None else tree, kv_lens, slot_mapping,
         row_indptr if masked else unused, mask.view(torch.int32) if masked else unused, requests, rows,
         q_len, tail_len, lanes, words, page_table.stride(0), 0 if tree is None else tree.stride(0),
@@ -57,7 +57,7 @@ def write_context(
     requests, rows = prefix_lens.shape[0], slot_mapping.shape[0]
     block_r = max(16, next_power_of_two(requests))
     block = max(1, min(BLOCK, SCAN_CELLS // block_r))
-    kernels_for(kv_lens, KERNELS).context.write_context[(max(1, triton.cdiv(rows, block)),)](
+    compiled_or_interpreted(kv_lens, KERNELS).context.write_context[(max(1, triton.cdiv(rows, block)),)](
         prefix_lens, q_indptr, page_table, slot_mapping, kv_lens, kv_indptr, requests, rows, page_table.stride(0),
         PAGE=page_size, BLOCK_R=block_r, BLOCK=block,
     )  # fmt: skip
@@ -67,11 +67,11 @@ def move_rows(source: torch.Tensor, target: torch.Tensor, rows: int, q_len: int,
     """Rows between two layouts; `lanes` are the rows a request has in source and target. See `kernels.rows`."""
     elements = source[0].numel()
     block = min(4096, next_power_of_two(elements))
-    kernels_for(source, KERNELS).rows.move_rows[(rows, triton.cdiv(elements, block))](
+    compiled_or_interpreted(source, KERNELS).rows.move_rows[(rows, triton.cdiv(elements, block))](
         source, target, q_len, *lanes, elements, BLOCK=block
     )
 
 
 def write_scale(k_scale: torch.Tensor, v_scale: torch.Tensor, q_scale: torch.Tensor, factor: float) -> None:
     """One float; see `kernels.rows.write_scale`."""
-    kernels_for(q_scale, KERNELS).rows.write_scale[(1,)](k_scale, v_scale, q_scale, factor)
+    compiled_or_interpreted(q_scale, KERNELS).rows.write_scale[(1,)](k_scale, v_scale, q_scale, factor)

@@ -19,7 +19,7 @@ from ..cases.geometries import PAGE128, PAGE128_LIMITS, Shape
 from ..check import Case
 
 if TYPE_CHECKING:
-    from draftmark.verdict import Verdict
+    from draftmark.tree import VerifyResult
 
     from ..backend_under_test import BackendUnderTest
     from ..harness.tree_tensors import TreeTensors
@@ -91,7 +91,7 @@ def walk_follows_the_target(subject: BackendUnderTest, geometry: Geometry) -> No
     for seed in range(4):
         one = make_round(geometry, seed)
         tensors.load(one)
-        verdict_holds(one, ops.walk(*tensors.trees(), tensors.targets), f"round {seed}")
+        verdict_holds(one, ops.verify_tree(*tensors.trees(), tensors.targets), f"round {seed}")
 
 
 @behaviour(cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
@@ -121,7 +121,7 @@ def kept_path_reaches_past_int32(subject: BackendUnderTest, geometry: Geometry) 
 def _compacts(subject: BackendUnderTest, geometry: Geometry, tensors: TreeTensors, rounds: int) -> None:
     import torch
 
-    from draftmark.verdict import Verdict
+    from draftmark.tree import VerifyResult
 
     from ..harness.tree_expect import moved, pool_holds
     from ..harness.tree_tensors import make_round, open_ops
@@ -135,7 +135,7 @@ def _compacts(subject: BackendUnderTest, geometry: Geometry, tensors: TreeTensor
         path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=tensors.device)
         counts = torch.tensor([len(kept) for kept in paths], device=tensors.device)
         wanted = moved(tensors, one, paths)
-        ops.compact(tensors.pool, tensors.batch(), Verdict(torch.full_like(path, -1), counts, path))
+        ops.compact(tensors.pool, tensors.batch(), VerifyResult(torch.full_like(path, -1), counts, path))
         pool_holds(tensors, wanted, one, f"paths {paths}")
 
 
@@ -163,9 +163,9 @@ def replays_follow_the_round(subject: BackendUnderTest, geometry: Geometry) -> N
     drafts, parents = tensors.trees()
     batch = tensors.batch()
 
-    def step() -> Verdict:
+    def step() -> VerifyResult:
         ops.write_tail(batch, parents)
-        found = ops.walk(drafts, parents, tensors.targets)
+        found = ops.verify_tree(drafts, parents, tensors.targets)
         ops.compact(tensors.pool, batch, found)
         return found
 

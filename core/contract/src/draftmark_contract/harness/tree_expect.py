@@ -6,7 +6,7 @@ import torch
 
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.geometry import Geometry, Mode
-from draftmark.verdict import Verdict
+from draftmark.tree import VerifyResult
 
 from ..cases.trees import beams
 from ..check import ContractViolation
@@ -64,7 +64,7 @@ def tail_holds(tensors: TreeTensors, batch: ForwardBatch, requests: list[Request
             )
 
 
-def verdict_holds(one: Round, got: Verdict, what: str) -> None:
+def verdict_holds(one: Round, got: VerifyResult, what: str) -> None:
     """Tokens, counts and path of every request, the padded one too."""
     rows = zip(one.drafts, one.requests, one.targets, strict=True)
     wanted = list(zip(*(verdict(d, r.parents, t) for d, r, t in rows), strict=True))
@@ -72,7 +72,7 @@ def verdict_holds(one: Round, got: Verdict, what: str) -> None:
         if tensor.dtype is not torch.int64 or tensor.tolist() != list(values):
             raise ContractViolation(
                 f"{what}: the verdict's {name} are wrong", batch=one, got=f"{tensor.dtype} {tensor.tolist()}",
-                expected=f"torch.int64 {list(values)}", formula="draftmark.verdict.walk",
+                expected=f"torch.int64 {list(values)}", formula="draftmark.tree.verify_tree",
             )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def pool_holds(tensors: TreeTensors, wanted: list[torch.Tensor], one: Round, wha
             at = slot + tensors.first_page * tensors.geometry.attention.page_size
             raise ContractViolation(
                 f"{what}: {name} of layer {layer} is wrong at slot {at}", batch=one,
-                got=f"{int(differ.sum())} slots with other bytes", formula="draftmark.tree_ops.TreeOps.compact",
+                got=f"{int(differ.sum())} slots with other bytes", formula="draftmark.tree.TreeOps.compact",
                 expected="the KV of the i-th kept node at position L + i, and every other byte as it was",
             )  # fmt: skip
 

@@ -11,7 +11,7 @@ from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVCache, KVPool
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Unknown
-from draftmark.tree_ops import TreeOps
+from draftmark.tree import TreeOps
 
 from ..backend_under_test import BackendUnderTest
 from ..cases.trees import verify_tree

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftmark.loaded import Backend
+    from draftmark.loaded import LoadedBackend
 
 FILE = "contract.toml"
 
@@ -45,7 +45,7 @@ class KnownFailure:
         return fnmatch.fnmatchcase(item, self.item.replace("[", "[[]"))
 
 
-def known_failures(backend: Backend) -> list[KnownFailure]:
+def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
     """The entries of the plugin's `contract.toml`; none when there is no such file.
 
     Raises:
@@ -64,7 +64,7 @@ def known_failures(backend: Backend) -> list[KnownFailure]:
         ) from error
 
 
-def plugin_folder(backend: Backend) -> Path | None:
+def plugin_folder(backend: LoadedBackend) -> Path | None:
     """The folder of the plugin's own module, or None when it has no file."""
     function = backend.implementation("describe")
     file = getattr(sys.modules.get(function.__module__), "__file__", None)

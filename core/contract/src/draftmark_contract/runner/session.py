@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftmark.errors import BackendLoadError
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark.registry import load
 
 from ..backend_under_test import BackendUnderTest
@@ -39,12 +39,12 @@ class ContractSession:
         self.journal = Journal(journal) if journal else None
         self.ended = self.journal.ended() if self.journal else {}
         self._asked_device = device
-        self._backend: Backend | None = None
+        self._backend: LoadedBackend | None = None
         self._known: list[KnownFailure] = []
         self.error = ""
 
     @property
-    def backend(self) -> Backend | None:
+    def backend(self) -> LoadedBackend | None:
         """The loaded backend; None, with `error` set, when it cannot be loaded."""
         if self._backend is None and not self.error:
             try:
@@ -85,7 +85,7 @@ class ContractSession:
             return Result(item.id, item.tier.value, Outcome.FAILED, NO_DEVICE)
         return run_item(item, BackendUnderTest(backend, device, item.tier), self._known)
 
-    def _device(self, backend: Backend) -> str:
+    def _device(self, backend: LoadedBackend) -> str:
         """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""
         if self._asked_device:
             return self._asked_device

@@ -19,7 +19,7 @@ from .item import Outcome, Result, all_items
 from .known import hash_of, known_failures, plugin_folder
 
 if TYPE_CHECKING:
-    from draftmark.loaded import Backend
+    from draftmark.loaded import LoadedBackend
 
 COMMIT_VARIABLE = "DRAFTMARK_COMMIT"
 SCHEMA = 1
@@ -132,7 +132,7 @@ _COUNTED = {
 
 def judge(
     name: str,
-    backend: Backend | None,
+    backend: LoadedBackend | None,
     results: Sequence[Result],
     error: str = "",
     runs: Sequence[dict[str, Any]] = (),
@@ -156,7 +156,7 @@ def judge(
     )
 
 
-def stale(record: dict[str, Any], backend: Backend) -> list[str]:
+def stale(record: dict[str, Any], backend: LoadedBackend) -> list[str]:
     """Reasons why a recorded verdict no longer speaks of this backend; empty means that it does."""
     now = source_of(backend)
     denominator = Counter(item.tier.value for item in all_items())
@@ -173,7 +173,7 @@ def stale(record: dict[str, Any], backend: Backend) -> list[str]:
     return [reason for reason, holds in checks.items() if not holds]
 
 
-def source_of(backend: Backend) -> dict[str, Any]:
+def source_of(backend: LoadedBackend) -> dict[str, Any]:
     """Distribution, version, commit, clean tree and a hash of the plugin's own files."""
     row = entry(backend.name)
     folder = plugin_folder(backend)
@@ -187,7 +187,7 @@ def source_of(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _known(backend: Backend | None) -> list[Any]:
+def _known(backend: LoadedBackend | None) -> list[Any]:
     try:
         return list(known_failures(backend)) if backend else []
     except ValueError:  # load.known_failures_are_current says so

@@ -13,7 +13,7 @@ from .batches import BatchShape, brief
 from .required_sizes import USAGE_ROLES
 
 if TYPE_CHECKING:
-    from draftmark.loaded import Backend
+    from draftmark.loaded import LoadedBackend
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PlainBatch:
         raise AttributeError(f"usage() may read host numbers only, and {name} is on the device or does not exist")
 
 
-def usage_of(backend: Backend, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]) -> dict[str, int]:
+def usage_of(backend: LoadedBackend, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]) -> dict[str, int]:
     """`usage()` of one batch, checked: bytes >= 0 for exactly the buffers that only the plugin knows."""
     used = backend.usage(geometry, PlainBatch(shape))  # type: ignore[arg-type]
     known = {spec.name for spec in specs if spec.role in USAGE_ROLES}

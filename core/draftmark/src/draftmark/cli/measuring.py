@@ -20,7 +20,7 @@ from ..devices import profile, synchronize
 from ..errors import BackendLoadError, BackendRefusal, DraftmarkError
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from ..lengths import Exact
-from ..loaded import Backend
+from ..loaded import LoadedBackend
 from ..registry import load
 from ..tree import ancestors, depths, pack_bits
 
@@ -168,7 +168,7 @@ def measure(case: Case, names: Sequence[str], shape: AttentionShape, device: tor
 
 def _row(
     known: tuple[str, str, int, int, int, int],
-    backend: Backend,
+    backend: LoadedBackend,
     inputs: Inputs,
     expected: torch.Tensor,
     tolerance: float,
@@ -186,7 +186,7 @@ def _row(
         return Row(*known, note=f"{type(failure).__name__}: {_line(failure)}", failed=True)
 
 
-def _answer(backend: Backend, inputs: Inputs, device: torch.device) -> tuple[torch.Tensor | None, str]:
+def _answer(backend: LoadedBackend, inputs: Inputs, device: torch.device) -> tuple[torch.Tensor | None, str]:
     try:
         return _Run(backend, inputs, device, sets=1).outs[0], ""
     except (DraftmarkError, RuntimeError) as error:  # out of memory, most of all
@@ -196,7 +196,7 @@ def _answer(backend: Backend, inputs: Inputs, device: torch.device) -> tuple[tor
 class _Run:
     """A backend with its metadata written and every call made once."""
 
-    def __init__(self, backend: Backend, inputs: Inputs, device: torch.device, sets: int | None = None) -> None:
+    def __init__(self, backend: LoadedBackend, inputs: Inputs, device: torch.device, sets: int | None = None) -> None:
         self.device = device
         opened: AttentionBackend = backend.open(inputs.geometry, device)
         opened.plan(inputs.batch)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import BackendLoadError, DraftmarkError, LoadFailure
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits
-from ..loaded import Backend
+from ..loaded import LoadedBackend
 from ..registry import load
 
 
@@ -112,7 +112,7 @@ def sample_geometry(device: str) -> Geometry:
     return Geometry.create(shape, limits, DraftShape(topk=2, num_draft_tokens=8), profile(device))
 
 
-def _open(backend: Backend, geometry: Geometry, device: str) -> None:
+def _open(backend: LoadedBackend, geometry: Geometry, device: str) -> None:
     import torch
 
     backend.open(geometry, device, guard=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..batch_tensors import BatchTensor, batch_tensors
 from ..buffers import BufferSpec
 from ..geometry import Geometry
-from ..loaded import Backend
+from ..loaded import LoadedBackend
 
 LENGTHS = {
     "max_tail": "max(1, D, k·(S−1))",
@@ -79,7 +79,7 @@ class Sizing:
         return sum(line.bytes for line in self.batch)
 
 
-def sizing(backend: Backend, geometry: Geometry) -> Sizing:
+def sizing(backend: LoadedBackend, geometry: Geometry) -> Sizing:
     """Size `geometry` on `backend`.
 
     Raises:

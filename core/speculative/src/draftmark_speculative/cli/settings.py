@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from draftmark.cli.errors import ArgumentError
 from draftmark.errors import DraftmarkError, RequestError
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, ceil_div
-from draftmark.loaded import Backend
+from draftmark.loaded import LoadedBackend
 from draftmark.registry import BACKEND_VARIABLE, load
 
 from .prompts import Prompt
@@ -76,7 +76,7 @@ def import_torch_side() -> None:
         ) from error
 
 
-def backend_on(args: argparse.Namespace) -> Backend:
+def backend_on(args: argparse.Namespace) -> LoadedBackend:
     """The named backend, its runtime and the device at hand.
 
     Raises:

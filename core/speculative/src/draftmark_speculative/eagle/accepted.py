@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftmark.geometry import Geometry
-from draftmark.verdict import Verdict
+from draftmark.tree import VerifyResult
 
 
 class Accepted:
@@ -22,20 +22,20 @@ class Accepted:
         reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
         self.prefix_lens = torch.zeros(reqs, dtype=torch.int32, device=device)
         self.tokens = torch.full((reqs, nodes), -1, dtype=torch.int64, device=device)
-        self.counts = torch.ones(reqs, dtype=torch.int64, device=device)
+        self.accept_lens = torch.ones(reqs, dtype=torch.int64, device=device)
         self.features = torch.zeros(reqs, nodes, width, dtype=dtype, device=device)
 
-    def write(self, prefix_lens: torch.Tensor, verdict: Verdict, features: torch.Tensor) -> None:
+    def write(self, prefix_lens: torch.Tensor, verdict: VerifyResult, features: torch.Tensor) -> None:
         """Keep a round's path. Capturable.
 
         Args:
             prefix_lens: int32 ``[R]``, of the verified batch.
             features: ``[R · D, width]``, of every node.
         """
-        size, nodes = verdict.path.shape
+        size, nodes = verdict.accept_index.shape
         by_node = features.view(size, nodes, -1)
-        path = verdict.path[:, :, None].expand(-1, -1, by_node.shape[-1])
+        path = verdict.accept_index[:, :, None].expand(-1, -1, by_node.shape[-1])
         self.prefix_lens[:size].copy_(prefix_lens)
         self.tokens[:size].copy_(verdict.tokens)
-        self.counts[:size].copy_(verdict.counts)
+        self.accept_lens[:size].copy_(verdict.accept_lens)
         torch.gather(by_node, 1, path, out=self.features[:size])

@@ -16,13 +16,13 @@ from draftmark.geometry import Mode
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import HostLengths
 
+from ..graph_runner import GraphRunner
 from ..layers import AttentionLayers
 from ..models import CausalLM
-from ..programs import Programs
 from ..state import DeviceState
 from .accepted import Accepted
-from .growth import Growth, best_tokens
 from .head import DraftHead
+from .tree_builder import DraftTreeBuilder, best_tokens
 
 
 class HeadDrafter:
@@ -32,12 +32,12 @@ class HeadDrafter:
     topk most probable tokens behind it. So a request that has just been prefilled drafts like any other.
 
     Attributes:
-        accepted: what VERIFY must leave for `take_over`.
+        accepted: what VERIFY must leave for `draft_extend`.
         taps: where the target's features come from.
     """
 
     def __init__(
-        self, model: CausalLM, head: DraftHead, layers: AttentionLayers, state: DeviceState, programs: Programs
+        self, model: CausalLM, head: DraftHead, layers: AttentionLayers, state: DeviceState, programs: GraphRunner
     ) -> None:
         self._model, self._head, self._layers = model, head, layers
         self._state, self._programs = state, programs
@@ -87,7 +87,7 @@ class HeadDrafter:
             self._layers.plan(batch)
         self._programs.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
 
-    def take_over(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+    def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
         """Run the head over the path that the last VERIFY accepted; `host` bounds the lengths before that round."""
         batch = self._extension(padded, num_reqs, host)
         self._layers.plan(batch)
@@ -98,7 +98,7 @@ class HeadDrafter:
     def _draft(self, size: int, steps: list[ForwardBatch]) -> None:
         """All draft steps of a round, then the tree of the best nodes."""
         state, rows = self._state, self._state.rows[:size]
-        growth = Growth(self._scores.index_select(0, rows), self._tokens.index_select(0, rows))
+        growth = DraftTreeBuilder(self._scores.index_select(0, rows), self._tokens.index_select(0, rows))
         hidden = self._hidden.index_select(0, rows)[:, None].expand(-1, self._topk, -1)
         for batch in steps:
             if batch.step == 0:
@@ -112,7 +112,7 @@ class HeadDrafter:
             continued = growth.parents[:, :, None].expand(-1, -1, hidden.shape[-1])
             hidden = hidden.view(size, self._topk, -1).gather(1, continued)
         tokens, parents = growth.best(self._geometry.draft.num_draft_tokens - 1)
-        state.plant(size, tokens, parents)
+        state.set_draft_tokens(size, tokens, parents)
 
     def _take_over(self, batch: ForwardBatch) -> None:
         """The head's rows of the accepted path, and what its newest one says."""
@@ -124,7 +124,7 @@ class HeadDrafter:
         tokens = accepted.tokens[:size].clamp(min=0).flatten()
         fused = self._head.fuse(accepted.features[:size].flatten(0, 1))
         hidden = self._run(tokens, fused, batch.positions).view(size, batch.q_lens[0], -1)
-        newest = (accepted.counts[:size] - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        newest = (accepted.accept_lens[:size] - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
         self._keep(self._state.rows[:size], hidden.gather(1, newest)[:, 0])
 
     def _run(self, tokens: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from .attention import RUN, AttentionStep, LayerAttention, Run, attention_of, checked
 from .features import FeatureTaps
-from .lean import LeanDecoder
+from .fused import FusedDecoder
 
 
 class CausalLM:
@@ -27,14 +27,14 @@ class CausalLM:
         name: for messages.
 
     Args:
-        lean: a faster forward over the same weights, where there is one.
+        fused: a faster forward over the same weights, where there is one.
     """
 
     def __init__(
-        self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str, lean: LeanDecoder | None = None
+        self, hf: Any, layers: tuple[LayerAttention, ...], tokenizer: Any, name: str, fused: FusedDecoder | None = None
     ) -> None:
         self.hf = hf
-        self._lean = lean
+        self._fused = fused
         self.layers = layers
         self.tokenizer = tokenizer
         self.name = name
@@ -67,8 +67,8 @@ class CausalLM:
             ModelError: a layer calls attention otherwise than verified.
         """
         run = checked(step, self.layers)
-        if self._lean is not None:
-            return self._lean(token_ids, positions, run, logits_rows)[0]
+        if self._fused is not None:
+            return self._fused(token_ids, positions, run, logits_rows)[0]
         return packed_forward(self.hf, token_ids, positions, run, logits_rows)
 
     def tap(self, feature_layers: Sequence[int]) -> FeatureTaps:
@@ -88,8 +88,8 @@ class CausalLM:
         logits_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward`, and the tapped hidden states of every row ``[rows, len(feature_layers) · hidden_size]``."""
-        if self._lean is not None:
-            logits, states = self._lean(token_ids, positions, checked(step, self.layers), logits_rows, taps.layers)
+        if self._fused is not None:
+            logits, states = self._fused(token_ids, positions, checked(step, self.layers), logits_rows, taps.layers)
             return logits, torch.cat(states, -1)
         with taps.listening():
             logits = self.forward(token_ids, positions, step, logits_rows)

@@ -15,7 +15,7 @@ from draftmark.errors import DraftmarkError, ModelError
 
 from .attention import LayerAttention
 from .causal_lm import packed_forward
-from .lean import LeanDecoder, fits
+from .fused import FusedDecoder, fits
 
 REQUESTS, TOKENS = 2, 4
 """Packed requests, and tokens of each."""
@@ -40,15 +40,15 @@ def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 
 
-def lean_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> LeanDecoder | None:
-    """The lean forward of a model that has one and whose logits it reproduces."""
+def lean_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder | None:
+    """The fused forward of a model that has one and whose logits it reproduces."""
     if not fits(hf, layers):
         return None
     tokens, near = _rows(hf)
-    lean = LeanDecoder(hf, layers)
+    fused = FusedDecoder(hf, layers)
     with torch.inference_mode():
-        error = _difference(lean(tokens, near, Recorder())[0], packed_forward(hf, tokens, near, Recorder()))
-    return lean if error <= TOLERANCE.get(hf.dtype, HALF_TOLERANCE) else None
+        error = _difference(fused(tokens, near, Recorder())[0], packed_forward(hf, tokens, near, Recorder()))
+    return fused if error <= TOLERANCE.get(hf.dtype, HALF_TOLERANCE) else None
 
 
 def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:

@@ -10,7 +10,7 @@ from draftmark.graphs import GraphKey, GraphState
 Outputs = TypeVar("Outputs")
 
 
-class Programs:
+class GraphRunner:
     """Runs a step eagerly where there is no graph state, and replays its recording where there is one.
 
     Args:

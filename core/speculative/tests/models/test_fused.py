@@ -1,4 +1,4 @@
-"""The lean forward: whose it is, what it says, and whose weights it uses."""
+"""The fused forward: whose it is, what it says, and whose weights it uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from draftmark_speculative.models import CausalLM, wrap_model
 from draftmark_speculative.models.attention import checked
 from draftmark_speculative.models.causal_lm import packed_forward
-from draftmark_speculative.models.lean import LeanDecoder
+from draftmark_speculative.models.fused import FusedDecoder
 from draftmark_speculative.models.probe import Recorder
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
@@ -49,7 +49,7 @@ def test_it_gives_the_logits_and_states_of_transformers(family: str, overrides: 
     hf = _randomise_biases_and_norms(tiny_hf_model(family, **overrides))
     theirs = copy.deepcopy(hf)
     model = wrap_model(hf)
-    assert model._lean is not None
+    assert model._fused is not None
     want = packed_forward(theirs, TOKENS, POSITIONS, Recorder())
     every = tuple(range(len(model.layers) + 1))
     logits, features = model.forward_features(TOKENS, POSITIONS, Answering(model), model.tap(every))
@@ -87,7 +87,7 @@ def test_a_model_that_was_changed_runs_as_it_is(change: Any) -> None:
     hf = tiny_hf_model("llama")
     change(hf)
     model = wrap_model(hf)
-    assert model._lean is None
+    assert model._fused is None
     want = packed_forward(hf, TOKENS, POSITIONS, Recorder())
     assert torch.equal(model.forward(TOKENS, POSITIONS, Answering(model)), want)
 
@@ -95,14 +95,14 @@ def test_a_model_that_was_changed_runs_as_it_is(change: Any) -> None:
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "qwen3", "phi3", "mistral"])
 def test_other_families_run_through_transformers(family: str) -> None:
     """Layers that it is not written for, and windows."""
-    assert tiny_model(family)._lean is None
+    assert tiny_model(family)._fused is None
 
 
 def test_a_forward_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decides is the logits, not the name of the class."""
-    own = LeanDecoder.__call__
-    monkeypatch.setattr(LeanDecoder, "__call__", lambda *args: (own(*args)[0] * 1.1, []))
-    assert tiny_model("llama")._lean is None
+    own = FusedDecoder.__call__
+    monkeypatch.setattr(FusedDecoder, "__call__", lambda *args: (own(*args)[0] * 1.1, []))
+    assert tiny_model("llama")._fused is None
 
 
 def test_weights_are_stored_once_and_stay_the_models_own() -> None:

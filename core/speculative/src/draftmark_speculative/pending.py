@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark.transfer import Arrival
+from draftmark.transfer import AsyncHostCopy
 
 from .request import Request
 
 
 @dataclass(frozen=True)
-class Landed:
+class FinishedForward:
     """What a forward brought one request."""
 
     request: Request
     tokens: list[int]
 
 
-class Flight:
+class PendingForward:
     """The results of one forward, from the moment it is enqueued.
 
     Attributes:
@@ -37,14 +37,14 @@ class Flight:
         """
         self.at_most = at_most
         self._requests = list(requests)
-        self._arrival = Arrival([tokens] if counts is None else [tokens, counts])
+        self._arrival = AsyncHostCopy([tokens] if counts is None else [tokens, counts])
         for request in requests:
             request.in_flight += 1
 
-    def land(self) -> Iterator[Landed]:
+    def land(self) -> Iterator[FinishedForward]:
         """Wait for the results; once."""
         tokens, *counts = self._arrival.wait()
         lengths = counts[0] if counts else [len(row) for row in tokens]
         for request, row, count in zip(self._requests, tokens, lengths, strict=True):
             request.in_flight -= 1
-            yield Landed(request, row[:count])
+            yield FinishedForward(request, row[:count])

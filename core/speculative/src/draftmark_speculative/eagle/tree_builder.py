@@ -16,7 +16,7 @@ FEW_ROWS = 64
 """From here on a block a row fills a GPU."""
 
 
-class Growth:
+class DraftTreeBuilder:
     """One round's candidates, for R requests. Capturable: every shape is fixed by (R, k, step).
 
     Attributes:

@@ -30,7 +30,7 @@ DEVICES = frozenset(("cpu", "cuda"))
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class LeanDecoder:
+class FusedDecoder:
     """The whole model from token ids to logits. Capturable; hooks on transformers' modules are not run.
 
     Making one packs the model's projections; see `Packed` for what that does to its parameters.
@@ -112,7 +112,7 @@ def _add_product(hidden: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> No
 
 
 def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
-    """Whether `LeanDecoder` is written for this model: a known class, unmodified, full attention, a known device."""
+    """Whether `FusedDecoder` is written for this model: a known class, unmodified, full attention, a known device."""
     known = type(hf).__name__ in FAMILIES and type(hf).__module__.startswith("transformers.models.")
     known = known and hf.device.type in DEVICES
     if not known or any(layer.window_left >= 0 or layer.logits_soft_cap for layer in layers):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from draftmark.batch import BatchBuffers
 from draftmark.geometry import DRAFT_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark.lengths import Unknown
-from draftmark.tree_ops import TorchTreeOps
-from draftmark_speculative.eagle.growth import Growth, best_tokens
+from draftmark.tree import TorchTreeOps
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder, best_tokens
 
 
 def grow(seed, requests, topk, steps, levels=(-4, -3, -2, -1, 0)):
@@ -24,7 +24,7 @@ def grow(seed, requests, topk, steps, levels=(-4, -3, -2, -1, 0)):
         return torch.tensor([draw.choice(levels) for _ in range(torch.Size(shape).numel())]).float().view(shape)
 
     tokens = torch.arange(topk).expand(requests, -1)
-    growth = Growth(scores(requests, topk), tokens)
+    growth = DraftTreeBuilder(scores(requests, topk), tokens)
     placed, history = [], [[((b,), ()) for b in range(topk)] for _ in range(requests)]
     for step in range(steps - 1):
         slots = growth.place()
@@ -88,7 +88,7 @@ def test_the_best_nodes_are_a_tree(seed, topk, steps, nodes, requests):
 
 def test_scores_choose_nodes():
     """By hand: the second-best first token is left out when deeper nodes of the best one are likelier."""
-    growth = Growth(torch.tensor([[-0.1, -2.0]]), torch.tensor([[10, 20]]))
+    growth = DraftTreeBuilder(torch.tensor([[-0.1, -2.0]]), torch.tensor([[10, 20]]))
     growth.place()
     growth.extend(torch.tensor([[[-0.2, -3.0], [-0.1, -0.3]]]), torch.tensor([[[11, 12], [21, 22]]]))
     assert growth.tokens.tolist() == [[11, 21]]
@@ -122,7 +122,7 @@ def test_a_broken_head_still_gives_a_tree(bad):
     scores, tokens = best_tokens(logits, 3)
     assert bool((scores <= 0).all())
     assert bool((tokens >= 0).all() and (tokens < 6).all())
-    growth = Growth(scores, tokens)
+    growth = DraftTreeBuilder(scores, tokens)
     growth.place()
     growth.extend(scores[:, None].expand(-1, 3, -1), tokens[:, None].expand(-1, 3, -1))
     _, parents = growth.best(12)

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark.tree import ancestors, depths, pack_bits
-from draftmark.verdict import walk
+from draftmark.tree import ancestors, depths, pack_bits, verify_tree
 
 
 @st.composite
@@ -62,7 +61,7 @@ def test_walk_keeps_the_path_the_target_takes(data):
             seen.add((line[node], tokens[node]))
         parents.append(line)
         drafts.append(tokens)
-    verdict = walk(torch.tensor(drafts), torch.tensor(parents), torch.tensor(targets))
+    verdict = verify_tree(torch.tensor(drafts), torch.tensor(parents), torch.tensor(targets))
     for r in range(requests):
         node, path = 0, [0]
         while True:
@@ -72,6 +71,6 @@ def test_walk_keeps_the_path_the_target_takes(data):
             node = child[0]
             path.append(node)
         kept = len(path)
-        assert verdict.counts[r] == kept
+        assert verdict.accept_lens[r] == kept
         assert verdict.tokens[r].tolist() == [targets[r][n] for n in path] + [-1] * (nodes - kept)
-        assert verdict.path[r].tolist() == path + list(range(kept, nodes))
+        assert verdict.accept_index[r].tolist() == path + list(range(kept, nodes))
