@@ -37,9 +37,9 @@ def fresh(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fresh")
     assert run(sys.executable, "-m", "venv", folder / "venv").returncode == 0
     python = folder / "venv" / "bin" / "python"
-    core = wheel(ROOT / "core", tmp_path_factory.mktemp("core"))
+    core, contract = (wheel(ROOT / "core" / name, tmp_path_factory.mktemp(name)) for name in ("draftmark", "contract"))
     install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    done = run(*install, "-c", ROOT / "constraints.txt", f"draftmark[contract] @ {core.as_uri()}")
+    done = run(*install, "-c", ROOT / "constraints.txt", core, f"draftmark-contract[proof] @ {contract.as_uri()}")
     assert done.returncode == 0, done.stderr
     assert run(python, "-c", "import torch").returncode != 0, "this environment must have no torch"
     return python

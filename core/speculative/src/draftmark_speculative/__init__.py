@@ -11,15 +11,47 @@ verifies all of them → one target token a row → the walk that keeps the agre
 advance → the head takes over what was accepted.
 """
 
-from .config import EngineConfig, HostKind
-from .drafts import Drafter, DraftTree, Speculation
-from .eagle import DraftHead, Eagle
-from .engine import Engine
-from .generate import Generation, decode, generate
-from .ngram import Ngram
-from .request import FinishReason, Progress
-from .sampling import Sampling
-from .statistics import Statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import EngineConfig, HostKind
+    from .decoding import Generation, decode, generate
+    from .drafts import Drafter, DraftTree, Speculation
+    from .eagle import DraftHead, Eagle
+    from .engine import Engine
+    from .ngram import Ngram
+    from .request import FinishReason, Progress
+    from .sampling import Sampling
+    from .statistics import Statistics
+
+_HOMES = {
+    "EngineConfig": "config",
+    "HostKind": "config",
+    "Drafter": "drafts",
+    "DraftTree": "drafts",
+    "Speculation": "drafts",
+    "DraftHead": "eagle",
+    "Eagle": "eagle",
+    "Engine": "engine",
+    "Generation": "decoding",
+    "decode": "decoding",
+    "generate": "decoding",
+    "Ngram": "ngram",
+    "FinishReason": "request",
+    "Progress": "request",
+    "Sampling": "sampling",
+    "Statistics": "statistics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The command line looks at this package where torch cannot be imported: torch is needed by what is used first.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'draftmark_speculative' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
 
 __all__ = [
     "DraftHead",

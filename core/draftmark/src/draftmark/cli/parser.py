@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
-from .commands import PARTS, Command, command, installed
+from .commands import PARTS, Command, Unusable, command, installed
 from .errors import WRONG_ARGUMENTS
 
 DESCRIPTION = """\
@@ -62,9 +62,13 @@ def _build() -> tuple[Parser, dict[str, Command]]:
     version = f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})"
     parser.add_argument("--version", action="version", version=version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    modules = {}
+    modules: dict[str, Command] = {}
     for name, entry in installed().items():
-        modules[name] = module = command(entry)
+        try:
+            module = command(entry)
+        except Exception as error:  # a distribution that is broken must not take the other commands with it
+            module = Unusable(entry, error)
+        modules[name] = module
         description = module.SUMMARY[0].upper() + module.SUMMARY[1:] + "."
         sub = subparsers.add_parser(name, help=module.SUMMARY, description=description, epilog=module.EXAMPLES)
         module.configure(sub)

@@ -67,7 +67,7 @@ def import_torch_side() -> None:
         DraftmarkError: either is missing or broken, with the pip command.
     """
     try:
-        import draftmark_speculative  # noqa: F401
+        import draftmark_speculative.engine  # noqa: F401
     except Exception as error:  # a broken torch may raise anything
         cause = " ".join(str(error).split())
         raise DraftmarkError(

@@ -11,6 +11,8 @@ import argparse
 import importlib.metadata as md
 from typing import Protocol, cast
 
+from ...errors import DraftmarkError
+
 GROUP = "draftmark.commands"
 ORDER = ("list", "doctor", "size", "generate", "contract", "prove", "bench", "new-backend")
 """Of `draftmark --help`; commands of other distributions follow by name."""
@@ -33,6 +35,27 @@ class Command(Protocol):
 
     def run(self, args: argparse.Namespace) -> int:
         """Do it; returns the exit code."""
+
+
+class Unusable:
+    """Stands for a command whose module cannot be imported: listed in the help, and an error when it is run."""
+
+    EXAMPLES = ""
+
+    def __init__(self, entry: md.EntryPoint, error: Exception) -> None:
+        self.SUMMARY = f"cannot be imported: {type(error).__name__}"
+        self._entry, self._error = entry, error
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Take whatever arguments the command may have."""
+        parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Raise the error that importing the module raised."""
+        owner = self._entry.dist.name if self._entry.dist else self._entry.value
+        raise DraftmarkError(
+            f"importing {self._entry.value} raised {type(self._error).__name__}: {self._error}; reinstall {owner}"
+        ) from self._error
 
 
 def installed() -> dict[str, md.EntryPoint]:

@@ -1,0 +1,91 @@
+"""Bad input: one sentence on stderr, nothing on stdout, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+IDS = ("--prompt-ids", "1,2,3")
+
+GENERATE = {
+    "nothing to decode": ((), 2, "pass --prompt TEXT"),
+    "empty prompt": (("--prompt-ids", ""), 2, "prompt"),
+    "topk 0": ((*IDS, "--topk", 0), 2, "draft.topk is 0"),
+    "no draft token": ((*IDS, "--num-draft-tokens", 0), 2, "draft.num_draft_tokens is 0"),
+    "page size 0": ((*IDS, "--page-size", 0), 2, "attention.page_size is 0"),
+    "page size -4": ((*IDS, "--page-size", -4), 2, "attention.page_size is -4"),
+    "no new token": ((*IDS, "--max-new-tokens", 0), 2, "max_new_tokens is 0"),
+    "no context": ((*IDS, "--max-context-len", 0), 2, "limits.max_context_len is 0"),
+    "no request": ((*IDS, "--max-num-reqs", 0), 2, "limits.max_num_reqs is 0"),
+    "NaN temperature": ((*IDS, "--temperature", "nan"), 2, "temperature is nan"),
+    "negative temperature": ((*IDS, "--temperature", -1), 2, "temperature is -1.0"),
+    "top-p 0": ((*IDS, "--top-p", 0), 2, "top_p is 0.0"),
+    "unknown dtype": ((*IDS, "--dtype", "int4"), 2, "attention.q_dtype is 'int4'"),
+    "unknown backend": ((*IDS, "--backend", "atlantis"), 1, "no installed distribution registers it"),
+    "unknown device": ((*IDS, "--device", "sails"), 2, "--device sails is no torch device"),
+    "absent device": ((*IDS, "--device", "xpu"), 1, "torch sees no xpu device"),
+    "prompt longer than the context": ((*IDS, "--max-context-len", 3), 2, "the prompt has 3 tokens"),
+    "context longer than the model's": ((*IDS, "--max-context-len", 300), 2, "was made for 256 positions"),
+    "prompt longer than the model": (("--prompt-ids", ",".join(["7"] * 300)), 2, "the prompt has 300 tokens"),
+    "token out of range": (("--prompt-ids", "1,16"), 2, "the prompt has token 16"),
+    "negative token": (("--prompt-ids", "-1,3"), 2, "expected one argument"),
+    "text without a tokenizer": (("--prompt", "hello"), 2, "pass --prompt-ids"),
+    "missing prompt file": (("--prompts", "no-such-file.txt"), 2, "no-such-file.txt cannot be read"),
+    "drafts not known": ((*IDS, "--speculate", "medusa"), 2, "invalid choice: 'medusa'"),
+    "no head installed": ((*IDS, "--speculate", "eagle"), 1, "no draft head is installed for model"),
+    "a head without eagle": ((*IDS, "--head", "x"), 2, "--head is given with --speculate ngram"),
+    "no such head": ((*IDS, "--speculate", "eagle", "--head", "no-such-head"), 1, "it has no head.json"),
+    "overlap with drafts of the host": ((*IDS, "--overlap"), 2, "drafts of Ngram"),
+    "overlap with exact lengths": (
+        (*IDS, "--speculate", "none", "--overlap", "--host-lengths", "exact"),
+        2,
+        "with host_lengths exact",
+    ),
+}
+
+
+def _is_one_sentence(done: Any, code: int, cause: str) -> None:
+    assert cause in done.err
+    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1), done.err
+    assert "Traceback" not in done.err
+    assert "this is a bug" not in done.err
+
+
+@pytest.mark.parametrize("kind", GENERATE)
+def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str) -> None:
+    """`generate` names what is wrong before it decodes anything."""
+    argv, code, cause = GENERATE[kind]
+    done = draftmark("generate", "--model", tiny, *argv)
+    # What only the model can tell comes after the line that names the settings.
+    done = type(done)(done.code, "" if "·" in done.out.split("\n")[0] else done.out, done.err)
+    _is_one_sentence(done, code, cause)
+
+
+def test_two_distributions_with_one_name(draftmark: Run, install: Callable[..., Path], tiny: Path) -> None:
+    """A name that two packages register cannot be used to decode; the sentence names both."""
+    install("twin", dist="vendor-a")
+    install("twin", dist="vendor-b")
+    done = draftmark("generate", "--model", tiny, *IDS, "--backend", "twin")
+    _is_one_sentence(done, 1, "vendor-a 1.2 and vendor-b 1.2 both register it")
+
+
+def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
+    """Truncated GGUF and safetensors, a missing file, and a pickle are refused by name."""
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x01" * 40)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "config.json").write_bytes((tiny / "config.json").read_bytes())
+    (tmp_path / "cut" / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-100])
+    (tmp_path / "model.bin").write_bytes(b"\x80\x04.")
+    causes = {
+        "cut.gguf": "is not a whole GGUF file",
+        "cut": "is not a whole safetensors file",
+        "none": "does not exist",
+        "model.bin": "is neither a model folder nor a .gguf file",
+    }
+    for name, cause in causes.items():
+        _is_one_sentence(draftmark("generate", *IDS, "--model", tmp_path / name), 1, cause)
