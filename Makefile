@@ -38,7 +38,7 @@ kills: $(VENV)/dev.stamp
 # Random engines and requests, every text compared. MINUTES=30 unless told otherwise.
 MINUTES ?= 30
 soak: $(VENV)/demo.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.decode.soak --minutes $(MINUTES)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -11,6 +11,11 @@ import torch
 
 from draftmark_contract.runner.verdict import COMMIT_VARIABLE
 
+ROOT = Path(__file__).parents[1]
+"""The checkout."""
+PROMPTS = ROOT / "examples" / "prompts"
+RESULTS = ROOT / "benchmarks" / "results"
+
 
 def commit() -> str:
     """What DRAFTMARK_COMMIT says, for a copy without history; else git's HEAD, and whether there are changes.
@@ -26,7 +31,7 @@ def device_name(device: str) -> str:
 
 
 def _head() -> str:
-    folder = str(Path(__file__).parent)
+    folder = str(ROOT)
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout

@@ -8,17 +8,27 @@ from collections import Counter
 
 import pytest
 import torch
-from eagle_acceptance import acceptance
-from eagle_data import DenseCache, Sample, Writer, frequent_tokens
-from eagle_held_out import check
-from eagle_prompts import HELD_OUT, SUBJECTS, TEMPLATES, training_prompts
-from eagle_trainer import Candidate, Plan, Target, Trainee, pick, resume, save_state, scales, update
-from eagle_training import SoftCrossEntropy, batches, collate, unroll
-from eagle_trees import mean, tree_acceptance
 
 from draftmark_speculative.eagle import DraftHead, HeadConfig
 from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models.tiny import tiny_model
+from heads.smollm2_135m.training.acceptance import acceptance
+from heads.smollm2_135m.training.held_out import check
+from heads.smollm2_135m.training.prompts import HELD_OUT, SUBJECTS, TEMPLATES, training_prompts
+from heads.smollm2_135m.training.text import DenseCache, Sample, Writer, frequent_tokens
+from heads.smollm2_135m.training.trainer import (
+    Candidate,
+    Plan,
+    Target,
+    Trainee,
+    pick,
+    resume,
+    save_state,
+    scales,
+    update,
+)
+from heads.smollm2_135m.training.trees import mean, tree_acceptance
+from heads.smollm2_135m.training.unroll import SoftCrossEntropy, batches, collate, unroll
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
-from attention_stubs import Absent
+
+from .cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
+from .stubs import Absent
 
 SCALE = DIM**-0.5
 WORKSPACE_BYTES = 512 << 20
@@ -213,7 +214,7 @@ def _workspace() -> torch.Tensor:
 
 def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
     """Peers to ask in one case, by the name they have in the results."""
-    import attention_engines as engines
+    from . import engines
 
     found: dict[str, Callable[[Inputs], Peer]] = {
         "flashinfer": flashinfer_decode if case_name.startswith("decode") else flashinfer,

@@ -1,8 +1,8 @@
 """Tokens per second of the whole loop on a GPU: plain, n-gram, EAGLE chain and tree, on every backend installed.
 
-    python benchmarks/end_to_end.py --json benchmarks/results/end-to-end-h200.json --minutes 8
+    python -m benchmarks.decode.end_to_end --json benchmarks/results/end-to-end-h200.json --minutes 8
 
-Two models (`end_to_end_models`): SmolLM2-135M-Instruct with its trained head, whose texts are compared; and a
+Two models (`models`): SmolLM2-135M-Instruct with its trained head, whose texts are compared; and a
 Llama-3-8B in shape only, with acceptance forced to the profiles below. transformers' own generation is the outside
 peer, in the same process. Cases most worth having come first; a run that is out of time leaves the rest out, and
 `--resume` adds them to what the file has.
@@ -22,17 +22,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import origin
 import torch
-from eagle_data import chat, laid_end_to_end
-from eagle_prompts import HELD_OUT
-from end_to_end_measure import Case, Measured, answers, near_ties, peer, release, window
-from end_to_end_models import LLAMA, SMOLLM2, Subject, llama, smollm2
-from end_to_end_timeline import predicted_attention, timeline
 
+from benchmarks import origin
 from draftmark.registry import available, load
 from draftmark_speculative import EngineConfig, decode
 from draftmark_speculative.engine import Engine
+from heads.smollm2_135m.training.prompts import HELD_OUT
+from heads.smollm2_135m.training.text import chat, laid_end_to_end
+
+from .measure import Case, Measured, answers, near_ties, peer, release, window
+from .models import LLAMA, SMOLLM2, Subject, llama, smollm2
+from .timeline import predicted_attention, timeline
 
 PROFILES: dict[str, tuple[float, ...]] = {
     "ngram": (0.45, 0.6, 0.7, 0.7, 0.7, 0.7, 0.7),
@@ -286,7 +287,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--head", help="folder of its draft head; the installed one without it")
     parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")
     parser.add_argument("--prompts", type=int, default=len(HELD_OUT), help="answers at batch 1")
-    parser.add_argument("--new-tokens", type=int, default=320, help="of an answer at most, as in eagle_held_out.py")
+    parser.add_argument("--new-tokens", type=int, default=320, help="of an answer at most, as of the held-out prompts")
     parser.add_argument("--rounds", type=int, default=12, help="of a window; three windows a case")
     parser.add_argument("--repeats", type=int, default=1, help="of the answers")
     parser.add_argument("--commit", help="what to write where git knows nothing; else DRAFTMARK_COMMIT")

@@ -1,6 +1,6 @@
 """What true ancestors in the masks of the draft steps are worth: mean accepted length, against slots by branch index.
 
-    python benchmarks/draft_ancestors.py --head PATH --json benchmarks/results/draft-ancestors.json
+    python -m benchmarks.decode.draft_ancestors --head PATH --json benchmarks/results/draft-ancestors.json
 
 The same head, prompts and trees; only what a beam sees of the earlier draft steps differs. Greedy; the text is the same
 either way, and is compared. Runs on any device; nothing is timed.
@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import origin
 from draftmark_speculative import Eagle, EngineConfig, generate
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.models import CausalLM, load_model
 
-PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
+PROMPTS = origin.PROMPTS / "benchmark.jsonl"
 SHAPES = ((2, 4, 8), (4, 4, 16), (8, 4, 32), (4, 6, 24))
 
 

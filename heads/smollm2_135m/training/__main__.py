@@ -1,6 +1,6 @@
 """Train an EAGLE draft head for a model, on text that the model writes itself; no data set is needed.
 
-    python benchmarks/train_eagle.py --minutes 9 --out heads/smollm2_135m/src/draftmark_head_smollm2_135m
+    python -m heads.smollm2_135m.training --minutes 9 --out heads/smollm2_135m/src/draftmark_head_smollm2_135m
 
 Phases, each bounded by a share of the wall clock: the target writes answers (greedy and sampled) to prompts from
 templates and to prompts of its own; several candidate heads train side by side on the same batches; the best on
@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_acceptance import acceptance
-from eagle_data import Sample, Writer, chat, own_prompts, write_all
-from eagle_prompts import HELD_OUT, training_prompts
-from eagle_trainer import Candidate, Plan, train
 
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.models import CausalLM, load_model
+
+from .acceptance import acceptance
+from .prompts import HELD_OUT, training_prompts
+from .text import Sample, Writer, chat, own_prompts, write_all
+from .trainer import Candidate, Plan, train
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 """Half of the answers are greedy."""

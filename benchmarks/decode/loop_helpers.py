@@ -1,6 +1,6 @@
 """What the decoding loop does with draft trees: cuda_triton's kernels beside torch's operations, in CUDA graphs.
 
-    python benchmarks/loop_helpers.py --json benchmarks/results/loop-helpers-h200.json
+    python -m benchmarks.decode.loop_helpers --json benchmarks/results/loop-helpers-h200.json
 
 Per round and layer group: `tail` (mask, depths and positions from parents), `walk` (the kept path from the target's
 tokens), `compact` (the path's KV made contiguous, 32 layers of 8 heads of 128, bf16, page 64), and `round`, all three.
@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import origin
 import torch
-from attention_cases import microseconds
 
+from benchmarks import origin
+from benchmarks.attention.cases import microseconds
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVPool

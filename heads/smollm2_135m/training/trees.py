@@ -2,7 +2,7 @@
 
 The target's text and features are known, so a round needs no target: the tree that the engine would have grown at a
 place is grown, and the text says which path of it the target would have kept. Rounds follow each other as in the
-engine, and agree with its rounds in float32 (`eagle_held_out.py --check`), at a fraction of the time.
+engine, and agree with its rounds in float32 (`held_out --check`), at a fraction of the time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from eagle_data import Sample
-from eagle_training import DenseForward
 
 from draftmark_speculative.eagle import DraftHead, dense_attention
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder, best_tokens
 from draftmark_speculative.models import CausalLM
+
+from .text import Sample
+from .unroll import DenseForward
 
 Shape = tuple[int, int, int]
 """topk, num_steps, num_draft_tokens."""

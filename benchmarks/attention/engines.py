@@ -1,6 +1,6 @@
 """Peers that are kernels of an engine or a library: SGLang's, vLLM's, xformers' and torch's flex attention.
 
-Where they come from: `attention_stubs`. Everything that an engine prepares once a step (indices, masks, number of
+Where they come from: `stubs`. Everything that an engine prepares once a step (indices, masks, number of
 splits) is prepared here before the timed call.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 
-import attention_stubs as stubs
 import torch
-from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
-from attention_peers import SCALE, Absent, Peer
+
+from . import stubs
+from .cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
+from .peers import SCALE, Absent, Peer
 
 SGLANG_SPLITS = 8
 """Its server's default, `triton_attention_num_kv_splits`."""

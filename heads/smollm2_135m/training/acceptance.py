@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from eagle_data import Sample
-from eagle_training import DenseForward, collate, unroll
 
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.models import CausalLM
+
+from .text import Sample
+from .unroll import DenseForward, collate, unroll
 
 
 @torch.no_grad()

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from eagle_data import Sample
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from draftmark_speculative.eagle import DraftHead, dense_attention
 from draftmark_speculative.models import CausalLM
+
+from .text import Sample
 
 
 @dataclass(frozen=True)

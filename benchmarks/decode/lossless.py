@@ -1,6 +1,6 @@
 """A real model on each backend: drafts, graphs and dtypes against plain decoding, text by text. Not a timing.
 
-    python benchmarks/lossless.py --json benchmarks/results/lossless-h200.json [--model FILE]
+    python -m benchmarks.decode.lossless --json benchmarks/results/lossless-h200.json [--model FILE]
 
 Every setting is held against plain decoding of the baseline backend, and of its own, by the rule of `draftmark generate
 --check`: a first difference counts as none only where a float32 copy of the model has the two tokens closer than the
@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import origin
 import torch
 
+from benchmarks import origin
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import EngineConfig, HostKind, Ngram
 from draftmark_speculative.cli.checking import Baseline
@@ -31,7 +31,7 @@ from draftmark_speculative.cli.settings import encode
 from draftmark_speculative.cli.ties import near_ties
 from draftmark_speculative.models import CausalLM, load_model
 
-PROMPTS = Path(__file__).parent.parent / "examples" / "prompts" / "benchmark.jsonl"
+PROMPTS = origin.PROMPTS / "benchmark.jsonl"
 DRAFTS = {"none": None, "chain": Ngram(1, 6), "tree": Ngram(3, 8)}
 PAGE, REQUESTS = 32, 8
 

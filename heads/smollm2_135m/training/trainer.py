@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_acceptance import acceptance
-from eagle_data import Sample, frequent_tokens
-from eagle_training import DenseForward, TextBatch, batches, chain_loss
 
 from draftmark_speculative.eagle import DraftHead, HeadConfig
 from draftmark_speculative.models import CausalLM
+
+from .acceptance import acceptance
+from .text import Sample, frequent_tokens
+from .unroll import DenseForward, TextBatch, batches, chain_loss
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Draw one round of EAGLE speculation as it really ran: docs/speculation-round.svg.
 
-    python benchmarks/draw_round.py                                    # the tiny model of the tests
-    python benchmarks/draw_round.py --head PATH --prompt "..."         # the bundled small model with a trained head
+    python -m benchmarks.plots.draft_round                             # the tiny model of the tests
+    python -m benchmarks.plots.draft_round --head PATH --prompt "..."  # the bundled small model with a trained head
 
 The engine decodes one request eagerly; a recorder notes every round's beams, tree, mask, targets and path. The round
 that is drawn is the one that shows most: drafts kept, KV moved, beams that changed parents.
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plot_attention import _text as text
 
+from benchmarks import origin
 from draftmark_speculative import Eagle, Engine, EngineConfig
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.models import CausalLM, load_model
 
-ROOT = Path(__file__).parent.parent
+from .svg import text
+
 WIDTH, LINE, CELL = 980, 20, 15
 KEPT, BEAM, LOST = "#2da44e", "#4c8eda", "#8a8f98"
 STYLE = """
@@ -306,7 +307,7 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=3)
     parser.add_argument("--num-steps", type=int, default=4)
     parser.add_argument("--num-draft-tokens", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "speculation-round.svg")
+    parser.add_argument("--out", type=Path, default=origin.ROOT / "docs" / "speculation-round.svg")
     args = parser.parse_args()
     model, head, prompt, name = prepare(args)
     eagle = Eagle(head, args.topk, args.num_steps, args.num_draft_tokens)

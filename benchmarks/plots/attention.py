@@ -1,6 +1,6 @@
-"""Draw a result of `benchmarks/attention.py` as one SVG, and print its table for a README.
+"""Draw a result of `python -m benchmarks.attention` as one SVG, and print its table for a README.
 
-    python benchmarks/plot_attention.py                       # docs/attention-h200.svg, and the table on stdout
+    python -m benchmarks.plots.attention                       # docs/attention-h200.svg, and the table on stdout
 
 Bars are times relative to cuda_triton's in the same case: below 1 is faster than ours. A bar past the edge is cut and
 carries its number. Hatched bars answer an easier question: no tree mask (causal), or no tail at all.
@@ -12,7 +12,10 @@ import argparse
 import json
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.origin import RESULTS, ROOT
+
+from .svg import text
+
 OURS = "cuda_triton"
 COLOURS = {
     "fa3": "#4c8eda", "flashinfer-once": "#1b9e8a", "flashinfer": "#7fc97f", "xqa": "#b5a033", "xformers": "#8d7ad6",
@@ -55,8 +58,8 @@ def draw(result: dict) -> str:
         shown = [backend for backend in COLOURS if backend in rows]
         middle = y + len(shown) * BAR / 2
         ours = rows[OURS]["us"]
-        parts.append(_text(LEFT - 12, middle, name, "ink", "end"))
-        parts.append(_text(LEFT - 12, middle + 14, f"{_us(ours)} µs", "dim small", "end"))
+        parts.append(text(LEFT - 12, middle, name, "ink", "end"))
+        parts.append(text(LEFT - 12, middle + 14, f"{_us(ours)} µs", "dim small", "end"))
         for backend in shown:
             parts.append(_bar(y, backend, rows[backend], rows[backend]["us"] / ours))
             y += BAR
@@ -65,8 +68,8 @@ def draw(result: dict) -> str:
     height = bottom + 40
     marks = [_mark(value, bottom) for value in range(int(LIMIT) + 1)]
     head = [
-        _text(16, 26, "Attention: time relative to cuda_triton, lower is faster", "ink title"),
-        _text(16, height - 10, _caption(result), "dim small"),
+        text(16, 26, "Attention: time relative to cuda_triton, lower is faster", "ink title"),
+        text(16, height - 10, _caption(result), "dim small"),
         *_legend(),
     ]
     return "\n".join(
@@ -93,14 +96,14 @@ def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
         drawn += f'<rect {box} fill="url(#easier)"/>'
     name = f"<title>{row['case']}, {LABELS[backend]}: {_us(row['us'])} µs</title>"
     beside = max(length, UNIT) if 0.7 < ratio <= 1 else length  # not across the line of ours
-    return f"<g>{name}{drawn}{_text(LEFT + beside + 5, y + BAR / 2, told, 'dim small')}</g>"
+    return f"<g>{name}{drawn}{text(LEFT + beside + 5, y + BAR / 2, told, 'dim small')}</g>"
 
 
 def _mark(value: int, bottom: float) -> str:
     x = LEFT + value * UNIT
     kind = 'class="one" stroke-width="1.5"' if value == 1 else 'class="rule"'
     line = f'<line x1="{x}" x2="{x}" y1="{TOP - 8}" y2="{bottom:.1f}" {kind}/>'
-    return line + _text(x, bottom + 10, str(value), "dim small", "middle")
+    return line + text(x, bottom + 10, str(value), "dim small", "middle")
 
 
 def _legend() -> list[str]:
@@ -109,18 +112,11 @@ def _legend() -> list[str]:
         fill = 'class="ours"' if backend == OURS else f'fill="{COLOURS[backend]}"'
         size = 'width="2" height="12"' if backend == OURS else 'width="12" height="10"'
         parts.append(f'<rect x="{x}" y="{y - 6}" {size} {fill}/>')
-        parts.append(_text(x + 17, y, LABELS[backend], "ink small"))
+        parts.append(text(x + 17, y, LABELS[backend], "ink small"))
         x += 34 + 6 * len(LABELS[backend])
         if x > LEFT + LIMIT * UNIT - 60:
             x, y = 16, y + 17
     return parts
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    safe = text.replace("&", "&amp;").replace("<", "&lt;")
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}" dominant-baseline="middle">{safe}</text>'
-    )
 
 
 def _caption(result: dict) -> str:
@@ -176,8 +172,8 @@ def _us(value: float) -> str:
 def main() -> None:
     """Read, draw, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/attention-h200.json")
-    parser.add_argument("--svg", type=Path, default=ROOT / "docs/attention-h200.svg")
+    parser.add_argument("--json", type=Path, default=RESULTS / "attention-h200.json")
+    parser.add_argument("--svg", type=Path, default=ROOT / "docs" / "attention-h200.svg")
     args = parser.parse_args()
     result = json.loads(args.json.read_text(encoding="utf-8"))
     args.svg.write_text(draw(result), encoding="utf-8")

@@ -1,12 +1,14 @@
 """Mean accepted length of a draft head on held-out prompts, greedy.
 
-    python benchmarks/eagle_held_out.py --texts held_out.pt --check 4 --json benchmarks/results/eagle-held-out.json
+    python -m heads.smollm2_135m.training.held_out --texts held_out.pt --check 4 \
+        --json benchmarks/results/eagle-held-out.json
 
-The target answers every prompt once; trees are then grown by the head alone over the known answers (`eagle_trees`).
+The target answers every prompt once; trees are then grown by the head alone over the known answers (`trees`).
 `--check` also runs the engine on some of the prompts: in float32 its texts and its number of rounds must be the same;
 its accepted length is a little higher, because it counts what its last round kept behind the end of the text too.
 The profile is, for i = 1, 2, …, the share of rounds that kept i drafts or more among those that kept i - 1 or more:
-`end_to_end.py` forces such a profile on a model of random weights. Nothing here depends on the machine but rounding.
+`benchmarks.decode.end_to_end` forces such a profile on a model of random weights. Nothing here depends on the machine
+but rounding.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from eagle_data import Sample, Writer, chat
-from eagle_prompts import HELD_OUT
-from eagle_trees import Shape, mean, tree_acceptance
 
 from draftmark_speculative import Eagle, Engine, EngineConfig, decode
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.eagle.installed import installed_head
 from draftmark_speculative.models import CausalLM, load_model
+
+from .prompts import HELD_OUT
+from .text import Sample, Writer, chat
+from .trees import Shape, mean, tree_acceptance
 
 SHAPES: tuple[Shape, ...] = ((1, 4, 5), (4, 4, 16), (8, 6, 48))
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.origin import RESULTS
 from draftmark.transfer import AsyncHostCopy
 from draftmark_speculative import Engine
 
-ATTENTION = Path(__file__).parent / "results" / "attention-h200.json"
+ATTENTION = RESULTS / "attention-h200.json"
 KINDS = (
     ("attention", ("attend", "merge_pieces", "fmha", "flash", "batchdecode", "batchprefill", "xqa", "mha")),
     ("matrix products", ("gemm", "gemv", "cutlass", "nvjet", "matmul", "splitk", "cublas")),

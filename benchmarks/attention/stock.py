@@ -10,10 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from attention_cases import DIM, HEADS, KV_HEADS, PAGE
-from attention_ours import OURS, STEPS, host_us, stepped
-from attention_peers import SCALE, WORKSPACE_BYTES, import_flashinfer
-from attention_stubs import Absent
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import BatchBuffers, ForwardBatch
@@ -22,6 +18,11 @@ from draftmark.devices import profile
 from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import Exact
+
+from .cases import DIM, HEADS, KV_HEADS, PAGE
+from .ours import OURS, STEPS, host_us, stepped
+from .peers import SCALE, WORKSPACE_BYTES, import_flashinfer
+from .stubs import Absent
 
 SIZES = (64, 32)
 """Captured batch sizes, the largest first, as every engine captures; the second is the one that is weighed."""
@@ -32,7 +33,7 @@ CONTEXT = 8192
 
 
 def plan_rows() -> list[dict]:
-    """Host time of a stock wrapper's `plan()` on the batches of `attention_ours.metadata_rows`."""
+    """Host time of a stock wrapper's `plan()` on the batches of `ours.metadata_rows`."""
     try:
         fi = import_flashinfer()
     except Absent as absent:

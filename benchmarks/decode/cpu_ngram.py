@@ -1,6 +1,6 @@
 """N-gram drafts on a CPU: tokens per second with drafts over without, and of transformers, in one process.
 
-    python benchmarks/cpu_ngram.py --json benchmarks/results/cpu-ngram.json
+    python -m benchmarks.decode.cpu_ngram --json benchmarks/results/cpu-ngram.json
 
 For every prompt the contenders take turns, so a machine that drifts drifts for all; medians are reported. Engines are
 made, and graphs captured, before the clock starts. Every text is compared before a time is kept.
@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -22,20 +21,20 @@ from typing import Any
 
 import torch
 
+from benchmarks import origin
 from draftmark_speculative import Engine, EngineConfig, Ngram, decode
 from draftmark_speculative.models import CausalLM, load_model
 
-PROMPTS = Path(__file__).parent.parent / "examples" / "prompts"
 MAX_NEW_TOKENS = 64
 
 
 def prompts() -> list[dict[str, Any]]:
     """The demo's prompts (which pay) and the fixed set, in which some do not."""
-    demo = [text.strip() for text in (PROMPTS / "demo.txt").read_text().split("\n---\n")]
+    demo = [text.strip() for text in (origin.PROMPTS / "demo.txt").read_text().split("\n---\n")]
     rows: list[dict[str, Any]] = [
         {"name": f"demo-{i}", "pays": True, "set": "demo", "prompt": text} for i, text in enumerate(demo, 1)
     ]
-    fixed = (json.loads(line) for line in (PROMPTS / "benchmark.jsonl").read_text().splitlines() if line.strip())
+    fixed = (json.loads(line) for line in (origin.PROMPTS / "benchmark.jsonl").read_text().splitlines() if line.strip())
     return rows + [{**row, "set": "benchmark"} for row in fixed]
 
 
@@ -118,19 +117,11 @@ def measure(
 
 def provenance() -> dict[str, Any]:
     """Commit, machine and versions."""
-
-    def git(*arguments: str) -> str:
-        folder = str(Path(__file__).parent)
-        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout
-
-    commit = git("rev-parse", "HEAD").strip()
-    dirty = git("status", "--porcelain", "--untracked-files=no").strip()
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), platform.processor())
     names = ("draftmark", "torch", "transformers", "numpy")
     return {
-        "commit": commit,
-        "clean": not dirty,
+        "commit": origin.commit(),
         "device": f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
     }

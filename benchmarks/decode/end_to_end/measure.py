@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from end_to_end_models import FindingNgram, Subject, seat
 
 from draftmark.devices import synchronize
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
 from draftmark_speculative.models import CausalLM
+
+from .models import FindingNgram, Subject, seat
 
 Tokens = tuple[int, ...]
 

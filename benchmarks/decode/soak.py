@@ -1,7 +1,7 @@
 """A long soak of the decoding loop: random lives of random engines, every text compared, nothing leaked.
 
-    python benchmarks/soak.py --minutes 30 --json benchmarks/results/soak-cpu.json
-    python benchmarks/soak.py --minutes 5 --device cuda --backend cuda_triton
+    python -m benchmarks.decode.soak --minutes 30 --json benchmarks/results/soak-cpu.json
+    python -m benchmarks.decode.soak --minutes 5 --device cuda --backend cuda_triton
 
 A life is one engine with settings drawn at random (plain, n-gram, EAGLE chain or tree; page size; host lengths;
 overlap; a small pool or a full one; greedy or sampled), graphs and guard mode on, through which random requests join
@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import origin
 import torch
 
+from benchmarks import origin
 from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
 from draftmark_speculative.eagle.tiny import tiny_pair
 

@@ -1,6 +1,6 @@
 """Attention of draftmark's CUDA plugins beside every peer that can be run here, on one GPU, in one process.
 
-    python benchmarks/attention.py --json benchmarks/results/attention-h200.json [--case NAME …] [--backend NAME …]
+    python -m benchmarks.attention --json benchmarks/results/attention-h200.json [--case NAME …] [--backend NAME …]
 
 A run of some backends joins the file of a run of all with `--append`, under `later_runs`, with a commit of its own.
 
@@ -19,14 +19,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import attention_stubs as stubs
-import origin
 import torch
-from attention_cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
-from attention_ours import OURS, memory_rows, metadata_rows, ours
-from attention_peers import Peer, backends
-from attention_stock import key_rows, plan_rows
-from attention_stubs import Absent
+
+from benchmarks import origin
+
+from . import stubs
+from .cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
+from .ours import OURS, memory_rows, metadata_rows, ours
+from .peers import Peer, backends
+from .stock import key_rows, plan_rows
+from .stubs import Absent
 
 TOLERANCE = 1e-2
 

@@ -3,7 +3,7 @@
 The training prompts are templates filled with words, so that a few pages of text give tens of thousands of
 distinct prompts; all of it was written for this project. What a head learns is how the target answers, so the
 prompts only need to lead the target through many kinds of text. `HELD_OUT` shares no template and no subject with
-them; `tests/test_eagle_prompts.py` holds that.
+them; `tests/test_training.py` holds that.
 """
 
 from __future__ import annotations

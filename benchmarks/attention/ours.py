@@ -7,9 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from attention_cases import DIM, HEADS, KV_HEADS, PAGE, Case, Inputs, microseconds
-from attention_peers import Peer
-from attention_stubs import Absent
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
@@ -18,6 +15,10 @@ from draftmark.cache import KVCache
 from draftmark.devices import profile
 from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.lengths import Exact
+
+from .cases import DIM, HEADS, KV_HEADS, PAGE, Case, Inputs, microseconds
+from .peers import Peer
+from .stubs import Absent
 
 OURS = {"cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer", "draftmark-trtllm": "cuda_trtllm"}
 """Rows of our own, and the plugin behind each."""

@@ -1,9 +1,9 @@
 """How far rounding alone moves a greedy choice: transformers' own forward in bfloat16 against the same in float32.
 
-    python benchmarks/bfloat16_choices.py --json benchmarks/results/bfloat16-choices.json
+    python -m benchmarks.decode.bfloat16_choices --json benchmarks/results/bfloat16-choices.json
 
 Held-out prompts are laid end to end, and at every position SmolLM2-135M chooses a token in either dtype, with no kernel
-of this project. Where the choices part, the gap is what float32 prefers its own by. `end_to_end.py` reports the same
+of this project. Where the choices part, the gap is what float32 prefers its own by. `end_to_end` reports the same
 gap where texts part.
 """
 
@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import origin
 import torch
-from eagle_data import chat, laid_end_to_end
-from eagle_prompts import HELD_OUT
 
+from benchmarks import origin
 from draftmark_speculative.models import load_model
+from heads.smollm2_135m.training.prompts import HELD_OUT
+from heads.smollm2_135m.training.text import chat, laid_end_to_end
 
 CHUNK = 512
 """Positions whose logits are held at once."""

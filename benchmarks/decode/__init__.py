@@ -1,0 +1,1 @@
+"""Whole loops: how fast they decode, whether their texts are the model's own, and what their parts cost."""

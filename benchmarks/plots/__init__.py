@@ -1,0 +1,1 @@
+"""Drawings of recorded results and of a recorded round."""

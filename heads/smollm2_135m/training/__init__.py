@@ -1,0 +1,1 @@
+"""How the head was trained and measured. Not part of its wheel."""
