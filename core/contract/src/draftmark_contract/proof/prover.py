@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Within = int | dict[str, int] | None
 """Inputs at most a bound, or some of them fixed."""
-SHORT_S, LONG_S = 3.0, 8.0
+SHORT, LONG = 10_000_000, 30_000_000
+"""Efforts of a query, in z3's own steps: about 3 and 10 seconds, of which proofs take 2 at most."""
 _Z3 = threading.Lock()
 """z3's terms are not thread-safe: one thread at a time builds and releases them; they are solved elsewhere."""
 LADDER = (3, 9, 40, 300, None)
@@ -143,15 +144,15 @@ def _decide_alike(
 ) -> list[tuple[Status, str]]:
     """One proof without any path's conditions holds on all of them; where there is none, each path is asked."""
     question, claims = alike
-    if len(claims) > 1 and solver.ask(question, [], SHORT_S).status == "unsat":
+    if len(claims) > 1 and solver.ask(question, [], SHORT).status == "unsat":
         return [(Status.PROVED, "")] * len(claims)
     return [_decide(subject, theorem, claim, solver) for claim in claims]
 
 
 def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str]:
     answers = []
-    for encoding, hinted, seconds in (("native", True, SHORT_S), ("skolem", True, LONG_S), ("native", False, SHORT_S)):
-        answers.append(_ask(claim, solver, encoding, hinted, seconds))
+    for encoding, hinted, effort in (("native", True, SHORT), ("skolem", True, LONG), ("native", False, SHORT)):
+        answers.append(_ask(claim, solver, encoding, hinted, effort))
         if answers[-1].status == "unsat":
             return Status.PROVED, ""
         if answers[-1].status == "sat":
@@ -162,11 +163,11 @@ def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
     return _restate(claim, solver)
 
 
-def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, seconds: float, within: Within = None) -> Answer:
+def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
     """Is there a batch within the limits that breaks one of the goals?"""
     with _Z3:
         question = _question(claim, encoding, hinted, within)
-    return solver.ask(question, list(claim.context.inputs), seconds)
+    return solver.ask(question, list(claim.context.inputs), effort)
 
 
 def _question(claim: Claim, encoding: str, hinted: bool, within: Within) -> str:
@@ -185,7 +186,7 @@ def _satisfiable(claim: Claim, solver: Solver) -> bool:
     for bound in LADDER:
         with _Z3:
             problem = smt2(_facts(claim.context, claim, "skolem", bound))
-        if solver.ask(problem, [], SHORT_S).status == "sat":
+        if solver.ask(problem, [], SHORT).status == "sat":
             return True
     return False
 
@@ -194,7 +195,7 @@ def _refute(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
     """The smallest model that the ladder finds, replayed; None when there is none."""
     unreplayed = ""
     for bound in LADDER:
-        answer = _ask(claim, solver, "native", False, SHORT_S, bound)
+        answer = _ask(claim, solver, "native", False, SHORT, bound)
         if answer.status == "sat":
             shown = replay(subject, theorem, answer.model)
             if shown:
@@ -208,7 +209,7 @@ def _restate(claim: Claim, solver: Solver) -> tuple[Status, str]:
     missing: list[tuple[int, ...]] = []
     for shape in SHAPES:
         at = dict(zip(DRAFTS, shape, strict=True))
-        decided = any(_ask(claim, solver, encoding, True, SHORT_S, at).status == "unsat" for encoding in _ENCODINGS)
+        decided = any(_ask(claim, solver, encoding, True, SHORT, at).status == "unsat" for encoding in _ENCODINGS)
         (proved if decided else missing).append(shape)
     if missing:
         return Status.UNDECIDED, f"z3 decides neither the claim nor (k,S,D) in {missing}; simplify the formula"

@@ -1,37 +1,54 @@
 """Answers z3 queries, one JSON line each, until its input ends. A process of its own, because z3 overruns its limits.
 
-Query: ``{"smt2": text, "seconds": s, "inputs": [names]}``.
+Query: ``{"smt2": text, "effort": steps, "cpu_seconds": s, "inputs": [names]}``.
 Answer: ``{"status": "sat" | "unsat" | "unknown", "model": {name: value}}``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import resource
 import sys
+from typing import Any
 
 import z3
 
 
-def answer(query: dict[str, object]) -> dict[str, object]:
-    """Solve one query."""
-    solver = z3.Solver()
-    solver.set("timeout", int(1000 * float(str(query["seconds"]))))
+def answer(query: dict[str, Any]) -> dict[str, Any]:
+    """Solve one query, in a context of its own: what was asked before changes neither the answer nor the model."""
+    context = z3.Context()
+    solver = z3.Solver(ctx=context)
+    solver.set("rlimit", query["effort"])
     solver.set("random_seed", 0)
-    solver.from_string(str(query["smt2"]))
+    solver.from_string(query["smt2"])
     status = str(solver.check())
     model: dict[str, int] = {}
     if status == "sat":
         found = solver.model()
-        names = query["inputs"]
-        assert isinstance(names, list)
-        model = {name: found.eval(z3.Int(name), model_completion=True).as_long() for name in names}
+        model = {name: _value(found, z3.Int(name, context)) for name in query["inputs"]}
     return {"status": status, "model": model}
+
+
+def _value(model: Any, name: Any) -> int:
+    return int(model.eval(name, model_completion=True).as_long())
+
+
+def end_after(cpu_seconds: int) -> None:
+    """Let the system end this process once it has worked for so long from now on (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime) + cpu_seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def main() -> None:
     """Read, solve, write."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        query = json.loads(line)
+        end_after(query["cpu_seconds"])
+        print(json.dumps(answer(query)), flush=True)
 
 
 if __name__ == "__main__":
