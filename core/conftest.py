@@ -105,7 +105,6 @@ def run_python() -> Callable[..., Process]:
             env={**os.environ, "PYTHONPATH": path, **env},
             capture_output=True,
             text=True,
-            timeout=120,
         )
         return Process(done.returncode, done.stdout, done.stderr)
 

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def run(*command: str, path: Path | None = None, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def run(*command: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, with `path` first among Python's folders."""
     environment = {**os.environ, "PYTHONPATH": str(path) if path else "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def _record(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", "-k", SUBSET, *arguments]
     done = subprocess.run(
         [*command, "--attn-backend=reference", "--attn-tier=host", "--attn-json=v.json"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     results: list[dict[str, Any]] = json.loads((folder / "v.json").read_text())["results"]

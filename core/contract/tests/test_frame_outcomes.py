@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier
 from draftmark_contract.runner.item import Item, Outcome, Result, run_item
 from draftmark_contract.runner.known import KnownFailure
+from draftmark_contract.runner.limits import LIMIT_S
 
 
 def _raise(error: BaseException) -> Callable[[Any, Any], None]:
@@ -24,9 +25,10 @@ def _raise(error: BaseException) -> Callable[[Any, Any], None]:
 
 
 def _hang(subject: Any, case: Any) -> None:
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= LIMIT_S, "no alarm is set"
     while True:
         try:
-            time.sleep(0.01)
+            signal.raise_signal(signal.SIGALRM)  # what the alarm does when the limit is over
         except Exception:
             continue
 
@@ -45,7 +47,7 @@ def _end(
     since: tuple[int, int] = (1, 0),
     case_since: tuple[int, int] = (1, 0),
 ) -> Result:
-    check = Check("some.check", Tier.SIZING, lambda: [], run, since, (), "A rule.", limit_s=0.3)
+    check = Check("some.check", Tier.SIZING, lambda: [], run, since, (), "A rule.")
     return run_item(Item(check, Case("a", None, case_since)), correct("page_table"), list(known))
 
 
@@ -58,7 +60,7 @@ KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", 
         (_raise(ValueError("odd")), "raised ValueError: odd"),
         (_raise(SystemExit(3)), "raised SystemExit: 3"),
         (_raise(ContractViolation("too small", batch="R=1", got=1, expected=2)), "too small\n  batch: R=1\n  got: 1"),
-        (_hang, "took longer than 0.3 s, stuck in _hang"),
+        (_hang, f"took longer than {LIMIT_S:g} s, stuck in _hang"),
         (_print, "the backend printed 'hello from the plugin"),
     ],
     ids=["raises", "exits", "violates", "hangs", "prints"],

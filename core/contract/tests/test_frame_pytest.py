@@ -44,7 +44,6 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
         check=False,
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-TIME_IMPORT = """
-import sys, time
-start = time.process_time()
+COUNT_IMPORTS = """
+import sys
+before = set(sys.modules)
 import draftmark
-print((time.process_time() - start) * 1000)
+print(len(set(sys.modules) - before))
 print(sorted({"torch", "pluggy", "numpy", "importlib.metadata", "rich"} & set(sys.modules)))
 """
 
@@ -35,12 +35,11 @@ def broken_torch(tmp_path):
 
 
 def test_import_is_quick_and_brings_in_no_dependency(run_python):
-    """The cheapest of five fresh imports takes under 60 ms of processor time and loads no torch, pluggy or rich."""
-    done = [run_python(TIME_IMPORT) for _ in range(5)]
-    assert all(process.returncode == 0 for process in done), done[0].err
-    assert {process.out.splitlines()[1] for process in done} == {"[]"}
-    times = [float(process.out.splitlines()[0]) for process in done]
-    assert min(times) < 60, times
+    """`import draftmark` loads fewer than 80 modules, the standard library's included, and no torch, pluggy or rich."""
+    done = run_python(COUNT_IMPORTS)
+    assert done.returncode == 0, done.err
+    count, heavy = done.out.splitlines()
+    assert (int(count) < 80, heavy) == (True, "[]"), done.out
 
 
 def test_listing_and_sizing_work_where_import_torch_raises(run_python, broken_torch):

@@ -75,6 +75,6 @@ def in_process_of_its_own() -> Callable[..., subprocess.CompletedProcess[str]]:
         own = {"PYTHONPATH": str(Path(__file__).parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         command = [sys.executable, "-W", "ignore", "-c", program]
         env = {**os.environ, **own, **environment}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=90)
+        return subprocess.run(command, env=env, capture_output=True, text=True)
 
     return run

@@ -4,7 +4,7 @@ import pytest
 
 from draftmark_speculative import EngineConfig, Ngram, generate
 
-pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.device
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [1, 2, 3, 4] * 5, [9, 9, 9]]
 TOKENS = 40
 SETTINGS = {"page_size": 128, "max_context_len": 256, "max_num_reqs": 2}

@@ -61,7 +61,6 @@ class Check:
         since: contract (major, minor) that introduced it; newer than a plugin's target means "upcoming".
         bugs: public threads that it is known from.
         doc: first line of the function's docstring.
-        limit_s: seconds one case may take.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Check:
     since: tuple[int, int]
     bugs: tuple[str, ...]
     doc: str
-    limit_s: float = 60.0
 
     def item(self, case: Case) -> str:
         """The item's id: ``"sizing.covers[target-wall]"``."""
@@ -132,7 +130,6 @@ def check(
     cases: Callable[[], Sequence[Case]],
     since: tuple[int, int] = (1, 0),
     bugs: Sequence[str] = (),
-    limit_s: float = 60.0,
 ) -> Callable[[Callable[[BackendUnderTest, Any], None]], Callable[[BackendUnderTest, Any], None]]:
     """Register ``run(subject, value)`` as a check named ``module.function``; returns the function unchanged."""
 
@@ -143,7 +140,7 @@ def check(
         def on_case(subject: BackendUnderTest, case: Case) -> None:
             run(subject, case.value)
 
-        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc, limit_s)
+        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc)
         return run
 
     return register

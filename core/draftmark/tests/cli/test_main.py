@@ -112,7 +112,7 @@ def test_debug_shows_the_traceback(draftmark: Run, monkeypatch: pytest.MonkeyPat
 def test_a_reader_that_leaves_is_no_error() -> None:
     """A closed pipe (`draftmark size … | true`) prints nothing on stderr."""
     line = f"{sys.executable} -m draftmark.cli size reference --json | true"
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
     assert done.stderr == ""
 
 
@@ -122,6 +122,6 @@ def test_narrow_encodings_do_not_end_a_command() -> None:
 
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     argv = [sys.executable, "-m", "draftmark.cli", "size", "reference"]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "k?(S?1)" in done.stdout

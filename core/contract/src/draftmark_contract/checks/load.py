@@ -59,13 +59,13 @@ def describes_itself(subject: BackendUnderTest, _: None) -> None:
         _wrong("BackendInfo.runtime holds import names", info.runtime, "('flashinfer',)")
 
 
-@check(tier=Tier.SIZING, cases=_once, limit_s=120.0)
+@check(tier=Tier.SIZING, cases=_once)
 def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     """Loading and sizing import neither torch nor the vendor's runtime, so that `draftmark size` works anywhere."""
     if subject.backend.name not in {row.name for row in available()}:
         return  # an object registered by a test has no import of its own
     command = [sys.executable, "-c", _PROBE, subject.backend.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         _wrong(
             "describe, supports, buffers and metadata must work without torch and the vendor's runtime",

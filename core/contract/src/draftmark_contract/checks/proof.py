@@ -18,7 +18,7 @@ def _cases() -> Sequence[Case]:
     return [Case(name, index) for index, name in enumerate(names)]
 
 
-@check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"), limit_s=300.0)
+@check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))
 def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
     """z3 proves, with the plugin's own buffers() on symbolic integers, that no batch needs more than is declared."""
     if importlib.util.find_spec("z3") is None:

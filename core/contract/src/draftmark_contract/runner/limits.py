@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+LIMIT_S = 600.0
+"""Of one item, and of loading a plugin: ten times what the slowest takes on a quiet machine (a minute, in which a
+vendor's compiler runs). It ends what hangs; a busy machine must not fail an honest item."""
 _AGAIN_S = 0.5
 
 

@@ -15,14 +15,15 @@ from draftmark.registry import load
 
 from ..check import Tier
 from .journal import ForeignJournal, Journal
+from .limits import LIMIT_S
 from .session import DEVICE_LOST
 
 Say = Callable[[str], None]
 PYTEST_FAILED = (0, 1)
 """Exit codes of a run that came to its end."""
 DIED = "the process ended with code {} in this item (a crash, os._exit or a hang)"
-STALLED_S = 420.0
-"""No item takes longer than its own limit, unless native code hangs: then the process is ended from outside."""
+STALLED_S = 1.5 * LIMIT_S
+"""No item takes longer than its limit, unless native code hangs: then the process is ended from outside."""
 
 
 def run_contract(

@@ -16,10 +16,9 @@ from ..check import Tier
 from .item import Item, Outcome, Result, all_items, run_item
 from .journal import Journal
 from .known import KnownFailure, known_failures
-from .limits import TimeLimit, time_limit
+from .limits import LIMIT_S, TimeLimit, time_limit
 from .verdict import Verdict, judge
 
-LOAD_LIMIT_S = 60.0
 DEVICE_LOST = 75
 """Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
 LOST = "after this item the device took no more work of its process"
@@ -48,7 +47,7 @@ class ContractSession:
         """The loaded backend; None, with `error` set, when it cannot be loaded."""
         if self._backend is None and not self.error:
             try:
-                with time_limit(LOAD_LIMIT_S):
+                with time_limit(LIMIT_S):
                     self._backend = load(self.name)
                 self._known = known_failures(self._backend)
             except (BackendLoadError, ValueError) as error:
