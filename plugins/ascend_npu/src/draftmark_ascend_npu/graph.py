@@ -28,6 +28,8 @@ from draftmark.graphs import GraphKey, KeyedGraphState
 from .lengths import HostLists, Plans, StepKey
 from .ops import PagedAttention
 
+_torch: Any = torch
+"""torch_npu adds torch.npu, of which torch's own types know nothing."""
 Pick = Callable[[HostLists], tuple[list[int], list[int]]]
 """From a plan's lists to the two that one call takes."""
 
@@ -86,14 +88,14 @@ class Capture:
                 "give each call a cache, or a draft step, of its own"
             )
         lists = plans.latest(step)
-        stream = torch.npu.current_stream()
+        stream = _torch.npu.current_stream()
         workspace = self._enough(call.workspace(*pick(lists)))
-        event = torch.npu.ExternalEvent()
+        event = _torch.npu.ExternalEvent()
         event.wait(stream)
         event.reset(stream)
-        torch.npu.graph_task_group_begin(stream)
+        _torch.npu.graph_task_group_begin(stream)
         call.launch(*pick(lists), workspace)
-        handle = torch.npu.graph_task_group_end(stream)
+        handle = _torch.npu.graph_task_group_end(stream)
         self.records[key] = Record(call.weak(), workspace, event, handle, plans, pick, requests)
 
     def _enough(self, needed: torch.Tensor) -> torch.Tensor:
@@ -126,13 +128,13 @@ class NpuGraph:
     """
 
     def __init__(self, key: GraphKey, step: Callable[[], Any], pool: Any, stream: Any, update: Any) -> None:
-        self._graph = torch.npu.NPUGraph()
+        self._graph = _torch.npu.NPUGraph()
         self._update = update
-        self._done = torch.npu.Event()
-        device = torch.npu.current_device()
+        self._done = _torch.npu.Event()
+        device = _torch.npu.current_device()
         try:
-            with torch.npu.graph(self._graph, pool=pool, stream=stream), capturing(key, warming=False) as capture:
-                reserved = torch.npu.memory_reserved(device)
+            with _torch.npu.graph(self._graph, pool=pool, stream=stream), capturing(key, warming=False) as capture:
+                reserved = _torch.npu.memory_reserved(device)
                 self.outputs = step()
         except RuntimeError as error:
             if "captur" not in _words(error):
@@ -142,7 +144,7 @@ class NpuGraph:
                 "the operator and the remedy"
             ) from error
         self._records = capture.records
-        self.pool_bytes = max(0, torch.npu.memory_reserved(device) - reserved)
+        self.pool_bytes = max(0, _torch.npu.memory_reserved(device) - reserved)
         self._done.record()
 
     def replay(self) -> None:
@@ -151,15 +153,15 @@ class NpuGraph:
         # An event recorded before the previous replay has reset it would be lost, and its group changed under it.
         self._update.wait_event(self._done)
         self._graph.replay()
-        with torch.npu.stream(self._update):
+        with _torch.npu.stream(self._update):
             self._update_all(lists)
         self._done.record()
 
     def _update_all(self, lists: dict[RecordKey, HostLists]) -> None:
         for key, record in self._records.items():
-            torch.npu.graph_task_update_begin(self._update, record.handle)
+            _torch.npu.graph_task_update_begin(self._update, record.handle)
             record.call.launch(*record.pick(lists[key]), record.workspace)
-            torch.npu.graph_task_update_end(self._update)
+            _torch.npu.graph_task_update_end(self._update)
             record.event.record(self._update)
 
 
@@ -176,10 +178,10 @@ class NpuGraphState(KeyedGraphState):
     def __init__(self, device: torch.device | str = "npu") -> None:
         super().__init__()
         self._device = torch.device(device)
-        with torch.npu.device(self._device):
-            self._stream = torch.npu.Stream()
-            self._update = torch.npu.Stream()
-            self._pool = torch.npu.graph_pool_handle()
+        with _torch.npu.device(self._device):
+            self._stream = _torch.npu.Stream()
+            self._update = _torch.npu.Stream()
+            self._pool = _torch.npu.graph_pool_handle()
         self._key: GraphKey | None = None
 
     def capture(self, key: GraphKey, step: Callable[[], Any]) -> Any:
@@ -192,15 +194,15 @@ class NpuGraphState(KeyedGraphState):
     def _record(self, step: Callable[[], Any]) -> NpuGraph:
         if self._key is None:
             raise GraphError("a graph is captured under a key; call capture(key, step)")
-        with torch.npu.device(self._device):
+        with _torch.npu.device(self._device):
             self._warm_up(self._key, step)
             return NpuGraph(self._key, step, self._pool, self._stream, self._update)
 
     def _warm_up(self, key: GraphKey, step: Callable[[], Any]) -> None:
-        self._stream.wait_stream(torch.npu.current_stream())
-        with torch.npu.stream(self._stream), capturing(key, warming=True):
+        self._stream.wait_stream(_torch.npu.current_stream())
+        with _torch.npu.stream(self._stream), capturing(key, warming=True):
             step()
-        torch.npu.current_stream().wait_stream(self._stream)
+        _torch.npu.current_stream().wait_stream(self._stream)
 
 
 def _chain(error: BaseException) -> list[BaseException]:

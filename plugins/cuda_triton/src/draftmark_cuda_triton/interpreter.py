@@ -28,9 +28,11 @@ def speed_up_interpreter() -> None:
 
 def _skip_idle_checks(interpreter: Any) -> None:
     """Without debug mode an overflow check of each integer operation is computed, and its result dropped."""
-    builder = getattr(interpreter, "interpreter_builder", None)
+    builder: Any = getattr(interpreter, "interpreter_builder", None)
     options = getattr(builder, "options", None)
-    if is_dataclass(options) and getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
+    if not is_dataclass(options) or isinstance(options, type):
+        return
+    if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
 
 

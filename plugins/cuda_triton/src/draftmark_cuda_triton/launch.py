@@ -148,7 +148,7 @@ def attend(
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
         partial_out, partial_lse, work, prefix_lens, page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
-        extent.q_len, extent.tail_len, shape.group, mask.stride(0) if tree else 0, shape.window_left,
+        extent.q_len, extent.tail_len, shape.group, 0 if mask is None else mask.stride(0), shape.window_left,
         shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,

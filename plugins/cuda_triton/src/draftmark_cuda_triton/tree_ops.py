@@ -66,13 +66,14 @@ def _write_tail(
 ) -> None:
     """See `kernels.tail.write_tail`."""
     tree = mask is not None and parents is not None
-    words = mask.shape[1] if tree else 1
+    words = 1 if mask is None else mask.shape[1]
     columns = next_power_of_two(words)
     block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
     compiled_or_interpreted(positions).tail.write_tail[(requests, triton.cdiv(tail_len, block))](
         parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
-        positions, q_len, tail_len, words, last_position, parents.stride(0) if tree else 0,
-        mask.stride(0) if tree else 0, TREE=tree, BLOCK=block, WORDS=columns, num_warps=1 if columns <= 4 else 4,
+        positions, q_len, tail_len, words, last_position, 0 if parents is None else parents.stride(0),
+        0 if mask is None else mask.stride(0), TREE=tree, BLOCK=block, WORDS=columns,
+        num_warps=1 if columns <= 4 else 4,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from draftmark.arena import Arena
 from draftmark.batch import ForwardBatch, Tree
 from draftmark.cache import KVCache
 from draftmark.errors import BatchError
+from draftmark.geometry import ceil_div
 from draftmark.graphs import record_call
 from draftmark_cuda_triton.shared import Extend, write_kv
 
@@ -122,7 +123,8 @@ class XqaBackend:
                 f"the pool has {heads} heads (pages · page_size · KV heads), but XQA counts them in 32 bits; "
                 "use fewer pages a pool"
             )
-        if isinstance(batch.tail, Tree) and self.geometry.attention.window_left >= 0 and batch.uniform.q_len > 1:
+        windowed = self.geometry.attention.window_left >= 0
+        if isinstance(batch.tail, Tree) and windowed and batch.uniform is not None and batch.uniform.q_len > 1:
             raise BatchError("the tail is a Tree under a window, whose rows XQA would place as a chain's; pass Causal")
 
     def _open(self) -> Xqa:
@@ -152,5 +154,5 @@ class XqaBackend:
             xqa.decode(q, cache, table, lens, torch.empty_like(q), (self._factor, 1.0))
             return
         indptr = torch.arange(2, dtype=torch.int32, device=device)
-        mask = torch.ones(forms.ceil_div(rows, forms.MASK_BITS), dtype=torch.int32, device=device)
+        mask = torch.ones(ceil_div(rows, forms.MASK_BITS), dtype=torch.int32, device=device)
         xqa.tree(q[:1], cache, table, lens, torch.empty_like(q[:1]), (self._factor, 1.0), rows, indptr, mask)

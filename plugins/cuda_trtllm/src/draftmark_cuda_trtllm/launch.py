@@ -38,7 +38,7 @@ def write_uniform(
     unused = kv_lens  # a pointer that no branch reads
     compiled_or_interpreted(kv_lens, KERNELS).uniform.write_uniform[(triton.cdiv(entries, BLOCK),)](
         prefix_lens, page_table, unused if tree is None else tree, kv_lens, slot_mapping,
-        row_indptr if masked else unused, mask.view(torch.int32) if masked else unused, requests, rows,
+        row_indptr if masked else unused, unused if mask is None else mask.view(torch.int32), requests, rows,
         q_len, tail_len, lanes, words, page_table.stride(0), 0 if tree is None else tree.stride(0),
         PAGE=page_size, TREE=tree is not None, MASKED=masked, BLOCK=BLOCK,
     )  # fmt: skip
