@@ -51,7 +51,7 @@ class PlainBatch:
 
 
 def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """The buffers whose need only `usage()` knows; none, and the item is not judged, where the plugin has no `usage()`."""
+    """The buffers whose need only `usage()` knows; none, and the item is not judged, if the plugin has no `usage()`."""
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
     if own and not subject.notes.says_usage:
         subject.opaque()
