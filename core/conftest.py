@@ -138,12 +138,11 @@ def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutco
 
 
 COMPLETE = """
-from draftmark.reference import *
-from draftmark import hookimpl
-from draftmark.hookspecs import BackendInfo
-@hookimpl
-def draftmark_describe():
-    return BackendInfo(name={name!r}, device={device!r}, contract_minor=0, host_kernels=False, runtime={runtime!r})
+from draftmark import BackendInfo
+from draftmark.reference import ReferencePlugin
+
+class Plugin(ReferencePlugin):
+    info = BackendInfo(name={name!r}, device={device!r}, contract_minor=0, host_kernels=False, runtime={runtime!r})
 """
 
 
@@ -158,9 +157,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         metadata.mkdir(parents=True)
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n")
         module = f"plugin_{name}_{dist.replace('-', '_')}"
-        (metadata / "entry_points.txt").write_text(f"[draftmark.backends.{group}]\n{name} = {module}\n")
-        fields = {"device": "any", "runtime": ()} | info
-        (folder / f"{module}.py").write_text(source or COMPLETE.format(name=name, **fields))
+        source = source or COMPLETE.format(name=name, **({"device": "any", "runtime": ()} | info))
+        target = f"{module}:Plugin" if "class Plugin" in source else module
+        (metadata / "entry_points.txt").write_text(f"[draftmark.backends.{group}]\n{name} = {target}\n")
+        (folder / f"{module}.py").write_text(source)
         # Another test of this process may have imported a backend of the same name.
         monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.syspath_prepend(folder)
@@ -179,10 +179,10 @@ def broken_torch(tmp_path: Path) -> Path:
 
 
 BACKEND_SOURCE = """from draftmark import BackendInfo, hookimpl
-from draftmark.reference import (
-    draftmark_buffers, draftmark_graph_state, draftmark_metadata, draftmark_open_backend, draftmark_supports,
-    draftmark_usage,
-)
+from draftmark.reference import ReferencePlugin
+
+reference = ReferencePlugin()
+globals().update({{name: getattr(reference, name) for name in dir(reference) if name.startswith("draftmark_")}})
 
 @hookimpl
 def draftmark_describe():

@@ -12,7 +12,7 @@ from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.buffers import Memory
 from draftmark.cache import KVCache
-from draftmark.devices import profile
+from draftmark.devices import device_profile
 from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.lengths import Exact
 
@@ -30,7 +30,9 @@ def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
     case, requests = inputs.case, len(inputs.case.lens)
     mode, step, draft = _mode(case)
     limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, requests * case.q_len if case.ragged else 0))
-    geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
+    geometry = Geometry.create(
+        AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, device_profile("cuda"), (mode,)
+    )
     tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
     positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
     batch = ForwardBatch(
@@ -94,7 +96,9 @@ def metadata_rows() -> list[dict]:
 def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
     """A batch of ragged lengths up to 131072 tokens, with a tree where the mode has one."""
     limits = Limits(requests, 131072)
-    geometry = Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
+    geometry = Geometry.create(
+        AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, device_profile("cuda"), (mode,)
+    )
     extent = geometry.extent(mode)
     count = requests * extent.q_len
     lens = torch.randint(1, 131072, (requests,), dtype=torch.int32)
@@ -132,7 +136,7 @@ def memory_rows() -> list[dict]:
     limits = Limits(256, 131072, 8192, (256,))
     shape = AttentionShape(HEADS, KV_HEADS, DIM, PAGE)
     for case, modes in (("graph-state-target", TARGET_MODES), ("graph-state-draft", DRAFT_MODES)):
-        geometry = Geometry.create(shape, limits, DraftShape(8, 5, 64), profile("cuda"), modes)
+        geometry = Geometry.create(shape, limits, DraftShape(8, 5, 64), device_profile("cuda"), modes)
         for name, plugin in OURS.items():
             torch.cuda.empty_cache()
             before = torch.cuda.memory_allocated()

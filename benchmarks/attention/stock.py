@@ -14,7 +14,7 @@ import torch
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVCache
-from draftmark.devices import profile
+from draftmark.devices import device_profile
 from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import Exact
@@ -115,7 +115,7 @@ PINNED = "active_bytes.current"
 
 def _geometry(mode: Mode, draft: DraftShape) -> Geometry:
     limits = Limits(SIZES[0], CONTEXT, capture_batch_sizes=tuple(sorted(SIZES)))
-    return Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, profile("cuda"), (mode,))
+    return Geometry.create(AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, device_profile("cuda"), (mode,))
 
 
 def _layer(rows: int) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:

@@ -27,7 +27,7 @@ from benchmarks.attention.cases import microseconds
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVPool
-from draftmark.devices import profile
+from draftmark.devices import device_profile
 from draftmark.lengths import Unknown
 from draftmark.tree import TorchTreeOps, TreeOps, VerifyResult
 
@@ -52,7 +52,7 @@ def build(requests: int, nodes: int, tree: str) -> Case:
     """Lengths from an eighth of the context up, pages in random order, KV of random bytes."""
     attention = AttentionShape(32, 8, 128, 64)
     geometry = Geometry.create(
-        attention, Limits(requests, CONTEXT), DraftShape(TOPK, 5, nodes), profile("cuda"), (Mode.VERIFY,)
+        attention, Limits(requests, CONTEXT), DraftShape(TOPK, 5, nodes), device_profile("cuda"), (Mode.VERIFY,)
     )
     chance, generator = random.Random(nodes), torch.Generator().manual_seed(requests)
     batch = BatchBuffers(geometry, "cuda").uniform(

@@ -11,9 +11,10 @@ from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode, ceil_div, maximum
 from draftmark.hookspecs import BackendInfo, hookimpl
 from draftmark.loaded import LoadedBackend
-from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+from draftmark.requirements import Requirements
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
 
 Sizing = Callable[[Geometry], list[BufferSpec]]
 INT = "int32"
@@ -24,11 +25,12 @@ def subject_of(
     level: Callable[[list[BufferSpec]], Level],
     supports: Callable[[Geometry], list[str]] = lambda geometry: [],
     usage: Callable[[Geometry, Any], dict[str, int]] = lambda geometry, batch: {},
+    requirements: Requirements = Requirements(),  # noqa: B008  it is frozen
     **spec: Any,
 ) -> BackendUnderTest:
     """A backend named ``sized`` that has sizing and nothing else."""
 
-    def metadata(geometry: Geometry) -> dict[Any, MetadataSpec]:
+    def layouts(geometry: Geometry) -> dict[Any, MetadataSpec]:
         values = {"levels": (level(buffers(geometry)),), **spec}
         return {mode: MetadataSpec(**values) for mode in geometry.modes}
 
@@ -36,8 +38,8 @@ def subject_of(
         "describe": lambda: BackendInfo("sized", "cpu", 0, host_kernels=False),
         "supports": lambda geometry: supports(geometry),
         "buffers": lambda geometry: buffers(geometry),
-        "metadata": lambda geometry: metadata(geometry),
-        "usage": lambda geometry, batch: usage(geometry, batch),
+        "requirements": lambda geometry: requirements,
+        "contract_notes": lambda: SimpleNamespace(layouts=layouts, usage=usage),
         "open_backend": lambda geometry, arena: object(),
         "graph_state": lambda geometry, device: object(),
     }

@@ -16,13 +16,16 @@ from draftmark_contract.runner.session import DEVICE_LOST
 ONE = "supports.mandatory_profile"
 HOOKS = """
 from dataclasses import replace
+from types import SimpleNamespace
 from draftmark import hookimpl
-from draftmark.reference import *
-from draftmark.reference import draftmark_describe as _describe, sizing
+from draftmark.reference import ReferencePlugin, contract, sizing
+
+_reference = ReferencePlugin()
+globals().update({name: getattr(_reference, name) for name in dir(_reference) if name.startswith("draftmark_")})
 
 @hookimpl
 def draftmark_describe():
-    return replace(_describe(), name=NAME)
+    return replace(_reference.info, name=NAME)
 
 """
 
@@ -127,7 +130,15 @@ def test_other_projects_are_left_alone(tmp_path: Path) -> None:
 RAISES = "@hookimpl\ndef draftmark_buffers(geometry):\n    raise RuntimeError('no driver')\n"
 EXITS = "@hookimpl\ndef draftmark_supports(geometry):\n    raise SystemExit('bye')\n"
 WRONG = "@hookimpl\ndef draftmark_buffers(geometry):\n    return 'many'\n"
-PRINTS = "@hookimpl\ndef draftmark_metadata(geometry):\n    print('hi')\n    return sizing.metadata(geometry)\n"
+PRINTS = """
+def layouts(geometry):
+    print("hi")
+    return contract.layouts(geometry)
+
+@hookimpl
+def draftmark_contract_notes():
+    return SimpleNamespace(layouts=layouts)
+"""
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,7 @@ PRINTS = "@hookimpl\ndef draftmark_metadata(geometry):\n    print('hi')\n    ret
         ("raises", RAISES, "buffers() raised RuntimeError: no driver"),
         ("exits", EXITS, "raised SystemExit: bye"),
         ("wrong", WRONG, "buffers() must return list, got 'many'"),
-        ("prints", PRINTS, "metadata() printed"),
+        ("prints", PRINTS, "layouts() printed"),
         ("broken", "import not_there\n", "No module named 'not_there'"),
         ("liar", "NAME = 'somebody'\n", "says its name is 'somebody'"),
     ],

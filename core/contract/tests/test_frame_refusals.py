@@ -8,9 +8,10 @@ import pytest
 from sizing_backends import csr_pages, level_of, subject_of
 
 from draftmark.geometry import Geometry
-from draftmark.metadata import HostLengthsNeed, Layout
+from draftmark.requirements import HostLengthsNeed, Requirements
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
+from draftmark_contract.layouts import Layout
 from draftmark_contract.sizing.geometries import mandatory
 
 LEVEL = level_of(Layout.CSR_PAGES)
@@ -45,7 +46,7 @@ def test_refusal_that_names_nothing_is_a_violation() -> None:
 
 def test_exact_lengths_under_overlap_count_as_refused() -> None:
     """What the core refuses on the backend's behalf is a refusal like any other."""
-    subject = subject_of(csr_pages, LEVEL, host_lengths=HostLengthsNeed.EXACT)
+    subject = subject_of(csr_pages, LEVEL, requirements=Requirements(HostLengthsNeed.EXACT))
     _run(subject, "supports.answers_alike", "target-mha")
     with pytest.raises(Refused, match="overlap=False"):
         _run(subject, "supports.answers_alike", "target-mha-overlap")
@@ -56,7 +57,7 @@ def test_exact_lengths_under_overlap_count_as_refused() -> None:
     [
         ({"pad_fill": 2}, "pad_fill is out of range"),
         ({"mask_stride": -1}, "mask_stride must be a count"),
-        ({"lse_base": "10"}, "lse_base is out of range"),
+        ({"live_extent": "all"}, "live_extent is out of range"),
     ],
 )
 def test_sentinels_do_not_reach_metadata(change: dict[str, object], words: str) -> None:

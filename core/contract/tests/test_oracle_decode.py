@@ -10,7 +10,7 @@ import torch
 from draftmark import Mode
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown
-from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
 from draftmark_contract.oracle.decode import Decoded, Shape, decode
 from draftmark_contract.oracle.history import Request, chain
 from draftmark_contract.oracle.problem import DecodeProblem

@@ -12,9 +12,9 @@ from sizing_backends import NAMES, correct, level_of, one, subject_of, two_level
 from draftmark import load
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, ceil_div
-from draftmark.metadata import Layout
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, Tier, all_checks
+from draftmark_contract.layouts import Layout
 from draftmark_contract.proof import prover
 from draftmark_contract.proof.prover import Proof, Status, prove_all, prove_plan
 from draftmark_contract.proof.solver import Answer, Solver

@@ -8,11 +8,11 @@ import pytest
 from sizing_backends import LAYOUTS, NAMES, changed, correct, one, subject_of
 
 from draftmark.buffers import Role, Unit
-from draftmark.errors import BackendLoadError
+from draftmark.errors import BackendHookError
 from draftmark.geometry import Geometry, ceil_div, maximum
-from draftmark.metadata import Layout, LengthConvention, Level
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Refused, all_checks
+from draftmark_contract.layouts import Layout, LengthConvention, Level
 from draftmark_contract.proof.prover import Status, prove_plan
 from draftmark_contract.proof.theorems import VARIANTS, plan_of
 
@@ -76,7 +76,7 @@ def _killed_by(subject: BackendUnderTest, names: tuple[str, ...], every: int = 1
                 check.run(subject, case)
             except Refused:
                 continue
-            except (ContractViolation, BackendLoadError) as violation:
+            except (ContractViolation, BackendHookError) as violation:
                 return f"{check.item(case)}: {violation}"
     return ""
 

@@ -89,5 +89,5 @@ def test_own_roles_are_the_ones_whose_need_only_the_plugin_knows():
 
 
 def test_defaults_are_device_memory_that_lives_as_long_as_a_graph():
-    """A spec that says nothing else is uninitialised device memory, not shared."""
-    assert (GOOD.memory, GOOD.init, GOOD.shared) == (Memory.DEVICE, Init.EMPTY, False)
+    """A spec that says nothing else is uninitialised device memory."""
+    assert (GOOD.memory, GOOD.init) == (Memory.DEVICE, Init.EMPTY)

@@ -88,11 +88,10 @@ def test_a_formula_on_symbols_is_the_formula_on_ints(name, overlap):
 
 
 def test_the_references_sizing_runs_on_symbols():
-    """The reference names its buffers' shapes and bytes, and its metadata, from symbolic integers."""
+    """The reference names its buffers' shapes and bytes from symbolic integers."""
     specs = sizing.buffers(geometry_of(SYMBOLS, True))
     numbers = sizing.buffers(geometry_of(NUMBERS, True))
     assert [spec.nbytes.value(NUMBERS) for spec in specs] == [spec.nbytes for spec in numbers]
-    assert set(sizing.metadata(geometry_of(SYMBOLS, True))) == set(Mode)
 
 
 def test_a_symbol_has_no_truth_value():

@@ -20,7 +20,7 @@ geometry = Geometry.create(AttentionShape(8, 2, 128, 16), Limits(4, 1024), Draft
 backend = draftmark.load("reference")
 print(*[row.name for row in draftmark.available()])
 print([(spec.name, spec.nbytes) for spec in backend.buffers(geometry)])
-print(sorted(mode.value for mode in backend.metadata(geometry)), backend.supports(geometry))
+print(backend.requirements(geometry).host_lengths.value, backend.supports(geometry))
 backend.require(geometry)
 print("torch" in sys.modules)
 """
@@ -43,14 +43,14 @@ def test_import_is_quick_and_brings_in_no_dependency(run_python):
 
 
 def test_listing_and_sizing_work_where_import_torch_raises(run_python, broken_torch):
-    """available(), load, supports, buffers, metadata and require need integers only."""
+    """available(), load, supports, buffers, requirements and require need integers only."""
     assert run_python("import torch", broken_torch).returncode != 0
     done = run_python(SIZE_SNIPPET, broken_torch)
     assert done.returncode == 0, done.err
-    names, buffers, metadata, torch_seen = done.out.splitlines()
+    names, buffers, requirements, torch_seen = done.out.splitlines()
     assert "reference" in names.split()
     assert buffers == "[('kv_lens', 16), ('slot_mapping', 16384)]"
-    assert metadata == "['draft', 'draft_extend', 'extend'] []"
+    assert requirements == "none []"
     assert torch_seen == "False"
 
 

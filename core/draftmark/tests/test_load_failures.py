@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a plugin is one BackendLoadError: a class of failure, a cause, a remedy."""
+"""What is wrong with a plugin is one error: BackendLoadError before it is loaded, BackendHookError in service."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import pytest
 import torch
 
 import draftmark
-from draftmark.batch import BatchBuffers
-from draftmark.errors import BackendError, BackendLoadError, BackendRefusal, LoadFailure
-from draftmark.geometry import Mode
-from draftmark.lengths import Exact
+from draftmark.errors import BackendError, BackendHookError, BackendLoadError, BackendRefusal, LoadFailure
 
 
 def hook(name, body, arguments="geometry"):
@@ -26,6 +23,16 @@ def assert_load_error(error, failure, *words):
     assert "\n" not in text
     assert all(word in text for word in words), text
     assert draftmark.load("reference").supports is not None, "a broken plugin must not harm the reference"
+
+
+def assert_hook_error(error, hook, failure, *words):
+    """A hook of a loaded backend: the error names it, and does not say that the backend cannot be loaded."""
+    text = str(error)
+    assert (error.hook, error.failure) == (hook, failure), text
+    assert text == f"backend {error.name!r} failed in service: its hook {hook}() {error.cause}; {error.remedy}"
+    assert len(error.remedy) > 8 and "\n" not in text and "cannot be loaded" not in text
+    assert all(word in text for word in words), text
+    assert isinstance(error, BackendError)
 
 
 def load_error(name):
@@ -105,9 +112,9 @@ def test_an_entry_point_to_a_missing_attribute_is_an_import_error(distribution):
 
 def test_missing_hooks_are_all_named(distribution):
     """Two hooks absent are two names in the cause."""
-    distribution("partial", extra="del draftmark_usage, draftmark_buffers")
+    distribution("partial", extra="del draftmark_requirements, draftmark_buffers")
     error = load_error("partial")
-    assert_load_error(error, LoadFailure.MISSING_HOOK, "draftmark_usage", "draftmark_buffers", "hookimpl")
+    assert_load_error(error, LoadFailure.MISSING_HOOK, "draftmark_requirements", "draftmark_buffers", "hookimpl")
 
 
 def test_a_hook_without_the_decorator_is_missing(distribution):
@@ -116,12 +123,12 @@ def test_a_hook_without_the_decorator_is_missing(distribution):
     assert_load_error(load_error("bare"), LoadFailure.MISSING_HOOK, "draftmark_supports", "decorate")
 
 
-def test_an_empty_module_misses_all_seven_hooks(distribution):
+def test_an_empty_module_misses_all_six_hooks(distribution):
     """A module with nothing in it is no backend."""
     distribution("empty", source="")
     error = load_error("empty")
     assert_load_error(error, LoadFailure.MISSING_HOOK)
-    assert error.cause.count("draftmark_") == 7
+    assert error.cause.count("draftmark_") == 6
 
 
 def test_an_unknown_hook_is_named_with_the_known_ones(distribution):
@@ -170,27 +177,21 @@ def test_describe_must_agree_with_the_entry_point(distribution):
 CALLS = {
     "supports": lambda b, g: b.supports(g),
     "buffers": lambda b, g: b.buffers(g),
-    "metadata": lambda b, g: b.metadata(g),
-    "usage": lambda b, g: b.usage(g, batch_of(g)),
+    "requirements": lambda b, g: b.requirements(g),
     "open_backend": lambda b, g: b.open(g, "cpu"),
     "graph_state": lambda b, g: b.graph_state(g, torch.device("cpu")),
 }
-ARGUMENTS = {"usage": "geometry, batch", "open_backend": "geometry, arena", "graph_state": "geometry, device"}
-
-
-def batch_of(geometry):
-    """One request that decodes."""
-    return BatchBuffers(geometry, "cpu").uniform(Mode.DECODE, 0, 1, 1, Exact((0,)), tree=False)
+ARGUMENTS = {"open_backend": "geometry, arena", "graph_state": "geometry, device"}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_hook_that_raises_is_named_with_its_error(distribution, make_geometry, name):
-    """Each of the six later hooks turns its exception into `hook raised`, and load itself still works."""
+    """Each of the five later hooks turns its exception into `hook raised`, and load itself still works."""
     distribution("angry", extra=hook(name, "raise KeyError('aground')", ARGUMENTS.get(name, "geometry")))
     backend = draftmark.load("angry")
-    with pytest.raises(BackendLoadError) as caught:
+    with pytest.raises(BackendHookError) as caught:
         CALLS[name](backend, make_geometry())
-    assert_load_error(caught.value, LoadFailure.HOOK_RAISED, f"{name}()", "KeyError", "aground")
+    assert_hook_error(caught.value, name, LoadFailure.HOOK_RAISED, "KeyError", "aground", "geometry")
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -208,13 +209,10 @@ def test_a_hook_that_raises_is_named_with_its_error(distribution, make_geometry,
         ("buffers", "from draftmark.reference import sizing; return sizing.buffers(geometry) * 2"),
         ("buffers", "from dataclasses import replace; from draftmark.reference import sizing; "
                     "return [replace(s, shape=4) for s in sizing.buffers(geometry)]"),
-        ("metadata", "return None"),
-        ("metadata", "return {}"),
-        ("metadata", "return {mode: None for mode in geometry.modes}"),
-        ("metadata", "from draftmark.reference.sizing import metadata; "
-                     "specs = metadata(geometry); del specs['decode']; return specs"),
-        ("usage", "return None"),
-        ("usage", "return 12"),
+        ("requirements", "return None"),
+        ("requirements", "return {}"),
+        ("requirements", "from draftmark import Requirements; return Requirements('exact')"),
+        ("requirements", "from draftmark import Requirements; return Requirements(unique_slots=1)"),
         ("open_backend", "return None"),
         ("open_backend", "return object()"),
         ("graph_state", "return None"),
@@ -225,9 +223,9 @@ def test_a_wrong_return_type_is_named_with_what_was_expected(distribution, make_
     """Each hook's result is checked, so that a wrong one fails at start-up by name and not later by accident."""
     distribution("vague", extra=hook(name, body, ARGUMENTS.get(name, "geometry")))
     backend = draftmark.load("vague")
-    with pytest.raises(BackendLoadError) as caught:
+    with pytest.raises(BackendHookError) as caught:
         CALLS[name](backend, make_geometry())
-    assert_load_error(caught.value, LoadFailure.WRONG_RETURN)
+    assert_hook_error(caught.value, name, LoadFailure.WRONG_RETURN)
 
 
 def info(**fields):
@@ -295,9 +293,8 @@ def test_a_refusal_carries_the_backends_own_reasons(make_geometry, reference):
 
 
 EXACT = hook(
-    "metadata",
-    "from dataclasses import replace; from draftmark import HostLengthsNeed; from draftmark.reference import sizing; "
-    "return {m: replace(s, host_lengths=HostLengthsNeed.EXACT) for m, s in sizing.metadata(geometry).items()}",
+    "requirements",
+    "from draftmark import HostLengthsNeed, Requirements; return Requirements(HostLengthsNeed.EXACT)",
 )
 
 

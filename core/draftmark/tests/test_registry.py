@@ -19,7 +19,7 @@ def rows(name):
 def test_the_reference_is_registered_like_any_other():
     """The core's own backend comes through the same entry-point group."""
     (row,) = rows("reference")
-    assert (row.module, row.distribution, row.contract_major) == ("draftmark.reference", "draftmark", 1)
+    assert (row.module, row.distribution, row.contract_major) == ("draftmark.reference:ReferencePlugin", "draftmark", 1)
     assert row.version == draftmark.__version__
 
 

@@ -7,34 +7,37 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draftmark import Mode, hookimpl, reference
+from draftmark import Mode
 from draftmark.batch import BatchBuffers
-from draftmark.errors import BackendLoadError, LoadFailure
+from draftmark.errors import BackendHookError, LoadFailure
 from draftmark.hookspecs import HOOKS
 from draftmark.lengths import Unknown
 from draftmark.loaded import LoadedBackend
+from draftmark.reference import ReferencePlugin
 from draftmark.tree import TorchTreeOps, TreeOps, write_tail
 
 CPU = torch.device("cpu")
 
 
 def offering(ops):
-    """The reference, whose tree_ops hook gives `ops`."""
+    """The reference with `tree_ops` that gives `ops`."""
 
-    @hookimpl
-    def draftmark_tree_ops(geometry, device):
-        if isinstance(ops, Exception):
-            raise ops
-        return ops
+    class Offering(ReferencePlugin):
+        def tree_ops(self, geometry, device):
+            if isinstance(ops, Exception):
+                raise ops
+            return ops
 
-    hooks = {name: getattr(reference, name) for name in HOOKS}
-    return LoadedBackend("reference", SimpleNamespace(**hooks, draftmark_tree_ops=draftmark_tree_ops))
+    return LoadedBackend("reference", Offering())
 
 
 def test_a_backend_without_the_hook_gets_the_cores_operations(make_geometry):
-    """The reference offers none; the hook is not among the required ones."""
+    """Without an implementation, since the hook is not among the required ones."""
     assert "draftmark_tree_ops" not in HOOKS
-    assert isinstance(LoadedBackend("reference", reference).tree_ops(make_geometry(), CPU), TorchTreeOps)
+    reference = ReferencePlugin()
+    bare = SimpleNamespace(**{name: getattr(reference, name) for name in HOOKS})
+    for plugin in (bare, reference):
+        assert isinstance(LoadedBackend("reference", plugin).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
 
 def test_a_backend_that_has_none_for_a_device_gets_the_cores_operations(make_geometry):
@@ -52,15 +55,15 @@ def test_an_offer_is_taken(make_geometry):
 @pytest.mark.parametrize(
     ("offer", "failure", "says"),
     [
-        (SimpleNamespace(walk=None), LoadFailure.WRONG_RETURN, "write_tail, walk, compact"),
+        (SimpleNamespace(walk=None), LoadFailure.WRONG_RETURN, "write_tail, verify_tree, compact"),
         (RuntimeError("no compiler"), LoadFailure.HOOK_RAISED, "no compiler"),
     ],
 )
-def test_a_broken_offer_is_a_load_error(make_geometry, offer, failure, says):
+def test_a_broken_offer_is_an_error_of_its_hook(make_geometry, offer, failure, says):
     """It reads like the failure of any other hook."""
-    with pytest.raises(BackendLoadError, match=says) as caught:
+    with pytest.raises(BackendHookError, match=says) as caught:
         offering(offer).tree_ops(make_geometry(), CPU)
-    assert caught.value.failure is failure
+    assert (caught.value.hook, caught.value.failure) == ("tree_ops", failure)
 
 
 def test_a_draft_steps_rows_are_its_last_slots(make_geometry):

@@ -153,9 +153,9 @@ torch.npu.synchronize()
 print("ran")
 """
 SHARED_NULL_PAGE = """
-from dataclasses import replace
-declared = sizing.metadata
-sizing.metadata = lambda g: {mode: replace(one, unique_slots=False) for mode, one in declared(g).items()}
+from draftmark import HostLengthsNeed, Requirements
+from draftmark_ascend_npu import AscendPlugin
+AscendPlugin.requirements = lambda self, geometry: Requirements(HostLengthsNeed.EXACT)
 """
 
 

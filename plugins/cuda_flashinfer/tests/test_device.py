@@ -10,11 +10,11 @@ import torch
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode, load
 from draftmark.arena import Arena
 from draftmark.cache import KVCache
-from draftmark.devices import profile
+from draftmark.devices import device_profile
 from draftmark.graphs import GraphKey, Program
 from draftmark_contract.sizing.batches import BatchShape, Group
 from draftmark_contract.sizing.usage import PlainBatch
-from draftmark_cuda_flashinfer import levels, library, sizing
+from draftmark_cuda_flashinfer import contract, levels, library, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.staging import Staging
 
@@ -71,13 +71,13 @@ def shapes(make_geometry):
     for attention in (AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 2, 64, 1)):
         for modes in (TARGET_MODES, DRAFT_MODES):
             made = make_geometry(**small, topk=8, num_steps=3, num_draft_tokens=33, modes=modes)
-            yield type(made).create(attention, made.limits, made.draft, profile("cuda"), modes)
+            yield type(made).create(attention, made.limits, made.draft, device_profile("cuda"), modes)
 
 
 def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
     """`workspace_size()` of FlashInfer, which `usage()` asks here, and the plugin's count: every captured size, mode
     and step."""
-    checked, plugin = 0, load("cuda_flashinfer")
+    checked = 0
     for geometry in shapes(make_geometry):
         assert library.answers_for(geometry.device)
         for mode in geometry.modes:
@@ -91,7 +91,7 @@ def test_workspaces_are_the_librarys_own_count(make_geometry, make_batch):
                     batch = make_batch(geometry, mode, lens, padded=count, step=step)
                     told = library.usage(geometry, batch)
                     assert set(told) == set(WORKSPACES) - ({sizing.TAIL_INTS} if one_pass(geometry, mode) else set())
-                    assert plugin.usage(geometry, batch) == sizing.usage(geometry, batch), (mode, step, count)
+                    assert contract.usage(geometry, batch) == contract.counted(geometry, batch), (mode, step, count)
                     checked += 1
     assert checked > 100
 
@@ -105,14 +105,14 @@ def one_pass(geometry, mode):
 
 def test_a_prefills_workspaces_are_the_librarys_own_count(make_geometry):
     """Ragged batches, cut as far as the captured modes' workspaces have room."""
-    dice, cut, plugin = random.Random(5), 0, load("cuda_flashinfer")
+    dice, cut = random.Random(5), 0
     for geometry in shapes(make_geometry):
         for _ in range(20):
             count = dice.randint(1, 12)
             groups = [Group(1, dice.randrange(2900), rows, rows) for rows in dice.choices((1, 5, 20), k=count)]
             batch = PlainBatch(BatchShape(Mode.EXTEND, 0, tuple(groups)))
-            used = plugin.usage(geometry, batch)
-            assert used == sizing.usage(geometry, batch), groups
+            used = contract.usage(geometry, batch)
+            assert used == contract.counted(geometry, batch), groups
             cut += used[sizing.FLOATS] > 0
     assert cut > 20
 
@@ -128,7 +128,7 @@ def test_nothing_is_written_behind_what_usage_says(make_geometry, make_batch):
         backend.plan(batch)
         backend.write_metadata(batch)
         backend.attend(q, cache, batch, torch.empty_like(q))
-        used = sizing.usage(geometry, batch)
+        used = contract.counted(geometry, batch)
         for name in (sizing.FLOATS, sizing.INTS, sizing.TAIL_INTS):
             touched = (arena[name] != 0xFF).nonzero()
             assert touched.numel() == 0 or int(touched[-1]) < used[name], (mode, count, name)
@@ -142,7 +142,7 @@ def test_a_late_device_reads_each_plan_as_it_was_made(make_geometry, make_batch,
         monkeypatch.setattr(Staging, "wait", lambda self, index: None)
     geometry = make_geometry(num_qo_heads=8, num_kv_heads=2, max_context_len=3000, max_num_reqs=4)
     geometry = type(geometry).create(
-        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+        geometry.attention, geometry.limits, geometry.draft, device_profile("cuda"), geometry.modes
     )
     backend, _ = opened(geometry)
     cases = []
@@ -175,7 +175,7 @@ def test_pinned_memory_outlives_the_copies_from_it(make_geometry, make_batch, mo
         monkeypatch.setattr(staging, "_drain", lambda fences, memory: None)
     geometry = make_geometry(max_context_len=3000, max_num_reqs=4)
     geometry = type(geometry).create(
-        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+        geometry.attention, geometry.limits, geometry.draft, device_profile("cuda"), geometry.modes
     )
     batch = make_batch(geometry, Mode.VERIFY, (2900, 5, 9, 1), device="cuda")
     seen = 0
@@ -225,7 +225,7 @@ def test_a_graph_captured_on_empty_requests_serves_long_ones(make_geometry, make
     """Captured with lengths of zero, replayed with thousands: right here, wrong in both mutants."""
     geometry = make_geometry(max_context_len=3000, max_num_reqs=4, capture_batch_sizes=(4,))
     geometry = type(geometry).create(
-        geometry.attention, geometry.limits, geometry.draft, profile("cuda"), geometry.modes
+        geometry.attention, geometry.limits, geometry.draft, device_profile("cuda"), geometry.modes
     )
     backend, _ = opened(geometry, kind=kind)
     static = make_batch(geometry, Mode.VERIFY, (0, 0, 0, 0), device="cuda")
@@ -271,7 +271,7 @@ def test_every_step_of_a_draft_graph_runs_by_its_own_plan(make_geometry, make_ba
         monkeypatch.setattr(sizing, "plan_offset", lambda geometry, mode, step: 0)
     fields = {"max_context_len": 3000, "max_num_reqs": 2, "capture_batch_sizes": (2,), "page_size": 16}
     made = make_geometry(**fields, **DRAFTING[case], modes=DRAFT_MODES)
-    geometry = type(made).create(made.attention, made.limits, made.draft, profile("cuda"), made.modes)
+    geometry = type(made).create(made.attention, made.limits, made.draft, device_profile("cuda"), made.modes)
     backend, arena = opened(geometry)
     tree, graphs = geometry.draft.topk > 1, load("cuda_flashinfer").graph_state(geometry, torch.device("cuda"))
     lens, steps = (2900, 703), range(geometry.num_draft_steps)

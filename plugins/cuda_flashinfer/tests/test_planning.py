@@ -9,7 +9,7 @@ from draftmark import DRAFT_MODES, Mode, load
 from draftmark.arena import Arena
 from draftmark.cache import KVCache
 from draftmark.errors import BackendRefusal
-from draftmark_cuda_flashinfer import library, sizing
+from draftmark_cuda_flashinfer import contract, library, sizing
 from draftmark_cuda_flashinfer.backend import FlashInferBackend
 from draftmark_cuda_flashinfer.staging import Staging
 
@@ -154,7 +154,7 @@ def test_without_the_device_usage_is_the_plugins_own_count(make_geometry, make_b
     batch = make_batch(geometry, Mode.VERIFY, (900, 3))
     if not library.answers_for(geometry.device):
         assert library.usage(geometry, batch) == {}
-    assert load("cuda_flashinfer").usage(geometry, batch) == sizing.usage(geometry, batch)
+    assert contract.usage(geometry, batch) == contract.counted(geometry, batch)
 
 
 def test_the_librarys_count_takes_the_place_of_the_plugins(make_geometry, make_batch, monkeypatch):
@@ -174,7 +174,7 @@ def test_the_librarys_count_takes_the_place_of_the_plugins(make_geometry, make_b
     monkeypatch.setattr(library, "answers_for", lambda device: True)
     monkeypatch.setattr(library, "_asked", lambda one: (planning.Planner(one, host), Counting(), host))
     batch = make_batch(geometry, Mode.DRAFT, LENS, padded=4, step=2)
-    used = load("cuda_flashinfer").usage(geometry, batch)
+    used = contract.usage(geometry, batch)
     place = sizing.plan_offset(geometry, Mode.DRAFT, 2)
     assert (used[sizing.FLOATS], used[sizing.INTS], used[sizing.TAIL_INTS]) == (11, place + 7, 3)
-    assert used[sizing.TAIL_OUT] == sizing.usage(geometry, batch)[sizing.TAIL_OUT] > 0
+    assert used[sizing.TAIL_OUT] == contract.counted(geometry, batch)[sizing.TAIL_OUT] > 0

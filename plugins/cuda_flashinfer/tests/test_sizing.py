@@ -13,7 +13,7 @@ from draftmark.buffers import Role
 from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
 from draftmark_contract.sizing.required_sizes import required_sizes_of
 from draftmark_contract.sizing.usage import PlainBatch
-from draftmark_cuda_flashinfer import levels, partition, sizing
+from draftmark_cuda_flashinfer import contract, levels, partition, sizing
 
 HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),
          AttentionShape(8, 1, 256, 128), AttentionShape(9, 3, 64, 3, window_left=100)]  # fmt: skip
@@ -57,7 +57,7 @@ def test_usage_is_what_the_library_takes(make_geometry, library_plan):
                     floats, ints, _, _ = library(library_plan, geometry, mode, lens, step)
                     extent = geometry.extent(mode, step)
                     groups = tuple(Group(1, n, extent.q_len, extent.tail_len) for n in lens)
-                    used = sizing.usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
+                    used = contract.counted(geometry, PlainBatch(BatchShape(mode, step, groups)))
                     ints += sizing.plan_offset(geometry, mode, step)
                     assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
                     checked += 1
@@ -72,7 +72,7 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
             step = levels.last_step(geometry, mode)
             extent = geometry.extent(mode, step)
             batch = PlainBatch(BatchShape(mode, step, (Group(count, 900, extent.q_len, extent.tail_len),)))
-            for name, size in sizing.usage(geometry, batch).items():
+            for name, size in contract.counted(geometry, batch).items():
                 found[name] = max(found.get(name, 0), size)
         specs = {spec.name: spec for spec in sizing.buffers(geometry)}
         assert specs[sizing.FLOATS].nbytes == found[sizing.FLOATS]
@@ -117,7 +117,7 @@ def test_no_workspace_grows_with_rows_times_context(make_geometry):
 
 def shortage(geometry, specs):
     """The first need of a batch at the limits that a declared buffer does not cover."""
-    metadata = sizing.metadata(geometry)
+    metadata = contract.layouts(geometry)
     for batch in limit_batches(geometry):
         for spec in specs:
             named = {name for level in metadata[batch.mode].levels for name in level.buffers.values()}

@@ -33,11 +33,11 @@ def test_random_batches(bench, run_uniform, shape):
     from dataclasses import replace
 
     from draftmark import AttentionShape
-    from draftmark.devices import profile
+    from draftmark.devices import device_profile
     from draftmark_cuda_triton import tiling
 
     heads, dim, page, q_len, tail_len, tree, window, cap, dtype, kv_dtype = shape
-    device = profile("cuda")
+    device = device_profile("cuda")
     names = [str(t).removeprefix("torch.") for t in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(*heads, dim, page, *names)
     tile = tiling.choose(attention, device, q_len)

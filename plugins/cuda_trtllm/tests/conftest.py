@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-import draftmark_cuda_trtllm as plugin
-from draftmark import TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, hookimpl
-from draftmark.hookspecs import HOOKS
-from draftmark.loaded import LoadedBackend
+from draftmark import TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, LoadedBackend
+from draftmark_cuda_trtllm import TrtllmPlugin
 
 H200 = DeviceProfile("cuda", 90, 132)
 
@@ -33,12 +29,10 @@ def loaded_with() -> Callable[[type], LoadedBackend]:
     """The plugin with its step path replaced: ``loaded_with(cls).bind`` makes a `cls`."""
 
     def load(backend: type) -> LoadedBackend:
-        functions: dict[str, Any] = {name: getattr(plugin, name) for name in HOOKS}
+        class Replaced(TrtllmPlugin):
+            def open_backend(self, geometry, arena):
+                return backend(geometry, arena)
 
-        def draftmark_open_backend(geometry, arena):
-            return backend(geometry, arena)
-
-        functions["draftmark_open_backend"] = hookimpl(draftmark_open_backend)
-        return LoadedBackend("cuda_trtllm", SimpleNamespace(**functions))
+        return LoadedBackend("cuda_trtllm", Replaced())
 
     return load

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, DeviceProfile, Limits, Mode
-from draftmark_cuda_trtllm import sizing, versions
+from draftmark_cuda_trtllm import contract, sizing, versions
 from draftmark_cuda_trtllm.support import reasons_against
 
 FP8 = "float8_e4m3fn"
@@ -64,7 +64,7 @@ def test_what_is_not_refused_has_buffers_and_metadata(geometry, change):
     made = geometry(**change)
     assert reasons_against(made) == []
     assert sizing.buffers(made)
-    assert set(sizing.metadata(made)) == set(made.modes)
+    assert set(contract.layouts(made)) == set(made.modes)
 
 
 def test_another_version_is_refused_by_name(geometry, monkeypatch):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from draftmark.errors import BackendRefusal
-from draftmark.geometry import DeviceProfile, Geometry
+from draftmark.geometry import DeviceProfile, Geometry, Mode
 from draftmark.loaded import LoadedBackend
 
 from .check import ContractViolation, Refused, Tier
+from .layouts import MetadataSpec
+from .notes import Notes
 from .sizing.batches import brief
 
 if TYPE_CHECKING:
@@ -48,6 +51,17 @@ class BackendUnderTest:
         """Say that this item read the metadata with the contract's interpreter, not with the backend's kernels."""
         self.marks.add("interpreted")
 
+    @cached_property
+    def notes(self) -> Notes:
+        """What the plugin tells the suite alone; see `layouts` for what it says of its metadata."""
+        return Notes(self.backend)
+
+    def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
+        """What the backend's metadata means in each mode; the item is not judged on what the plugin does not say."""
+        if not self.notes.says_layouts:
+            self.opaque()
+        return self.notes.layouts(geometry)
+
     def opaque(self) -> None:
         """Say that this item met a layout that nobody can decode."""
         self.marks.add("opaque")
@@ -61,10 +75,10 @@ class BackendUnderTest:
     def profile(self) -> DeviceProfile:
         """The device that sizing is told of: the real one in the device tier, a typical one of its kind elsewhere."""
         if self.tier is Tier.DEVICE:
-            from draftmark.devices import profile
+            from draftmark.devices import device_profile
 
             self.backend.require_runtime(self.device)  # it may be what teaches torch this kind of device
-            return profile(self.device)
+            return device_profile(self.device)
         typical = _TYPICAL.get(self.backend.info.device, DeviceProfile())
         return replace(typical, num_sms=min(typical.num_sms, 4)) if self.tier is Tier.HOST else typical
 
@@ -87,7 +101,7 @@ class BackendUnderTest:
         Raises:
             Refused: the backend refuses the geometry, alike at every entry.
             ContractViolation: it refuses at one entry and not at another.
-            BackendLoadError: open_backend raised, or returned no AttentionBackend.
+            BackendHookError: open_backend raised, or returned no AttentionBackend.
         """
         from draftmark.arena import Arena
 

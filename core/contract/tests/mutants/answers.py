@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from draftmark import Geometry, HostLengthsNeed, Layout, LengthConvention, Mode
+from draftmark import Geometry, HostLengthsNeed, Mode, Requirements
 from draftmark.errors import BackendRefusal
-from draftmark.metadata import MetadataSpec
+from draftmark_contract.layouts import Layout, LengthConvention, MetadataSpec
 
 from .mutant import Mutant
 
@@ -34,14 +34,14 @@ def _raises(hook: str, condition: Callable[[Geometry], Any], error: Exception) -
 
 
 def _declares(**fields: Any) -> dict[str, Any]:
-    return {"metadata": lambda g, found: {mode: replace(one, **fields) for mode, one in found.items()}}
+    return {"layouts": lambda g, found: {mode: replace(one, **fields) for mode, one in found.items()}}
 
 
 def _levels(**fields: Any) -> dict[str, Any]:
     def change(geometry: Geometry, found: Declared) -> Declared:
         return {m: replace(s, levels=tuple(replace(x, **fields) for x in s.levels)) for m, s in found.items()}
 
-    return {"metadata": change}
+    return {"layouts": change}
 
 
 def _unnamed(role: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _unnamed(role: str) -> dict[str, Any]:
             for mode, spec in found.items()
         }
 
-    return {"metadata": change}
+    return {"layouts": change}
 
 
 def _misnamed(geometry: Geometry, found: Declared) -> Declared:
@@ -97,9 +97,9 @@ def _says(**fields: Any) -> dict[str, Any]:
     return {"describe": change}
 
 
-def _dodges(geometry: Geometry, found: Declared) -> Declared:
+def _dodges(geometry: Geometry, found: Requirements) -> Requirements:
     need = HostLengthsNeed.NONE if geometry.limits.overlap else HostLengthsNeed.EXACT
-    return {mode: replace(one, host_lengths=need) for mode, one in found.items()}
+    return replace(found, host_lengths=need)
 
 
 def _graphs(change: Callable[[Any], None]) -> dict[str, Any]:
@@ -167,8 +167,8 @@ MUTANTS = (
            _raises("buffers", _windowed, RuntimeError("no windows"))),
     Mutant("W30b", "supports says yes, buffers refuses", "sglang#15664",
            _raises("buffers", _windowed, BackendRefusal("late", ["windows are not served here"]))),
-    Mutant("W31", "supports says yes, metadata raises", "sglang#15664",
-           _raises("metadata", lambda g: g.draft.topk > 9, RuntimeError("topk"))),
+    Mutant("W31", "supports says yes, layouts raises", "sglang#15664",
+           _raises("layouts", lambda g: g.draft.topk > 9, RuntimeError("topk"))),
     Mutant("W32", "mandatory profile refused where padding exceeds the live limit", "sglang#25124",
            _refuses(lambda g: g.max_reqs > g.limits.max_num_reqs, "captured sizes above max_num_reqs are not served")),
     Mutant("W32b", "mandatory profile refused if eager", "sglang#35932",
@@ -184,9 +184,9 @@ MUTANTS = (
     Mutant("W39", "buffers depend on the number of calls", "sglang#31198", {"buffers": _grows}),
     Mutant("W40", "mask stride -1", "sglang#31367", _declares(mask_stride=-1)),
     Mutant("W41", "declares a mask stride that is not the mask's", "TRT-LLM#13006",
-           {"metadata": lambda g, found: {m: replace(s, mask_stride=g.mask_words + 1) for m, s in found.items()}}),
+           {"layouts": lambda g, found: {m: replace(s, mask_stride=g.mask_words + 1) for m, s in found.items()}}),
     Mutant("W42", "declares another mask dtype", "TRT-LLM#13006", _declares(mask_dtype="uint8")),
-    Mutant("W43", "names a buffer under another role", "vllm#17394", {"metadata": _misnamed}),
+    Mutant("W43", "names a buffer under another role", "vllm#17394", {"layouts": _misnamed}),
     Mutant("W44", "declares prefix lengths, writes prefix plus tail", "sglang#26512",
            _levels(lengths=LengthConvention.PREFIX)),
     Mutant("W45", "declares token slots, writes pages", "sglang#24587", _levels(layout=Layout.CSR_TOKENS),
@@ -200,7 +200,7 @@ MUTANTS = (
     Mutant("W49b", "describes itself anew each time", "vllm#57566", _says(summary=lambda: str(next(_CALLS)))),
     Mutant("W50", "no formula", "vllm#17394",
            {"buffers": lambda g, specs: [replace(one, formula="") for one in specs]}),
-    Mutant("W51", "exact lengths declared without overlap only", "sglang#30217", {"metadata": _dodges}),
+    Mutant("W51", "exact lengths declared without overlap only", "sglang#30217", {"requirements": _dodges}),
     Mutant("W52", "refuses by None", "sglang#32920", {"supports": lambda g, found: None}),
     Mutant("W53", "pad_fill 2", "vllm#38436", _declares(pad_fill=2)),
     Mutant("W54", "live_extent of another word", "vllm#38436", _declares(live_extent="all")),
@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant("W60", "a graph state that knows no keys", "sglang#40396", _typed(keys=())),
     Mutant("W61", "a graph state of negative size", "sglang#24453", _typed(pool_bytes=-1)),
     Mutant("W62", "unique slots declared, shared null pages written", "lmdeploy#4569",
-           {"metadata": lambda g, found: {m: replace(s, unique_slots=True) for m, s in found.items()}},
+           {"requirements": lambda g, found: replace(found, unique_slots=True)},
            patch=lambda b: _null_slots(b)),
 )  # fmt: skip
 

@@ -6,15 +6,24 @@ attention reads into its own buffers, as engines with CSR kernels do, so that ea
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
-from draftmark import AttentionShape, BackendInfo, BufferSpec, Geometry, Mode, Role, Unit, hookimpl, maximum
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.graphs import GraphState, graph_state_for
-from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
-from draftmark.version import CONTRACT_MINOR
+from draftmark import (
+    CONTRACT_MINOR,
+    AttentionShape,
+    BackendInfo,
+    BackendPlugin,
+    BufferSpec,
+    Geometry,
+    Mode,
+    Role,
+    Unit,
+    maximum,
+)
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
 
 from . import csr_attention as kernel
 
@@ -51,7 +60,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     return own
 
 
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
     """One level of pages over prefix and tail; the mask is re-encoded where there is one."""
     found = {}
     for mode in geometry.modes:
@@ -168,48 +177,26 @@ class CsrBackend:
         return kernel.attend(q, k, v, seen, shape)
 
 
-@hookimpl
-def draftmark_describe() -> BackendInfo:
+class CsrPlugin(BackendPlugin):
     """A test's backend."""
-    return BackendInfo("csr", "any", CONTRACT_MINOR, host_kernels=True, summary="the reference's CSR twin, for tests")
 
+    info = BackendInfo("csr", "any", CONTRACT_MINOR, host_kernels=True, summary="the reference's CSR twin, for tests")
+    buffers = staticmethod(buffers)
 
-@hookimpl
-def draftmark_supports(geometry: Geometry) -> list[str]:
-    """Neither quantised KV nor more pages than an int32 offset counts."""
-    reasons = []
-    if geometry.attention.kv_dtype == "float8_e4m3fn":
-        reasons.append("kv_dtype float8_e4m3fn is not served: KV is stored as float32, float16 or bfloat16")
-    if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
-        reasons.append("max_reqs · max_pages_per_req passes 2**31 - 1, the largest offset of kv_indptr: lower either")
-    return reasons
+    def supports(self, geometry: Geometry) -> list[str]:
+        """Neither quantised KV nor more pages than an int32 offset counts."""
+        reasons = []
+        if geometry.attention.kv_dtype == "float8_e4m3fn":
+            reasons.append("kv_dtype float8_e4m3fn is not served: KV is stored as float32, float16 or bfloat16")
+        if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
+            most = "2**31 - 1, the largest offset of kv_indptr: lower either"
+            reasons.append(f"max_reqs · max_pages_per_req passes {most}")
+        return reasons
 
+    def open_backend(self, geometry: Geometry, arena: Arena) -> CsrBackend:
+        """Bind to the arena."""
+        return CsrBackend(geometry, arena)
 
-@hookimpl
-def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:
-    """See `buffers`."""
-    return buffers(geometry)
-
-
-@hookimpl
-def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """See `metadata`."""
-    return metadata(geometry)
-
-
-@hookimpl
-def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Nothing opaque."""
-    return {}
-
-
-@hookimpl
-def draftmark_open_backend(geometry: Geometry, arena: Arena) -> CsrBackend:
-    """Bind to the arena."""
-    return CsrBackend(geometry, arena)
-
-
-@hookimpl
-def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:
-    """torch's own."""
-    return graph_state_for(device)
+    def contract_notes(self) -> object:
+        """This module's `layouts`."""
+        return sys.modules[__name__]

@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, reference
+from draftmark import BufferSpec, Geometry
 from draftmark.batch import ForwardBatch
 from draftmark.hookspecs import HOOKS, hookimpl
 from draftmark.loaded import LoadedBackend
+from draftmark.plugin import BackendPlugin
+from draftmark.reference import ReferencePlugin
 from draftmark.tree import TorchTreeOps
 
-from . import csr_backend
+from .csr_backend import CsrPlugin
 
-LAYOUTS = {"reference": reference, "csr": csr_backend}
+LAYOUTS: dict[str, BackendPlugin] = {"reference": ReferencePlugin(), "csr": CsrPlugin()}
 """Correct backends: the batch's page table read in place, and indptr with indices."""
+NOTES = ("layouts", "usage")
+"""What a plugin tells the suite alone; a mutant changes them like hooks."""
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
 
 
@@ -29,8 +33,8 @@ class Mutant:
         id: ``M01`` … ``M33`` as in the collection of known bugs, else ``V…``.
         what: the defect, in a few words.
         source: a public thread with such a bug.
-        hooks: hook name (without prefix) → function of (geometry, result) that returns the broken result; one that
-            takes three arguments is given the hook's second one too.
+        hooks: hook name (without prefix), ``layouts`` or ``usage`` → function of (geometry, result) that returns the
+            broken result; one that takes three arguments is given the hook's second one too.
         patch: changes an opened backend in place.
         layouts: where the defect can be made.
         absent: layout → why it cannot, for the others.
@@ -48,8 +52,10 @@ class Mutant:
         """The broken plugin, loaded."""
         return LoadedBackend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
 
-    def _functions(self, base: Any) -> dict[str, Any]:
+    def _functions(self, base: BackendPlugin) -> dict[str, Any]:
         found = {name: getattr(base, name) for name in HOOKS}
+        given = base.contract_notes()
+        notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         changes = dict(self.hooks or {})
         if "tree_ops" in changes:  # the optional hook: both layouts leave it to the core
             found["draftmark_tree_ops"] = lambda geometry, device: TorchTreeOps(geometry)
@@ -58,8 +64,17 @@ class Mutant:
             changes["open_backend"] = lambda geometry, backend: (patch(backend), backend)[1]
         for name, change in changes.items():
             hook = f"draftmark_{name}"
-            found[hook] = hookimpl(_changed(found[hook], change))
+            if name in NOTES:
+                notes[name] = _changed(notes[name], change)
+            else:
+                found[hook] = hookimpl(_changed(found[hook], change))
+        found["draftmark_contract_notes"] = hookimpl(lambda: SimpleNamespace(**notes))
         return found
+
+
+def _no_usage(geometry: Geometry, batch: Any) -> dict[str, int]:
+    """Both layouts have no buffer of their own role."""
+    return {}
 
 
 def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callable[..., Any]:

@@ -205,7 +205,7 @@ MUTANTS = (
         "M18",
         "declares padded length 1, writes 0",
         "vllm#38436",
-        {"metadata": lambda g, found: {mode: replace(one, pad_fill=1) for mode, one in found.items()}},
+        {"layouts": lambda g, found: {mode: replace(one, pad_fill=1) for mode, one in found.items()}},
     ),
     Mutant("M20", "plan makes a new buffer", "sglang#27664", patch=_new_buffer),
     Mutant("M21", "page loop stops early", "sglang#11985", patch=_half_pages),

@@ -25,7 +25,7 @@ SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "
 """Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
 FAR = ("V62", "Z11")
 """Mutants that are shown to the check with a pool of 2**31 elements."""
-HOOK_TIER = ("buffers", "metadata", "supports", "usage", "describe")
+HOOK_TIER = ("buffers", "layouts", "requirements", "supports", "usage", "describe")
 """Hooks that the sizing tier sees. A mutant of the step path is not shown to it: it could not tell."""
 TREE_OPS = "tree_ops"
 """The optional hook, and the module of its checks."""

@@ -20,9 +20,9 @@ torch.set_num_threads(1)
 MODULES = ("metadata", "padding", "lengths", "guards", "graphs")
 
 
-def declaring(**fields: Any) -> dict[str, Any]:
-    """A metadata hook that declares something else in every mode."""
-    return {"metadata": lambda g, found: {mode: replace(one, **fields) for mode, one in found.items()}}
+def requiring(**fields: Any) -> dict[str, Any]:
+    """A requirements hook that asks for something else."""
+    return {"requirements": lambda g, found: replace(found, **fields)}
 
 
 def without_kernels(layout: str, mutant: Mutant | None = None) -> Any:
@@ -72,7 +72,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
     """
     exact = fields.get("host_lengths") is HostLengthsNeed.EXACT
     modules = [one for one in MODULES if one != "graphs" or not exact]
-    assert not wrong(Mutant("none", "", "", declaring(**fields)).build(layout), *modules)
+    assert not wrong(Mutant("none", "", "", requiring(**fields)).build(layout), *modules)
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 
 from draftmark import Geometry
 from draftmark.loaded import LoadedBackend
-from draftmark.metadata import Layout
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
+from draftmark_contract.layouts import Layout
 from draftmark_contract.runner.item import Item, Outcome, Result, all_items, run_item
 from draftmark_contract.runner.verdict import judge
 
@@ -34,7 +34,7 @@ def _undecodable(geometry: Geometry, found: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-OPAQUE = {"metadata": _undecodable}
+OPAQUE = {"layouts": _undecodable}
 
 
 def backend(defect: str = "", *, kernels: bool) -> LoadedBackend:

@@ -1,15 +1,36 @@
 """draftmark: hardware-abstraction plugins for the attention layer of engines that decode speculatively.
 
-The names here need no torch: a geometry, its buffers, the hooks and the registry. The torch side lives in
-`draftmark.arena`, `.batch`, `.lengths`, `.cache`, `.graphs`, `.backend`, and the decoding loop in
-`draftmark_speculative`.
+This module and `draftmark.runtime` are the public API; every other module is internal and may change in any release.
+The names here are integers and need no torch: a geometry, its buffers, the class that a plugin derives from, the
+registry and the errors. `draftmark.runtime` has what holds tensors.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import DraftmarkError
+from .errors import (
+    BackendError,
+    BackendHookError,
+    BackendLoadError,
+    BackendRefusal,
+    BatchError,
+    BufferError,
+    CacheExhausted,
+    CaptureError,
+    DraftmarkError,
+    GeometryError,
+    GraphError,
+    GuardError,
+    LengthsError,
+    LoadFailure,
+    ModelError,
+    RequestError,
+)
 from .geometry import (
     DRAFT_MODES,
+    DTYPE_BYTES,
+    KV_DTYPES,
+    Q_DTYPES,
     TARGET_MODES,
     AttentionShape,
     DeviceProfile,
@@ -23,31 +44,30 @@ from .geometry import (
     maximum,
     minimum,
 )
-from .version import __version__
+from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
 if TYPE_CHECKING:
-    from .buffers import BufferSpec, Init, Lifetime, Memory, Role, Unit
+    from .buffers import BufferSpec, Init, Memory, Role, Unit
     from .hookspecs import BackendInfo, hookimpl
     from .loaded import LoadedBackend
-    from .metadata import HostLengthsNeed, Layout, LengthConvention, Level, MetadataSpec
-    from .registry import available, load
+    from .plugin import BackendPlugin
+    from .registry import Available, available, load
+    from .requirements import HostLengthsNeed, Requirements
 
 _HOMES = {
+    "Available": "registry",
+    "BackendInfo": "hookspecs",
+    "BackendPlugin": "plugin",
     "BufferSpec": "buffers",
+    "HostLengthsNeed": "requirements",
+    "Init": "buffers",
+    "LoadedBackend": "loaded",
+    "Memory": "buffers",
+    "Requirements": "requirements",
     "Role": "buffers",
     "Unit": "buffers",
-    "Memory": "buffers",
-    "Init": "buffers",
-    "Lifetime": "buffers",
-    "BackendInfo": "hookspecs",
-    "hookimpl": "hookspecs",
-    "LoadedBackend": "loaded",
-    "HostLengthsNeed": "metadata",
-    "Layout": "metadata",
-    "LengthConvention": "metadata",
-    "Level": "metadata",
-    "MetadataSpec": "metadata",
     "available": "registry",
+    "hookimpl": "hookspecs",
     "load": "registry",
 }
 
@@ -56,34 +76,50 @@ def __getattr__(name: str) -> Any:
     # pluggy and importlib.metadata cost more than the rest of this package: they are paid when first used.
     if name not in _HOMES:
         raise AttributeError(f"module 'draftmark' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
 __all__ = [
+    "CONTRACT_MAJOR",
+    "CONTRACT_MINOR",
     "DRAFT_MODES",
+    "DTYPE_BYTES",
+    "KV_DTYPES",
+    "Q_DTYPES",
     "TARGET_MODES",
     "AttentionShape",
-    "LoadedBackend",
+    "Available",
+    "BackendError",
+    "BackendHookError",
     "BackendInfo",
+    "BackendLoadError",
+    "BackendPlugin",
+    "BackendRefusal",
+    "BatchError",
+    "BufferError",
     "BufferSpec",
+    "CacheExhausted",
+    "CaptureError",
     "DeviceProfile",
     "DraftShape",
     "DraftmarkError",
     "Extent",
     "Geometry",
+    "GeometryError",
     "GeometryPair",
+    "GraphError",
+    "GuardError",
     "HostLengthsNeed",
     "Init",
-    "Layout",
-    "LengthConvention",
-    "Level",
-    "Lifetime",
+    "LengthsError",
     "Limits",
+    "LoadFailure",
+    "LoadedBackend",
     "Memory",
-    "MetadataSpec",
     "Mode",
+    "ModelError",
+    "RequestError",
+    "Requirements",
     "Role",
     "Unit",
     "__version__",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from math import prod
 
 from .errors import BufferError
 from .geometry import DTYPE_BYTES
@@ -24,7 +24,7 @@ class Role(StrEnum):
     KV_LAST_PAGE_LEN = "kv_last_page_len"
     """Tokens in each request's last page, 1 … P."""
     KV_LENS = "kv_lens"
-    """KV length of each request, in the convention its `MetadataSpec` declares."""
+    """KV length of each request: of its prefix, of its tail, or of both, as the plugin's contract notes say."""
     QO_INDPTR = "qo_indptr"
     """Start of each request's query rows; R + 1."""
     PAGE_TABLE = "page_table"
@@ -54,7 +54,7 @@ class Role(StrEnum):
 
 
 OWN_ROLES = frozenset({Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE})
-"""Roles whose need only the plugin knows; its `usage()` says how much one batch takes."""
+"""Roles whose need only the plugin knows; `usage` in its contract notes says how much one batch takes."""
 
 
 class Unit(StrEnum):
@@ -82,13 +82,6 @@ class Init(StrEnum):
     ZEROS = "zeros"
 
 
-class Lifetime(StrEnum):
-    """For how long the content must survive: every replay of a graph, or one step."""
-
-    GRAPH = "graph"
-    STEP = "step"
-
-
 @dataclass(frozen=True)
 class BufferSpec:
     """One buffer.
@@ -96,35 +89,29 @@ class BufferSpec:
     Attributes:
         name: unique within a backend, e.g. ``"slot_mapping"``.
         role: what the content means.
-        shape: extents as ints (or symbolic ints in a proof), outermost first.
+        shape: extents, outermost first.
         dtype: torch dtype name, e.g. ``"int32"``.
         unit: what the entries count.
         formula: where the shape comes from, for readers: ``"max_rows"`` or a vendor page.
-        memory, init, lifetime: residency, first content, and how long content must survive.
-        shared: several geometries of one model may use the same memory (content is rewritten each step).
+        memory, init: where it lives, and what it holds before its first use.
     """
 
     name: str
     role: Role
-    shape: tuple[Any, ...]
+    shape: tuple[int, ...]
     dtype: str
     unit: Unit
     formula: str
     memory: Memory = Memory.DEVICE
     init: Init = Init.EMPTY
-    lifetime: Lifetime = Lifetime.GRAPH
-    shared: bool = False
 
     @property
-    def numel(self) -> Any:
+    def numel(self) -> int:
         """Entries, as the product of the shape."""
-        count: Any = 1
-        for extent in self.shape:
-            count = count * extent
-        return count
+        return prod(self.shape)
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> int:
         """Bytes of the payload, guard words not counted."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
@@ -154,7 +141,7 @@ def validate_specs(specs: list[BufferSpec]) -> None:
 
 def _check_kinds(spec: BufferSpec) -> None:
     """A plain string where an enum is meant compares equal to it, and would then fail the first `is`."""
-    kinds = (("role", Role), ("unit", Unit), ("memory", Memory), ("init", Init), ("lifetime", Lifetime))
+    kinds = (("role", Role), ("unit", Unit), ("memory", Memory), ("init", Init))
     for name, kind in (*kinds, ("shape", tuple)):
         value = getattr(spec, name)
         if not isinstance(value, kind):

@@ -86,7 +86,7 @@ def _kind(name: str, device: torch.device | str) -> str:
         ) from None
 
 
-def profile(device: torch.device | str) -> DeviceProfile:
+def device_profile(device: torch.device | str) -> DeviceProfile:
     """The `DeviceProfile` of a device at hand, for `Geometry.create`."""
     import torch
 

@@ -4,6 +4,7 @@
     ├── GeometryError          a shape, limit or draft setting that cannot be served
     ├── BackendError
     │   ├── BackendLoadError   a backend cannot be found, imported, or trusted to be one
+    │   ├── BackendHookError   a hook of a loaded backend raised, or returned the wrong thing
     │   └── BackendRefusal     a loaded backend says no to a geometry, with its reasons
     ├── BufferError            a buffer specification, or an arena asked for the wrong thing
     │   └── GuardError         a guard word was overwritten
@@ -58,7 +59,7 @@ class LoadFailure(StrEnum):
 
 
 class BackendLoadError(BackendError):
-    """A backend that cannot be used at all; `failure` is the class of cause, `remedy` the way out."""
+    """A backend that cannot be used at all; `failure` is the kind of cause, `remedy` the way out."""
 
     def __init__(self, name: str, failure: LoadFailure, cause: str, remedy: str) -> None:
         self.name = name
@@ -66,6 +67,25 @@ class BackendLoadError(BackendError):
         self.cause = cause
         self.remedy = remedy
         super().__init__(f"backend {name!r} cannot be loaded ({failure.value}): {cause}; {remedy}")
+
+
+class BackendHookError(BackendError):
+    """A hook of a loaded backend failed in service.
+
+    Attributes:
+        name: the backend.
+        hook: the hook's name without its prefix, e.g. ``"buffers"``.
+        failure: `LoadFailure.HOOK_RAISED` or `LoadFailure.WRONG_RETURN`.
+        cause, remedy: what happened, and the way out.
+    """
+
+    def __init__(self, name: str, hook: str, failure: LoadFailure, cause: str, remedy: str) -> None:
+        self.name = name
+        self.hook = hook
+        self.failure = failure
+        self.cause = cause
+        self.remedy = remedy
+        super().__init__(f"backend {name!r} failed in service: its hook {hook}() {cause}; {remedy}")
 
 
 class BackendRefusal(BackendError):

@@ -1,10 +1,11 @@
-"""The hooks of a backend, seven required and one optional, and the version of the contract they belong to.
+"""The hooks of a backend, six required and two optional.
 
 pluggy serves at start-up only: a hook call costs over a microsecond, so the step loop calls the plain methods
-of `draftmark.backend.AttentionBackend` instead. Hooks take no default arguments; dataclasses grow.
+of `draftmark.runtime.AttentionBackend` instead. Hooks take no default arguments; dataclasses grow.
 
-A backend is a module (or object) whose functions carry `hookimpl`, named by an entry point in the group
-``draftmark.backends.v1``; the group carries the contract's major.
+A backend is named by an entry point in the group ``draftmark.backends.v1``, which carries the contract's major. It is
+a class derived from `draftmark.BackendPlugin`, which implements every hook; an object or a module whose functions
+carry `hookimpl` serves as well.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from .buffers import BufferSpec
-from .geometry import Geometry, Mode
-from .metadata import MetadataSpec
+from .geometry import Geometry
+from .requirements import Requirements
 
 if TYPE_CHECKING:
     import torch
 
     from .arena import Arena
     from .backend import AttentionBackend
-    from .batch import ForwardBatch
     from .graphs import GraphState
     from .tree import TreeOps
 
@@ -45,6 +45,8 @@ class BackendInfo:
         runtime: import names that must be present before a device is used, e.g. ``("flashinfer",)``.
         install: the pip command that brings the runtime.
         summary: one line for `draftmark list`.
+        runs_code_of: names of other backends whose code runs as part of this one, e.g. ``("cuda_triton",)``; a verdict
+            on this backend holds for their present code too.
     """
 
     name: str
@@ -54,11 +56,12 @@ class BackendInfo:
     runtime: tuple[str, ...] = ()
     install: str = ""
     summary: str = ""
+    runs_code_of: tuple[str, ...] = ()
 
 
 @hookspec(firstresult=True)
 def draftmark_describe() -> BackendInfo:  # type: ignore[empty-body]
-    """Say who the backend is. Must not import a vendor package."""
+    """Who the backend is. Must not import a vendor package."""
 
 
 @hookspec(firstresult=True)
@@ -67,21 +70,13 @@ def draftmark_supports(geometry: Geometry) -> list[str]:  # type: ignore[empty-b
 
 
 @hookspec(firstresult=True)
+def draftmark_requirements(geometry: Geometry) -> Requirements:  # type: ignore[empty-body]
+    """What the engine must give: lengths on the host, null pages of their own. Must not import torch."""
+
+
+@hookspec(firstresult=True)
 def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[empty-body]
     """Everything that must exist before capture and never move. Pure integers; must not import torch."""
-
-
-@hookspec(firstresult=True)
-def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:  # type: ignore[empty-body]
-    """For each served mode, what the metadata means. Must not import torch."""
-
-
-@hookspec(firstresult=True)
-def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:  # type: ignore[empty-body]
-    """Bytes of each own-role buffer (`buffers.OWN_ROLES`) and of host staging that one batch uses, by buffer name.
-
-    Sizing asks with a batch of integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`): read no tensor of it.
-    """
 
 
 @hookspec(firstresult=True)
@@ -96,19 +91,26 @@ def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphStat
 
 @hookspec(firstresult=True)
 def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:  # type: ignore[empty-body]
-    """Optional, since contract 1.1: kernels for what the decoding loop does with draft trees on the device.
+    """Kernels for what the decoding loop does with draft trees on the device. Optional.
 
-    Without it, or where it returns None, torch operations serve. Mark it ``hookimpl(optionalhook=True)`` if the plugin
-    shall load with a core of contract 1.0 too.
+    Without it, or where it returns None, torch operations serve.
     """
 
 
-OPTIONAL_HOOKS: tuple[str, ...] = (f"{PREFIX}tree_ops",)
+@hookspec(firstresult=True)
+def draftmark_contract_notes() -> object:
+    """What only the conformance suite reads: the meaning of metadata buffers, bytes in use. Optional.
+
+    See `draftmark_contract.notes`. Without it the suite judges what it can and counts the rest as not judged.
+    """
+
+
+OPTIONAL_HOOKS: tuple[str, ...] = (f"{PREFIX}contract_notes", f"{PREFIX}tree_ops")
 """Hooks that a backend may leave out."""
 HOOKS: tuple[str, ...] = tuple(
     sorted(name for name in globals() if name.startswith(PREFIX) and name not in OPTIONAL_HOOKS)
 )
-"""The required hooks, all seven."""
+"""The required hooks, all six."""
 
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:

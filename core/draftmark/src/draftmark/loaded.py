@@ -1,6 +1,6 @@
 """A loaded backend: its hooks as checked, plain methods.
 
-No torch import: `describe`, `supports`, `buffers` and `metadata` serve `draftmark list` and `draftmark size`
+No torch import: `info`, `supports`, `requirements` and `buffers` serve `draftmark list` and `draftmark size`
 where torch cannot be imported. `open` binds the backend to a device and is the only method that needs one.
 """
 
@@ -9,24 +9,22 @@ from __future__ import annotations
 import importlib.metadata as md
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
-from . import hookspecs
 from .buffers import BufferSpec, validate_specs
-from .errors import BackendLoadError, BackendRefusal, BufferError, DraftmarkError, LoadFailure
-from .geometry import Geometry, Mode
-from .hookspecs import HOOKS, OPTIONAL_HOOKS, PREFIX, BackendInfo, hook_arguments
-from .metadata import HostLengthsNeed, MetadataSpec
-from .version import CONTRACT_MAJOR, CONTRACT_MINOR
+from .errors import BackendHookError, BackendLoadError, BackendRefusal, BufferError, DraftmarkError, LoadFailure
+from .geometry import Geometry
+from .hookspecs import PREFIX, BackendInfo
+from .plugin import BackendPlugin
+from .registration import one_line, plugin_of, register
+from .requirements import HostLengthsNeed, Requirements
 
 if TYPE_CHECKING:
     import torch
 
     from .arena import Arena
     from .backend import AttentionBackend
-    from .batch import ForwardBatch
     from .graphs import GraphState
     from .tree import TreeOps
 
@@ -34,13 +32,19 @@ if TYPE_CHECKING:
 class LoadedBackend:
     """One plugin, alone in its own plugin manager.
 
-    Every method raises `BackendLoadError` (``hook raised`` or ``wrong return type``) instead of whatever the
+    Every method raises `BackendHookError` (``hook raised`` or ``wrong return type``) instead of whatever the
     plugin raised, so that one broken plugin reads like any other failure.
+
+    Attributes:
+        name: the entry point's name.
+        plugin: what the entry point named: a `BackendPlugin`, a module or another object with hooks.
+        info: who the backend says it is.
     """
 
     def __init__(self, name: str, plugin: object) -> None:
         self.name = name
-        self._hooks = _register(name, plugin)
+        self.plugin = plugin
+        self._hooks = register(name, plugin)
         self.info: BackendInfo = self._call("describe", BackendInfo)
         if self.info.name != name:
             raise BackendLoadError(
@@ -52,21 +56,12 @@ class LoadedBackend:
 
     @classmethod
     def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:
-        """Import one entry point and check it.
+        """Import one entry point and check it; a class is called without arguments.
 
         Raises:
             BackendLoadError: import error, missing hook, unknown hook or wrong signature.
         """
-        try:
-            plugin = entry.load()
-        except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
-            raise BackendLoadError(
-                entry.name,
-                LoadFailure.IMPORT_ERROR,
-                f"importing {entry.value} raised {_one_line(error)}",
-                "reinstall the plugin, and keep vendor imports inside open_backend and graph_state",
-            ) from error
-        return cls(entry.name, plugin)
+        return cls(entry.name, plugin_of(entry))
 
     # -- integers, no device ------------------------------------------------------------------------------
 
@@ -80,7 +75,8 @@ class LoadedBackend:
     def require(self, geometry: Geometry) -> None:
         """Raise `BackendRefusal` with the backend's own reasons unless it serves `geometry`."""
         reasons = self.supports(geometry)
-        if not reasons and self.host_lengths(geometry) is HostLengthsNeed.EXACT and geometry.limits.overlap:
+        exact = not reasons and self.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
+        if exact and geometry.limits.overlap:
             reasons = ["it needs exact host lengths, which overlap cannot give: use overlap=False"]
         if reasons:
             raise BackendRefusal(self.name, reasons)
@@ -91,27 +87,29 @@ class LoadedBackend:
         try:
             validate_specs(specs)
         except BufferError as error:
-            remedy = "mend the plugin's sizing"
-            raise BackendLoadError(self.name, LoadFailure.WRONG_RETURN, str(error), remedy) from error
+            raise self._failed("buffers", LoadFailure.WRONG_RETURN, f"returned a bad buffer: {error}") from error
         return specs
 
-    def metadata(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
-        """What the metadata means, per served mode."""
-        spec: dict[Mode, MetadataSpec] = self._call("metadata", dict, geometry=geometry)
-        missing = [mode.value for mode in geometry.modes if not isinstance(spec.get(mode), MetadataSpec)]
-        if missing:
-            raise self._wrong_return("metadata", f"a MetadataSpec for {', '.join(missing)}", sorted(map(str, spec)))
-        return spec
+    def requirements(self, geometry: Geometry) -> Requirements:
+        """What the engine must give for `geometry`."""
+        found: Requirements = self._call("requirements", Requirements, geometry=geometry)
+        if not isinstance(found.host_lengths, HostLengthsNeed) or not isinstance(found.unique_slots, bool):
+            raise self._wrong_return("requirements", "Requirements of a HostLengthsNeed and a bool", found)
+        return found
 
-    def host_lengths(self, geometry: Geometry) -> HostLengthsNeed:
-        """The strongest need for host lengths over the modes that `geometry` serves."""
-        metadata = self.metadata(geometry)
-        return HostLengthsNeed.strongest(metadata[mode].host_lengths for mode in geometry.modes)
+    def contract_notes(self) -> object | None:
+        """What the plugin tells the conformance suite, unread; None where it says nothing."""
+        notes: object | None = self._offer("contract_notes")
+        return notes
 
-    def unique_slots(self, geometry: Geometry) -> bool:
-        """Whether any mode needs unique KV slots for padded rows too; see `Geometry.null_pages`."""
-        metadata = self.metadata(geometry)
-        return any(metadata[mode].unique_slots for mode in geometry.modes)
+    @property
+    def module(self) -> str:
+        """Name of the module that defines the plugin."""
+        if isinstance(self.plugin, ModuleType):
+            return self.plugin.__name__
+        if isinstance(self.plugin, BackendPlugin):
+            return type(self.plugin).__module__
+        return str(self.implementation("describe").__module__)
 
     # -- device -------------------------------------------------------------------------------------------
 
@@ -157,11 +155,6 @@ class LoadedBackend:
         """`allocate` and `bind` in one, for a caller who never looks at the arena."""
         return self.bind(geometry, self.allocate(geometry, device, guard=guard))
 
-    def usage(self, geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-        """Bytes of each own-role buffer that `batch` uses, by buffer name."""
-        used: dict[str, int] = self._call("usage", dict, geometry=geometry, batch=batch)
-        return used
-
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
         """A fresh graph state for `device`."""
         from .graphs import GraphState
@@ -202,51 +195,16 @@ class LoadedBackend:
         except DraftmarkError:
             raise
         except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller reads one kind of failure
-            raise BackendLoadError(
-                self.name,
-                LoadFailure.HOOK_RAISED,
-                f"{hook}() raised {_one_line(error)}",
-                "report it to the plugin's authors with this geometry",
-            ) from error
+            remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
+            raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
 
-    def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError:
-        return BackendLoadError(
-            self.name, LoadFailure.WRONG_RETURN, f"{hook}() must return {expected}, got {got!r}", "mend the plugin"
-        )
+    def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError | BackendHookError:
+        return self._failed(hook, LoadFailure.WRONG_RETURN, f"must return {expected}, got {got!r}")
 
-
-def _register(name: str, plugin: object) -> Any:
-    """A manager that holds `plugin` alone; checks hook names and signatures."""
-    manager = pluggy.PluginManager("draftmark")
-    manager.add_hookspecs(hookspecs)
-    # Before 1.7 pluggy raises AttributeError for an absent name.
-    named = [hook for hook in HOOKS if hasattr(plugin, hook)]
-    present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
-    missing = [hook for hook in HOOKS if hook not in present]
-    if missing:
-        raise BackendLoadError(
-            name,
-            LoadFailure.MISSING_HOOK,
-            f"{', '.join(missing)} not implemented",
-            "decorate all seven hooks with draftmark.hookimpl",
-        )
-    try:
-        manager.register(plugin, name)
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise _validation_failure(name, error) from error
-    return manager.hook
-
-
-def _one_line(error: BaseException) -> str:
-    """A foreign error as part of a sentence."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _validation_failure(name: str, error: pluggy.PluginValidationError) -> BackendLoadError:
-    text = " ".join(str(error).split())
-    if "unknown hook" in text:
-        known = f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has: {', '.join(HOOKS + OPTIONAL_HOOKS)}"
-        return BackendLoadError(name, LoadFailure.UNKNOWN_HOOK, text, known)
-    expected = "; ".join(f"{hook}({', '.join(args)})" for hook, args in hook_arguments().items())
-    return BackendLoadError(name, LoadFailure.WRONG_SIGNATURE, text, f"the signatures are {expected}")
+    def _failed(
+        self, hook: str, failure: LoadFailure, what: str, remedy: str = "fix the plugin"
+    ) -> BackendLoadError | BackendHookError:
+        """The error for a hook that failed: nothing is loaded before `describe` has answered."""
+        if hook == "describe":
+            return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
+        return BackendHookError(self.name, hook, failure, what, remedy)

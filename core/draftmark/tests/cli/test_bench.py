@@ -21,23 +21,20 @@ SHAPE = AttentionShape(2, 1, 16, 16, "float32", "float32")
 CPU = torch.device("cpu")
 
 SPOILT = """
-from draftmark.reference import *
-from draftmark.reference.backend import ReferenceBackend as _Reference
-from draftmark import hookimpl
-from draftmark.hookspecs import BackendInfo
+from draftmark import BackendInfo
+from draftmark.reference import ReferencePlugin
+from draftmark.reference.backend import ReferenceBackend
 
-class Wrong(_Reference):
+class Wrong(ReferenceBackend):
     def attend(self, q, cache, batch, out):
         super().attend(q, cache, batch, out)
         {spoil}
 
-@hookimpl
-def draftmark_describe():
-    return BackendInfo(name={name!r}, device="any", contract_minor=0, host_kernels=True, runtime=())
+class Plugin(ReferencePlugin):
+    info = BackendInfo(name={name!r}, device="any", contract_minor=0, host_kernels=True, runtime=())
 
-@hookimpl
-def draftmark_open_backend(geometry, arena):
-    return Wrong(geometry, arena)
+    def open_backend(self, geometry, arena):
+        return Wrong(geometry, arena)
 """
 
 

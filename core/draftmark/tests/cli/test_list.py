@@ -14,7 +14,7 @@ def test_reference_is_listed(draftmark: Run) -> None:
     done = draftmark("list")
     assert done.code == 0
     row = next(line for line in done.out.splitlines() if line.startswith("reference"))
-    assert row.split()[1:] == ["draftmark", "0.1.0", "v1", "draftmark.reference"]
+    assert row.split()[1:] == ["draftmark", "0.1.0", "v1", "draftmark.reference:ReferencePlugin"]
 
 
 def test_json_has_a_schema_number(draftmark: Run) -> None:

@@ -112,9 +112,7 @@ def needy(distribution, need):
     """A backend that declares one need of host lengths in all its modes."""
     distribution(
         "needy",
-        extra="from dataclasses import replace\nfrom draftmark import HostLengthsNeed\n"
-        "from draftmark.reference import sizing\n@hookimpl\ndef draftmark_metadata(geometry):\n"
-        f"    need = HostLengthsNeed({need.value!r})\n"
-        "    return {m: replace(s, host_lengths=need) for m, s in sizing.metadata(geometry).items()}\n",
+        extra="from draftmark import HostLengthsNeed, Requirements\n@hookimpl\ndef draftmark_requirements(geometry):\n"
+        f"    return Requirements(HostLengthsNeed({need.value!r}))\n",
     )
     return draftmark.load("needy")

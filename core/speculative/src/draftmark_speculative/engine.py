@@ -11,8 +11,8 @@ from draftmark.errors import BackendRefusal, CacheExhausted, GeometryError
 from draftmark.geometry import DRAFT_MODES, GeometryPair, Mode
 from draftmark.graphs import padded_batch_size
 from draftmark.lengths import HostLengths
-from draftmark.metadata import HostLengthsNeed
 from draftmark.registry import load
+from draftmark.requirements import HostLengthsNeed
 
 from .allocator import PageAllocator
 from .config import EngineConfig, HostKind

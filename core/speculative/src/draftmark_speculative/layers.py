@@ -12,11 +12,11 @@ from draftmark.arena import Arena
 from draftmark.backend import AttentionBackend
 from draftmark.batch import ForwardBatch, validate
 from draftmark.cache import KVPool
-from draftmark.devices import profile
+from draftmark.devices import device_profile
 from draftmark.geometry import TARGET_MODES, AttentionShape, Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown
 from draftmark.loaded import LoadedBackend
-from draftmark.metadata import HostLengthsNeed
+from draftmark.requirements import HostLengthsNeed
 from draftmark.tree import VerifyResult
 
 from .config import EngineConfig
@@ -53,7 +53,7 @@ class Pages:
     @classmethod
     def plan(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> Pages:
         """Enough for every geometry; see `EngineConfig.num_pages`."""
-        unique = any(loaded.unique_slots(geometry) for geometry in geometries)
+        unique = any(loaded.requirements(geometry).unique_slots for geometry in geometries)
         null: int = geometries[0].null_pages(unique)
         total = config.num_pages or null + config.max_num_reqs * geometries[0].max_pages_per_req
         return cls(null, total, unique)
@@ -91,7 +91,7 @@ class AttentionLayers:
         shapes = list(dict.fromkeys(model.layers))
         self.geometry = geometries[0]
         self.pages = pages
-        self.host_need = HostLengthsNeed.strongest(loaded.host_lengths(geometry) for geometry in geometries)
+        self.host_need = HostLengthsNeed.strongest(loaded.requirements(one).host_lengths for one in geometries)
         self.tree_ops = loaded.tree_ops(self.geometry, device)
         self.groups = []
         for shape, geometry in zip(shapes, geometries, strict=True):
@@ -174,7 +174,7 @@ def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes
         window_left=layer.window_left,
         logits_soft_cap=layer.logits_soft_cap,
     )
-    return Geometry.create(shape, config.limits, config.draft_shape, profile(model.device), modes)
+    return Geometry.create(shape, config.limits, config.draft_shape, device_profile(model.device), modes)
 
 
 def _homes(layers: Sequence[LayerAttention], shapes: Sequence[LayerAttention]) -> list[tuple[int, int]]:

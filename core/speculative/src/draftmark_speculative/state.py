@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from draftmark.batch import BatchBuffers
-from draftmark.geometry import Geometry, ceil_div
+from draftmark.geometry import Geometry
 from draftmark.lengths import SequenceLengths
 from draftmark.transfer import to_device
 
@@ -35,7 +35,7 @@ class DeviceState:
         self.lengths = SequenceLengths(reqs, geometry.max_prefix_len, device)
         self.page_table = torch.zeros(2 * reqs, geometry.max_pages_per_req, dtype=torch.int32, device=device)
         if unique_slots:
-            pages = ceil_div(geometry.max_tail, geometry.attention.page_size)
+            pages = geometry.null_pages_per_req
             ids = torch.arange(reqs * pages, dtype=torch.int32, device=device)
             self.page_table[reqs:, :pages] = ids.view(reqs, pages)
         self.batch = BatchBuffers(geometry, device)

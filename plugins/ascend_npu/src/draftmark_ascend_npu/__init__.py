@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import BackendInfo, Geometry, Mode, hookimpl
-from draftmark.version import CONTRACT_MINOR
+from draftmark import (
+    CONTRACT_MINOR,
+    BackendInfo,
+    BackendPlugin,
+    Geometry,
+    HostLengthsNeed,
+    Requirements,
+)
 
 from . import sizing
 from .support import reasons_against
@@ -18,17 +24,13 @@ from .support import reasons_against
 if TYPE_CHECKING:
     import torch
 
-    from draftmark import BufferSpec, MetadataSpec
-    from draftmark.arena import Arena
-    from draftmark.backend import AttentionBackend
-    from draftmark.batch import ForwardBatch
-    from draftmark.graphs import GraphState
+    from draftmark.runtime import Arena, AttentionBackend, GraphState
 
 
-@hookimpl
-def draftmark_describe() -> BackendInfo:
-    """Who this is."""
-    return BackendInfo(
+class AscendPlugin(BackendPlugin):
+    """Fused attention and NPU graphs; trees as a prefix and a tail, merged by log-sum-exp."""
+
+    info = BackendInfo(
         name="ascend_npu",
         device="npu",
         contract_minor=CONTRACT_MINOR,
@@ -37,47 +39,26 @@ def draftmark_describe() -> BackendInfo:
         install="pip install 'draftmark-ascend-npu[runtime]', in an environment with CANN",
         summary="fused attention and NPU graphs; trees as prefix and tail, merged by log-sum-exp",
     )
+    supports = staticmethod(reasons_against)
+    buffers = staticmethod(sizing.buffers)
 
+    def requirements(self, geometry: Geometry) -> Requirements:
+        """Exact lengths on the host, since actual_seq_lengths_kv is a list of the host's; and slots that are unique.
 
-@hookimpl
-def draftmark_supports(geometry: Geometry) -> list[str]:
-    """Reasons why not."""
-    return reasons_against(geometry)
+        Page npu_scatter_pa_kv_cache: "values must not repeat".
+        """
+        return Requirements(HostLengthsNeed.EXACT, unique_slots=True)
 
+    def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
+        """Only the metadata runs on CPU tensors."""
+        from .backend import AscendBackend
 
-@hookimpl
-def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Slots, block tables and a constant mask; for trees, the tail and the two partial results."""
-    return sizing.buffers(geometry)
+        return AscendBackend(geometry, arena)
 
+    def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
+        """NPU graphs on an NPU; recorded graphs on the CPU."""
+        if device.type == "npu":
+            from .graph import NpuGraphState
 
-@hookimpl
-def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """Pages by request, exact host lengths, unique slots."""
-    return sizing.metadata(geometry)
-
-
-@hookimpl
-def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of the plugin's own buffers that one batch uses."""
-    return sizing.usage(geometry, batch)
-
-
-@hookimpl
-def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:
-    """Bind to the arena."""
-    from .backend import AscendBackend
-
-    return AscendBackend(geometry, arena)
-
-
-@hookimpl
-def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:
-    """NPU graphs on an NPU; recorded graphs on the CPU, where only the metadata runs."""
-    if device.type == "npu":
-        from .graph import NpuGraphState
-
-        return NpuGraphState(device)
-    from draftmark.graphs import graph_state_for
-
-    return graph_state_for(device)
+            return NpuGraphState(device)
+        return super().graph_state(geometry, device)

@@ -1,32 +1,13 @@
-"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+"""The buffers. Integers only: it also runs on the symbols of a proof.
 
 No buffer but the block tables grows with the context; the masks do not. A geometry without trees has the first three.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftmark import (
-    BufferSpec,
-    Extent,
-    Geometry,
-    HostLengthsNeed,
-    Init,
-    Layout,
-    LengthConvention,
-    Level,
-    MetadataSpec,
-    Mode,
-    Role,
-    Unit,
-    maximum,
-    minimum,
-)
-from draftmark.geometry import DTYPE_BYTES
-
-if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
+from draftmark import BufferSpec, Extent, Geometry, Init, Mode, Role, Unit, maximum, minimum
 
 SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
 TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
@@ -73,51 +54,11 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
 def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
     """Requests, rows, tail slots and row-slot pairs of the largest tree forwards of so many requests."""
     last = maximum(geometry.num_draft_steps - 1, 0)
-    found = [_extents(reqs, geometry.extent(mode, last)) for mode in tree_modes(geometry)]
+    found = [mode_extents(reqs, geometry.extent(mode, last)) for mode in tree_modes(geometry)]
     return tuple(maximum(*each) for each in zip(*found, strict=True))
 
 
-def _extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
+def mode_extents(reqs: Any, extent: Extent) -> tuple[Any, Any, Any, Any]:
     """Of one mode; nothing where a request has one row, whose tail is a chain."""
     trees = reqs * minimum(1, extent.q_len - 1)
     return trees, trees * extent.q_len, trees * extent.tail_len, trees * extent.q_len * extent.tail_len
-
-
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One pass over prefix and tail, or, where trees may come, one over each; both by the plugin's own table."""
-    named = {"page_table": TABLES, "slot_mapping": SLOTS}
-    whole = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
-    prefix = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX, named)
-    tail = Level(Layout.PAGE_TABLE, LengthConvention.TAIL, named, masked=True)
-    trees = tree_modes(geometry)
-    return {
-        mode: MetadataSpec(
-            (prefix, tail) if mode in trees else (whole,),
-            unique_slots=True,  # page npu_scatter_pa_kv_cache: "values must not repeat"
-            mask_stride=geometry.mask_words,
-            host_lengths=HostLengthsNeed.EXACT,  # actual_seq_lengths_kv is a list of the host's
-        )
-        for mode in geometry.modes
-    }
-
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers."""
-    used = {spec.name: 0 for spec in buffers(geometry) if spec.name not in (SLOTS, TABLES)}
-    used[TRIANGLE] = TRIANGLE_SIDE * TRIANGLE_SIDE
-    extent = batch.uniform
-    if batch.mode not in tree_modes(geometry) or extent is None:
-        return used
-    a = geometry.attention
-    reqs, rows, slots, pairs = _extents(batch.padded_reqs, extent)
-    element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
-    return used | {
-        TAIL_SLOTS: slots * 8,
-        TAIL_MASK: pairs,
-        TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,
-        HAS_PREFIX: reqs * 4,
-        PARTS: 2 * heads * a.head_dim * element,
-        LSES: 2 * heads * 4,
-        WEIGHT: heads * 4,
-        MERGE: 2 * heads * a.head_dim * 4,
-    }

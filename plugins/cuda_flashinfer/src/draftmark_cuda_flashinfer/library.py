@@ -49,9 +49,9 @@ def answers_for(device: DeviceProfile) -> bool:
         return False
     import torch
 
-    from draftmark.devices import profile
+    from draftmark.devices import device_profile
 
-    return torch.cuda.is_available() and profile("cuda") == device
+    return torch.cuda.is_available() and device_profile("cuda") == device
 
 
 @lru_cache(maxsize=8)

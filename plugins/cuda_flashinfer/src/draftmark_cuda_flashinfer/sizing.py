@@ -1,4 +1,4 @@
-"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+"""The buffers. Integers only: it also runs on the symbols of a proof.
 
 Lengths, page table, tree mask, depths and row offsets are read from the batch; kept are FlashInfer's flat page ids, the
 masked level's tokens and bits, one workspace of integers per plan that is alive at a time, and its staging.
@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftmark import (
     BufferSpec,
     Geometry,
-    HostLengthsNeed,
-    Layout,
-    LengthConvention,
-    Level,
     Memory,
-    MetadataSpec,
     Mode,
     Role,
     Unit,
@@ -28,7 +23,7 @@ from draftmark import (
 from . import levels, partition
 
 if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
+    from draftmark.runtime import ForwardBatch
 
 SLOTS, INDPTR, PAGES, LAST_PAGE = "slot_mapping", "kv_indptr", "kv_indices", "kv_last_page_len"
 TAIL_INDPTR, TAIL_SLOTS, TAIL_LAST_PAGE = "tail_indptr", "tail_slots", "tail_last_page_len"
@@ -185,54 +180,6 @@ def _uniform(geometry: Geometry) -> list[Mode]:
 def aligned(size: Any) -> Any:
     """`size` up to the alignment of FlashInfer's arrays."""
     return ceil_div(size, partition.ALIGNMENT) * partition.ALIGNMENT
-
-
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One causal level over prefix and tail; where the tail may be a tree, a prefix and a masked tail.
-
-    With a window the masked level also holds tokens of the prefix, which no layout of the contract describes: opaque.
-    """
-    paged = {"kv_indptr": INDPTR, "kv_indices": PAGES, "kv_last_page_len": LAST_PAGE, "slot_mapping": SLOTS}
-    tokens = {
-        "kv_indptr": TAIL_INDPTR, "kv_indices": TAIL_SLOTS, "kv_last_page_len": TAIL_LAST_PAGE, "tail_mask": MASK,
-        "mask_indptr": MASK_INDPTR, "slot_mapping": SLOTS,
-    }  # fmt: skip
-    windowed = geometry.attention.window_left >= 0
-    pages, slots = (Layout.OPAQUE, Layout.OPAQUE) if windowed else (Layout.CSR_PAGES, Layout.CSR_TOKENS)
-    causal = (Level(Layout.CSR_PAGES, LengthConvention.PREFIX_PLUS_TAIL, paged, masked=True),)
-    two = (Level(pages, LengthConvention.PREFIX, paged), Level(slots, LengthConvention.TAIL, tokens, masked=True))
-    exact = HostLengthsNeed.EXACT
-    tree = MetadataSpec(two, mask_dtype="uint8", lse_base="2", host_lengths=exact)
-    chain = MetadataSpec(causal, lse_base="2", host_lengths=exact)
-    return {mode: tree if levels.is_masked(geometry, mode) else chain for mode in geometry.modes}
-
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers, by the plugin's own count.
-
-    Its plans, and what their kernels write. A draft step's plan lies behind those of the steps before it, which count.
-    """
-    used = {spec.name: 0 for spec in buffers(geometry) if spec.role in _OWN}
-    a, extent = geometry.attention, batch.uniform
-    ints, tail_ints = plan_bytes(geometry)
-    used[STAGING] = staging_slots(geometry) * (aligned(ints) + aligned(tail_ints))
-    used[HOST_INDPTR] = HOST_INDPTRS * 4 * (batch.padded_reqs + 1)
-    if extent is None:
-        plan = plan_extend(geometry, batch)
-    else:
-        plan = partition.uniform(geometry, extent.q_len, batch.padded_reqs)
-        if levels.is_masked(geometry, batch.mode):
-            length = levels.masked_len(geometry, extent.tail_len)
-            used[TAIL_INTS] = partition.masked(geometry, extent.q_len, batch.padded_reqs, length).int_bytes
-            heads = batch.padded_reqs * extent.q_len * a.num_qo_heads
-            used[TAIL_OUT], used[LSE], used[TAIL_LSE] = heads * a.head_dim * 2, heads * 4, heads * 4
-    used[INTS] = plan_offset(geometry, batch.mode, batch.step) + plan.int_bytes
-    if FLOATS in used:
-        used[FLOATS] = plan.float_bytes
-    return used
-
-
-_OWN = (Role.WORKSPACE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.HOST_STAGING)
 
 
 def plan_extend(geometry: Geometry, batch: ForwardBatch) -> partition.Partition:

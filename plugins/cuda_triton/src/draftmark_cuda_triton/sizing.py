@@ -1,4 +1,4 @@
-"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+"""The buffers. Integers only: it also runs on the symbols of a proof.
 
 The page table, the tail mask, depths and lengths are read from the batch in place; what is kept is the slot of each
 row, the schedule, and the partial results of requests that the schedule cut.
@@ -6,26 +6,11 @@ row, the schedule, and the partial results of requests that the schedule cut.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftmark import (
-    BufferSpec,
-    Geometry,
-    HostLengthsNeed,
-    Layout,
-    LengthConvention,
-    Level,
-    MetadataSpec,
-    Mode,
-    Role,
-    Unit,
-    maximum,
-)
+from draftmark import BufferSpec, Geometry, Mode, Role, Unit, maximum
 
 from . import tiling
-
-if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
 
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
 
@@ -35,12 +20,12 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     a = geometry.attention
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
-        tiles = _ragged_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
+        tiles = ragged_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
         formula = "max_extend_tokens · group / block_m + max_reqs, request and tile"
         specs.append(BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiles, 2), "int32", Unit.ROWS, formula))
     uniform = [mode for mode in geometry.modes if mode is not Mode.EXTEND]
     if uniform:
-        cuts = [_cut(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in uniform]
+        cuts = [cut(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in uniform]
         # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
         pieces, rows = maximum(*(cut[0] for cut in cuts)), maximum(*(cut[1] for cut in cuts))
         formula = "2 · pieces · KV heads · row tiles · block_m"
@@ -52,7 +37,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     return specs
 
 
-def _cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
+def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
     """Pieces, and packed rows of partials, of forwards of so many requests with q_len rows each."""
     a, device = geometry.attention, geometry.device
     tile = tiling.choose(a, device, q_len)
@@ -60,26 +45,7 @@ def _cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
     return pieces, tiling.partial_rows(a, tile, pieces, q_len)
 
 
-def _ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
+def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
+    """Row tiles of an EXTEND forward of so many rows and requests, at most."""
     tile = tiling.choose(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len)
     return tiling.ragged_tiles(tile, geometry.attention.group_size, num_rows, num_reqs)
-
-
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """The same form in every mode: one masked level over the batch's own page table, mask and lengths."""
-    level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, {"slot_mapping": SLOTS}, masked=True)
-    spec = MetadataSpec((level,), mask_stride=geometry.mask_words, host_lengths=HostLengthsNeed.NONE)
-    return dict.fromkeys(geometry.modes, spec)
-
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers; of partials, at most."""
-    used = {spec.name: 0 for spec in buffers(geometry) if spec.name != SLOTS}
-    extent = batch.uniform
-    if extent is None:
-        used[ROW_TILES] = _ragged_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
-    else:
-        pieces, rows = _cut(geometry, extent.q_len, batch.padded_reqs)
-        used[WORK] = pieces * 4 * 4
-        used[PARTIAL_OUT], used[PARTIAL_LSE] = rows * geometry.attention.head_dim * 4, rows * 4
-    return used

@@ -6,25 +6,9 @@ WORKSPACE_BYTES is the size that its documentation recommends. The counters have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftmark import (
-    BufferSpec,
-    Geometry,
-    Init,
-    Layout,
-    LengthConvention,
-    Level,
-    MetadataSpec,
-    Mode,
-    Role,
-    Unit,
-    ceil_div,
-    maximum,
-)
-
-if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
+from draftmark import BufferSpec, Geometry, Init, Mode, Role, Unit, ceil_div, maximum
 
 LENS, SLOTS, KV_INDPTR, WORKSPACE, COUNTERS = "kv_lens", "slot_mapping", "kv_indptr", "workspace", "counters"
 WORKSPACE_BYTES = 128 << 20
@@ -40,7 +24,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     if Mode.EXTEND in geometry.modes:
         specs.append(BufferSpec(KV_INDPTR, Role.KV_INDPTR, (reqs + 1,), "int64", Unit.TOKENS, "max_reqs + 1"))
     formula = "8 · ceil(max(requests · query heads, SMs) / 8) (getTrtllmGenMultiCtasKvCounterBytes)"
-    count = _counters(geometry, reqs)
+    count = counters(geometry, reqs)
     return [
         *specs,
         BufferSpec(COUNTERS, Role.WORKSPACE, (count,), "int32", Unit.WORDS, formula, init=Init.ZEROS),
@@ -51,18 +35,6 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     ]  # fmt: skip
 
 
-def _counters(geometry: Geometry, requests: Any) -> Any:
+def counters(geometry: Geometry, requests: Any) -> Any:
+    """Counters that the library keeps for so many requests."""
     return 8 * ceil_div(maximum(requests * geometry.attention.num_qo_heads, geometry.device.num_sms), 8)
-
-
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One causal level over the batch's own page table; lengths include the tail."""
-    level = Level(
-        Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, {"kv_lens": LENS, "slot_mapping": SLOTS}, masked=True
-    )
-    return {mode: MetadataSpec((level,), mask_stride=geometry.mask_words) for mode in geometry.modes}
-
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Counters by formula; the workspace whole, since only the kernels know."""
-    return {COUNTERS: 4 * _counters(geometry, batch.padded_reqs), WORKSPACE: WORKSPACE_BYTES}

@@ -1,4 +1,4 @@
-"""Buffers and what they mean. Integers only: it also runs on the symbols of a proof.
+"""The buffers. Integers only: it also runs on the symbols of a proof.
 
 XQA checks no bound of its scratch, so the sizes here are its own arithmetic, read in `xqa/mha.cu` of FlashInfer
 0.6.18.post1: the keys of a request are split over ``max(1, SMs // (requests · KV heads))`` parts; only with two or more
@@ -7,27 +7,11 @@ there is something to merge, and then all parts together are no more than SMs, e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftmark import (
-    BufferSpec,
-    Geometry,
-    Init,
-    Layout,
-    LengthConvention,
-    Level,
-    MetadataSpec,
-    Mode,
-    Role,
-    Unit,
-    ceil_div,
-    maximum,
-)
+from draftmark import BufferSpec, Geometry, Init, Mode, Role, Unit, ceil_div, maximum
 
 from . import forms, gen_sizing
-
-if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
 
 LENS, SLOTS, MASK, INDPTR = "kv_lens", "slot_mapping", "tail_mask", "row_indptr"
 QUERIES, OUTPUTS = "staged_queries", "staged_outputs"
@@ -51,7 +35,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     specs += _tree_form(geometry)
     if forms.stages(geometry):
         specs += _staging(geometry)
-    return specs + _workspace(geometry)
+    return specs + workspace(geometry)
 
 
 def _tree_form(geometry: Geometry) -> list[BufferSpec]:
@@ -83,14 +67,14 @@ def _row_tiles(geometry: Geometry) -> BufferSpec:
     return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (count, 2), "int32", Unit.ROWS, formula)
 
 
-def _workspace(geometry: Geometry) -> list[BufferSpec]:
+def workspace(geometry: Geometry) -> list[BufferSpec]:
     """Scratch is written before it is read; the semaphores must be zero once, and each launch leaves them zero."""
     a, sms = geometry.attention, geometry.device.num_sms
     each = [forms.blocks(a.group_size, forms.q_rows(geometry, mode)) for mode in forms.masked_modes(geometry)] or [1]
     most = maximum(*each)
     formula = "xqa/mha.cu: parts <= SMs · blocks; per part 2 · 32 float32 and a block's rows of the padded head_dim"
-    trees = forms.has_trees(geometry) * _scratch(geometry, sms * most, forms.BLOCK_ROWS)
-    size = maximum(trees, _scratch(geometry, sms, a.group_size))
+    trees = forms.has_trees(geometry) * scratch(geometry, sms * most, forms.BLOCK_ROWS)
+    size = maximum(trees, scratch(geometry, sms, a.group_size))
     once = "SMs · blocks: one per merge"
     specs = [
         BufferSpec(SCRATCH, Role.WORKSPACE, (size,), "uint8", Unit.BYTES, formula),
@@ -101,66 +85,8 @@ def _workspace(geometry: Geometry) -> list[BufferSpec]:
     return specs
 
 
-def _scratch(geometry: Geometry, parts: Any, rows: int) -> Any:
+def scratch(geometry: Geometry, parts: Any, rows: int) -> Any:
     """Bytes of so many parts of `rows` rows; a segment starts at a multiple of its element's size (MemSegmenter)."""
     head = 64 if geometry.attention.head_dim <= 64 else 128 if geometry.attention.head_dim <= 128 else 256
     out = rows * head * 2
     return ceil_div(STATISTICS * parts, out) * out + parts * out
-
-
-def metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One masked level over the batch's own page table in every mode; lengths include the tail; no host lengths."""
-    if forms.uses_gen(geometry):
-        return gen_sizing.metadata(geometry)
-    return {mode: _meaning(geometry, mode) for mode in geometry.modes}
-
-
-def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
-    named = {"slot_mapping": SLOTS}
-    if mode is not Mode.EXTEND:
-        named["kv_lens"] = LENS
-    if mode not in forms.masked_modes(geometry):
-        level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
-        return MetadataSpec((level,), mask_stride=geometry.mask_words)
-    named |= {"tail_mask": MASK, "qo_indptr": INDPTR}
-    if mode is Mode.DRAFT and forms.stages(geometry):
-        named |= {"query_staging": QUERIES, "output_staging": OUTPUTS}
-    level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
-    stride = 2 * forms.mask_words(geometry, mode)
-    return MetadataSpec((level,), mask_stride=stride, mask_dtype="uint16", dummy_rows="last")
-
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes that one batch takes of the plugin's own buffers; of row tiles, at most.
-
-    Semaphores count whole: they are zeroed once for every batch there will be.
-    """
-    if forms.uses_gen(geometry):
-        return gen_sizing.usage(geometry, batch)
-    used = {spec.name: 0 for spec in buffers(geometry) if spec.role in (Role.SPLIT_SCHEDULE, Role.WORKSPACE)}
-    if batch.uniform is None:
-        used[ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
-        return used
-    used[SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _rows_told(geometry, batch))
-    used[SEMAPHORES] = next(spec.nbytes for spec in _workspace(geometry) if spec.name == SEMAPHORES)
-    if Q_SCALE in used:
-        used[Q_SCALE] = 4
-    return used
-
-
-def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
-    """Rows that the kernel of a batch is told of; 1 is the decode form."""
-    if batch.uniform is not None and batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
-        return 1
-    return int(forms.q_rows(geometry, batch.mode))
-
-
-def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
-    a = geometry.attention
-    width = geometry.max_pages_per_req * a.page_size
-    parts = min(max(1, geometry.device.num_sms // max(1, requests * a.num_kv_heads)), ceil_div(width, forms.KV_TILE))
-    if parts == 1:
-        return 0
-    blocks = 1 if rows == 1 else forms.blocks(a.group_size, rows)
-    held = a.group_size if rows == 1 else forms.BLOCK_ROWS
-    return int(_scratch(geometry, parts * requests * a.num_kv_heads * blocks, held))

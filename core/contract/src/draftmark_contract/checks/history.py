@@ -60,7 +60,7 @@ def equals_a_fresh_state(subject: BackendUnderTest, forwards: list[ForwardCase])
     from ..harness.harness import Harness, place
     from .lengths import SUFFICIENT
 
-    kinds = SUFFICIENT[subject.backend.host_lengths(forwards[0].geometry)][::-1]
+    kinds = SUFFICIENT[subject.backend.requirements(forwards[0].geometry).host_lengths][::-1]
     pages = max(forward.num_pages for forward in forwards)
     harness = Harness(subject, forwards[0].geometry, pages)
     for number, forward in enumerate(place(harness, forward) for forward in forwards):

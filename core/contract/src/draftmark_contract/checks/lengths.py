@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
-from draftmark.metadata import HostLengthsNeed
+from draftmark.requirements import HostLengthsNeed
 
 from ..behaviour import behaviour
 from ..cases.forward_sets import forward_cases
@@ -45,7 +45,7 @@ def of_any_kind_give_one_result(subject: BackendUnderTest, forward: ForwardCase)
 
     harness = Harness(subject, forward.geometry, forward.num_pages)
     forward = place(harness, forward)
-    kinds = SUFFICIENT[subject.backend.host_lengths(forward.geometry)]
+    kinds = SUFFICIENT[subject.backend.requirements(forward.geometry).host_lengths]
     told = {host_lengths(forward, kind): kind for kind in reversed(kinds)}  # one kind where two say the same
     for kind in reversed(told.values()):
         harness.arena.poison()
@@ -61,7 +61,7 @@ def exact_excludes_overlap(subject: BackendUnderTest, geometry: Geometry) -> Non
 
     subject.require(geometry)
     overlapped = replace(geometry, limits=replace(geometry.limits, overlap=True))
-    need = subject.backend.host_lengths(geometry)
+    need = subject.backend.requirements(geometry).host_lengths
     try:
         subject.backend.require(overlapped)
     except BackendRefusal:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from draftmark.buffers import BufferSpec, Init, Lifetime, Memory, Role, Unit
+from draftmark.buffers import BufferSpec, Init, Memory, Role, Unit
 from draftmark.geometry import Geometry, Mode
-from draftmark.metadata import HostLengthsNeed, Layout, LengthConvention, Level, MetadataSpec
 from draftmark.registry import available
 from draftmark.version import CONTRACT_MINOR
 
 from ..check import Case, ContractViolation, Tier, all_checks, check
+from ..layouts import Layout, LengthConvention, Level, MetadataSpec
 from ..runner.known import known_failures
 from ..sizing.geometries import mandatory, tight_geometries
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _PROBE = """
 import sys
 from draftmark import load
+from draftmark_contract.notes import Notes
 from draftmark_contract.sizing.geometries import mandatory
 backend, geometry = load(sys.argv[1]), mandatory()
-backend.supports(geometry), backend.buffers(geometry), backend.metadata(geometry)
+backend.supports(geometry), backend.requirements(geometry), backend.buffers(geometry), Notes(backend).layouts(geometry)
 heavy = [name for name in ("torch", *backend.info.runtime) if name in sys.modules]
 sys.exit("imported " + ", ".join(heavy) if heavy else 0)
 """
@@ -68,7 +69,7 @@ def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         _wrong(
-            "describe, supports, buffers and metadata must work without torch and the vendor's runtime",
+            "sizing, and the contract notes, must work without torch and the vendor's runtime",
             (done.stderr or done.stdout).strip().rpartition("\n")[2],
             "no import of either",
             "import them inside open_backend and graph_state",
@@ -77,7 +78,7 @@ def imports_lightly(subject: BackendUnderTest, _: None) -> None:
 
 @check(tier=Tier.SIZING, cases=_geometries)
 def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """supports, buffers and metadata are functions of the geometry: no state, no printing, no shared result."""
+    """supports, buffers and layouts are functions of the geometry: no state, no printing, no shared result."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     backend = subject.backend
@@ -85,7 +86,7 @@ def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
     hooks: list[tuple[str, Callable[[Geometry], Any]]] = [
         ("supports", backend.supports),
         ("buffers", backend.buffers),
-        ("metadata", backend.metadata),
+        ("layouts", subject.layouts),
     ]
     for name, hook in hooks:
         first = _quietly(name, hook, geometry)
@@ -105,12 +106,12 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
         _check_buffer(spec)
     roles = {spec.name: spec.role for spec in specs}
     dtypes, named = {spec.name: spec.dtype for spec in specs}, set[str]()
-    for mode, meta in subject.backend.metadata(geometry).items():
+    for mode, meta in subject.layouts(geometry).items() if subject.notes.says_layouts else ():
         _check_metadata(mode, meta, roles)
         _check_mask(mode, meta, dtypes, geometry)
         named |= {name for level in meta.levels for name in level.buffers.values()}
     for name, role in roles.items():
-        if role in _DECODED and name not in named:
+        if subject.notes.says_layouts and role in _DECODED and name not in named:
             _wrong(
                 f"buffer {name!r} (role {role.value}) is named by no level, so nobody can check what it says",
                 sorted(named),
@@ -153,7 +154,7 @@ _DECODED = frozenset(
     }
 )
 """Roles whose content the metadata oracle reads."""
-_SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init, "lifetime": Lifetime}
+_SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init}
 
 
 def _check_buffer(spec: BufferSpec) -> None:
@@ -175,9 +176,6 @@ def _check_metadata(mode: Mode, meta: MetadataSpec, roles: dict[str, Role]) -> N
     allowed: dict[str, tuple[object, ...]] = {
         "live_extent": ("padded", "live"),
         "pad_fill": (0, 1),
-        "unique_slots": (False, True),
-        "lse_base": ("e", "2"),
-        "host_lengths": tuple(HostLengthsNeed),
     }
     for name, values in allowed.items():
         if getattr(meta, name) not in values:
@@ -218,5 +216,5 @@ def _expect(what: str, got: object, expected: object) -> None:
         _wrong(what, got, expected, "keep no state in the hooks")
 
 
-def _wrong(what: str, got: object, expected: object, remedy: str = "mend the plugin", bug: str = "") -> None:
+def _wrong(what: str, got: object, expected: object, remedy: str = "fix the plugin", bug: str = "") -> None:
     raise ContractViolation(what, got=got, expected=expected, remedy=remedy, bug=bug)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from draftmark.buffers import BufferSpec, Role
 from draftmark.geometry import Geometry, Mode
-from draftmark.metadata import Layout, MetadataSpec
 
 from ..check import Case, ContractViolation, Tier, check
+from ..layouts import Layout, MetadataSpec
 from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import huge_geometries, tight_geometries
-from ..sizing.required_sizes import is_used, kv_entries, level_of, required_sizes_of
+from ..sizing.required_sizes import BY_LAYOUT, is_used, kv_entries, level_of, required_sizes_of
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -28,7 +28,7 @@ def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
     """Slots, page ids, lengths and prefix sums fit the integer type of their buffer, or the geometry is refused."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
-    metadata = subject.backend.metadata(geometry)
+    metadata = subject.layouts(geometry)
     specs = subject.backend.buffers(geometry)
     for batch in limit_batches(geometry):
         for spec in specs:
@@ -61,6 +61,8 @@ def largest_value(
     """The largest number that `batch` puts into `spec`; None where the content is no number."""
     page = geometry.attention.page_size
     meta = metadata[batch.mode]
+    if not meta.levels and spec.role in BY_LAYOUT:
+        return None
     longest = max(group.prefix + group.tail for group in batch.groups)
     if spec.role is Role.SLOT_MAPPING:
         return largest_slot(geometry)

@@ -12,8 +12,8 @@ from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mod
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.batches import BatchShape, brief, limit_batches, longest_prefix
 from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
-from ..sizing.required_sizes import USAGE_ROLES, RequiredSize, is_used, required_sizes_of
-from ..sizing.usage import usage_of
+from ..sizing.required_sizes import RequiredSize, is_used, required_sizes_of
+from ..sizing.usage import judged_own_buffers, usage_of
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -147,15 +147,15 @@ def assert_covered(
         quick: asks usage() of the longest and the empty batches only; it may cost a vendor's query.
     """
     specs = subject.backend.buffers(geometry)
-    metadata = subject.backend.metadata(geometry)
-    own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    metadata = subject.layouts(geometry)
+    own = judged_own_buffers(subject, specs)
     used_by = {mode: [spec for spec in specs if is_used(spec, mode, metadata)] for mode in geometry.modes}
     for batch in limit_batches(geometry, counts):
         for spec in used_by[batch.mode]:
             for need in required_sizes_of(spec, batch, geometry, metadata):
                 _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
         if own and not (quick and 0 < batch.groups[0].prefix < longest_prefix(geometry)):
-            used = usage_of(subject.backend, geometry, batch, specs)
+            used = usage_of(subject, geometry, batch, specs)
             for spec in own:
                 need = RequiredSize(spec.name, "bytes", used[spec.name], spec.nbytes, "usage(geometry, batch)")
                 _assert_fits(need, batch, geometry, spec.formula, spec.role.value)

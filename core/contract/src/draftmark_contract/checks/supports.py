@@ -102,4 +102,4 @@ def _sentences(reasons: tuple[str, ...], geometry: Geometry) -> None:
 
 def _answers(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.backend.buffers(geometry)
-    subject.backend.metadata(geometry)
+    subject.layouts(geometry)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.geometry import Geometry, Mode
-from draftmark.metadata import MetadataSpec
 
 from ..check import ContractViolation, Tier, check
+from ..layouts import MetadataSpec
 from ..sizing.batches import BatchShape, Group, brief, limit_batches, longest_prefix, rows_and_tail
 from ..sizing.geometries import tight_geometries
-from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
-from ..sizing.usage import usage_of
+from ..sizing.required_sizes import BY_LAYOUT, USAGE_ROLES, is_used, required_sizes_of
+from ..sizing.usage import judged_own_buffers, usage_of
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
@@ -26,11 +26,12 @@ def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     """An index buffer takes at most 1.02 times its need, plus one page or word a request."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
-    metadata = subject.backend.metadata(geometry)
+    metadata = subject.layouts(geometry)
     specs = subject.backend.buffers(geometry)
     staged = any(spec.role is Role.QUERY_STAGING for spec in specs)
     for spec in specs:
-        if spec.role not in USAGE_ROLES:
+        unsaid = spec.role in BY_LAYOUT and not subject.notes.says_layouts
+        if spec.role not in USAGE_ROLES and not unsaid:
             needed, slack = largest_need(spec, geometry, metadata, padded_to_tail=staged)
             _assert_tight(spec, needed, INDEX_FACTOR * needed + slack, geometry)
 
@@ -41,13 +42,13 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     subject.require(geometry)
     geometry = subject.fit(geometry)
     specs = subject.backend.buffers(geometry)
-    own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    own = judged_own_buffers(subject, specs)
     if not own:
         return
     # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
     most = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes, 1)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
-    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
+    usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
     for spec in own:
         needed = max(used[spec.name] for used in usages)
         if spec.nbytes > OWN_FACTOR * needed:

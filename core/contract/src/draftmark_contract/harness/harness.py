@@ -11,10 +11,11 @@ import torch
 from draftmark.batch import ForwardBatch
 from draftmark.buffers import Role
 from draftmark.geometry import Geometry
-from draftmark.metadata import HostLengthsNeed, MetadataSpec
+from draftmark.requirements import HostLengthsNeed
 
 from ..backend_under_test import BackendUnderTest
 from ..cases.forwards import ForwardCase
+from ..layouts import MetadataSpec
 from ..oracle import attention
 from ..oracle.decode import Decoded, Shape, decode
 from ..oracle.history import Request
@@ -53,7 +54,7 @@ class Harness:
             torch.set_num_threads(1)
         self.subject, self.geometry = subject, geometry
         self.backend, self.arena = subject.open(geometry)
-        self.specs = subject.backend.metadata(geometry)
+        self.specs = subject.layouts(geometry)
         self.kernels = subject.kernels
         self.tensors = CaseTensors(geometry, subject.device, num_pages + null_pages(self) - 1, pool)
         if not self.kernels:
@@ -62,7 +63,7 @@ class Harness:
     @property
     def host(self) -> str:
         """The kind of host lengths that is enough for the backend, and no better."""
-        return host_kind(self.subject.backend.host_lengths(self.geometry))
+        return host_kind(self.subject.backend.requirements(self.geometry).host_lengths)
 
     def spec(self, forward: ForwardCase) -> MetadataSpec:
         """The declaration for a forward's mode."""
@@ -194,7 +195,7 @@ def place(harness: Harness, forward: ForwardCase) -> ForwardCase:
 def null_pages(harness: Harness) -> int:
     """Null pages of the pool: one, or one set per request where slots must be unique."""
     g = harness.geometry
-    if not harness.subject.backend.unique_slots(g):
+    if not harness.subject.backend.requirements(g).unique_slots:
         return 1
     requests = max(g.limits.max_num_reqs, *g.limits.capture_batch_sizes)
     tail = max(1, g.draft.num_draft_tokens, g.draft.topk * (g.draft.num_steps - 1))

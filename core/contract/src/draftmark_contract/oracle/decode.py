@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftmark.metadata import Layout, MetadataSpec
-
+from ..layouts import Layout, MetadataSpec
 from .history import Request
 from .levels import Entry, Reading, read_level
 from .masks import read_bits
@@ -63,7 +62,7 @@ def decode(
         DecodeProblem: an entry cannot be what its role says (a sentinel, an indptr that falls, …).
     """
     wanted = [n for n, one in enumerate(requests) if one.live or spec.live_extent == "padded"]
-    if any(level.layout is Layout.OPAQUE for level in spec.levels):
+    if spec.opaque:
         return Decoded({}, _writes(spec, arena, requests, wanted), opaque=True)
     seen: dict[Row, list[int]] = {(n, row): [] for n in wanted for row in range(requests[n].rows)}
     lens = batch.prefix_lens.tolist()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from draftmark.metadata import Layout, LengthConvention, Level
-
+from ..layouts import Layout, LengthConvention, Level
 from .history import Request
 from .problem import DecodeProblem
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from draftmark.metadata import Level, MetadataSpec
-
+from ..layouts import Level, MetadataSpec
 from .history import Request
 from .problem import DecodeProblem
 

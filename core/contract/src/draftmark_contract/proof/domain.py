@@ -68,7 +68,8 @@ def symbolic_batch(geometry: Geometry, mode: Mode, context: Context) -> BatchSha
 
 
 def _symbolic_extend(geometry: Geometry, requests: Any, prefix: Any, context: Context) -> BatchShape:
-    new, rows = context.variable("n", 1), context.variable("rows", 1)
+    new: Any = context.variable("n", 1)
+    rows: Any = context.variable("rows", 1)
     context.assume(prefix + new <= geometry.limits.max_context_len)
     context.assume(rows <= geometry.limits.max_extend_tokens)
     context.assume(new <= rows)

@@ -226,7 +226,7 @@ def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -
         if subject.backend.supports(geometry):
             return ""
         specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
-        metadata = subject.backend.metadata(geometry)
+        metadata = subject.layouts(geometry)
     except Exception as error:  # a division by zero, most likely: then that is the finding
         return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""
     if theorem.mode is None or theorem.buffer not in specs:

@@ -9,8 +9,10 @@ import z3
 
 from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
-from draftmark.metadata import HostLengthsNeed, MetadataSpec
+from draftmark.requirements import HostLengthsNeed
 
+from ..check import ContractViolation
+from ..layouts import MetadataSpec
 from ..sizing.geometries import SERVED
 from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
 from .domain import Variant, symbolic_batch, symbolic_geometry
@@ -102,11 +104,10 @@ def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answ
     reasons = _hook(subject, "supports", geometry)
     if reasons:
         return _Answers(geometry, reasons, [], {})
-    metadata = _hook(subject, "metadata", geometry)
-    needs = {metadata[mode].host_lengths for mode in variant.modes}
-    if variant.overlap and HostLengthsNeed.EXACT in needs:
+    exact = _hook(subject, "requirements", geometry).host_lengths is HostLengthsNeed.EXACT
+    if variant.overlap and exact:
         return _Answers(geometry, ["it needs exact host lengths, which overlap cannot give"], [], {})
-    return _Answers(geometry, [], _hook(subject, "buffers", geometry), metadata)
+    return _Answers(geometry, [], _hook(subject, "buffers", geometry), _layouts(subject, geometry))
 
 
 def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:
@@ -117,6 +118,15 @@ def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:
         raise
     except Exception as error:
         raise SymbolicUse(f"{name}() raised {type(error).__name__} on symbols: {error}") from error
+
+
+def _layouts(subject: BackendUnderTest, geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    try:
+        return subject.layouts(geometry)
+    except ContractViolation as violation:
+        if isinstance(violation.__cause__, SymbolicUse):
+            raise violation.__cause__ from violation
+        raise SymbolicUse(violation.what) from violation
 
 
 def _state(

@@ -118,7 +118,7 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
     if said.getvalue():
         return Outcome.FAILED, f"{item.doc}\nthe backend printed {said.getvalue()[:200]!r}; use logging"
     if subject.unjudged:
-        return Outcome.UNJUDGED, "the layout is opaque, and no kernel that reads it ran here"
+        return Outcome.UNJUDGED, "the layout is opaque or not declared, and no kernel that reads it ran here"
     return Outcome.PASSED, ""
 
 

@@ -66,8 +66,7 @@ def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
 
 def plugin_folder(backend: LoadedBackend) -> Path | None:
     """The folder of the plugin's own module, or None when it has no file."""
-    function = backend.implementation("describe")
-    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    file = getattr(sys.modules.get(backend.module), "__file__", None)
     return Path(file).parent if file else None
 
 

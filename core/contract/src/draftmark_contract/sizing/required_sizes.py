@@ -12,8 +12,8 @@ from typing import Any
 
 from draftmark.buffers import OWN_ROLES, BufferSpec, Role
 from draftmark.geometry import DTYPE_BYTES, Geometry, Mode
-from draftmark.metadata import Layout, LengthConvention, Level, MetadataSpec
 
+from ..layouts import Layout, LengthConvention, Level, MetadataSpec
 from .batches import BatchShape, Group, total
 
 USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
@@ -27,6 +27,9 @@ PER_REQUEST = {
     Role.MASK_INDPTR: 1,
 }
 """Roles with one entry a request, and how many more."""
+
+BY_LAYOUT = frozenset({Role.KV_INDICES, Role.KV_INDPTR, Role.PAGE_TABLE, Role.TAIL_MASK})
+"""Roles of which a size or a value depends on the layout; nothing is demanded where the plugin does not say it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def required_sizes_of(
     if per_request is not None:
         text = "one per request" + (", and one" if per_request else "")
         return [RequiredSize(spec.name, "entries", batch.requests + per_request, spec.numel, text)]
+    if not meta.levels and spec.role in BY_LAYOUT:
+        return []
     if spec.role is Role.KV_INDICES:
         level, guessed = level_of(spec, meta)
         text = f"sum over requests of {level.layout.value} of {level.lengths.value}{guessed}"

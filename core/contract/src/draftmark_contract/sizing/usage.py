@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from draftmark.buffers import BufferSpec
 from draftmark.geometry import Extent, Geometry, Mode
@@ -13,7 +13,9 @@ from .batches import BatchShape, brief
 from .required_sizes import USAGE_ROLES
 
 if TYPE_CHECKING:
-    from draftmark.loaded import LoadedBackend
+    from draftmark.runtime import ForwardBatch
+
+    from ..backend_under_test import BackendUnderTest
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,20 @@ class PlainBatch:
         raise AttributeError(f"usage() may read host numbers only, and {name} is on the device or does not exist")
 
 
-def usage_of(backend: LoadedBackend, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]) -> dict[str, int]:
+def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
+    """The buffers whose need only `usage()` knows; none, and the item is not judged, if the plugin has no `usage()`."""
+    own = [spec for spec in specs if spec.role in USAGE_ROLES]
+    if own and not subject.notes.says_usage:
+        subject.opaque()
+        return []
+    return own
+
+
+def usage_of(
+    subject: BackendUnderTest, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]
+) -> dict[str, int]:
     """`usage()` of one batch, checked: bytes >= 0 for exactly the buffers that only the plugin knows."""
-    used = backend.usage(geometry, PlainBatch(shape))  # type: ignore[arg-type]
+    used = subject.notes.usage(geometry, cast("ForwardBatch", PlainBatch(shape)))
     known = {spec.name for spec in specs if spec.role in USAGE_ROLES}
     wrong = {name: size for name, size in used.items() if not isinstance(size, int) or size < 0}
     if set(used) == known and not wrong:
@@ -60,7 +73,7 @@ def usage_of(backend: LoadedBackend, geometry: Geometry, shape: BatchShape, spec
         batch=f"{brief(geometry)}; {shape}",
         got=used,
         expected=sorted(known),
-        formula="draftmark_usage(geometry, batch)",
+        formula="usage(geometry, batch) of the plugin's contract notes",
         bug="TRT-LLM#17026",
         remedy="name every workspace, split_schedule, partial and host_staging buffer that buffers() declares",
     )

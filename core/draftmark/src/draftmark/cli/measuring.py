@@ -16,7 +16,7 @@ import torch
 from ..backend import AttentionBackend
 from ..batch import Causal, ForwardBatch, Tree
 from ..cache import KVCache
-from ..devices import profile, synchronize
+from ..devices import device_profile, synchronize
 from ..errors import BackendLoadError, BackendRefusal, DraftmarkError
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from ..lengths import Exact
@@ -46,7 +46,7 @@ class Case:
         """The smallest geometry that holds the case."""
         rows = max(1, self.requests * self.chunk)
         limits = Limits(self.requests, self.context + max(self.chunk, 1), rows)
-        return Geometry.create(shape, limits, self.draft, profile(device), (self.mode,))
+        return Geometry.create(shape, limits, self.draft, device_profile(device), (self.mode,))
 
 
 CASES = {

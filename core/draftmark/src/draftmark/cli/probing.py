@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ..errors import BackendLoadError, DraftmarkError, LoadFailure
+from ..errors import BackendHookError, BackendLoadError, DraftmarkError, LoadFailure
 from ..geometry import AttentionShape, DraftShape, Geometry, Limits
 from ..loaded import LoadedBackend
 from ..registry import load
@@ -63,6 +63,8 @@ class Probe:
         except BackendLoadError as error:
             absent = error.failure in (LoadFailure.RUNTIME_ABSENT, LoadFailure.DEVICE_ABSENT)
             self._end(Verdict.ABSENT if absent else Verdict.BROKEN, f"{error.cause}; {error.remedy}")
+        except BackendHookError as error:
+            self._end(Verdict.BROKEN, f"{error.hook}() {error.cause}; {error.remedy}")
         except DraftmarkError as error:
             self._end(Verdict.BROKEN, str(error))
         except Exception as error:
@@ -105,11 +107,11 @@ class Probe:
 
 def sample_geometry(device: str) -> Geometry:
     """A Llama-like layer, bfloat16, drafts of 8 tokens: what every backend is expected to serve."""
-    from ..devices import profile
+    from ..devices import device_profile
 
     shape = AttentionShape(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=128)
     limits = Limits(max_num_reqs=2, max_context_len=256, max_extend_tokens=64, capture_batch_sizes=(1, 2))
-    return Geometry.create(shape, limits, DraftShape(topk=2, num_draft_tokens=8), profile(device))
+    return Geometry.create(shape, limits, DraftShape(topk=2, num_draft_tokens=8), device_profile(device))
 
 
 def _open(backend: LoadedBackend, geometry: Geometry, device: str) -> None:

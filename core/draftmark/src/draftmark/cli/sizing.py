@@ -86,7 +86,7 @@ def sizing(backend: LoadedBackend, geometry: Geometry) -> Sizing:
         BackendRefusal: the backend does not serve it.
     """
     backend.require(geometry)
-    null_pages = geometry.null_pages(backend.unique_slots(geometry))
+    null_pages = geometry.null_pages(backend.requirements(geometry).unique_slots)
     pages = null_pages + geometry.limits.max_num_reqs * geometry.max_pages_per_req
     return Sizing(
         {name: getattr(geometry, name) for name in LENGTHS},

@@ -6,29 +6,31 @@ Kept apart from the formulas, because these checks branch on values and a proof 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from ..errors import GeometryError
-from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Limits, Mode
+from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DraftShape, Limits, Mode
+
+if TYPE_CHECKING:
+    from .geometry import Geometry
 
 INT32_MAX = 2**31 - 1
 
 
-def check(
-    attention: AttentionShape, draft: DraftShape, limits: Limits, device: DeviceProfile, modes: tuple[Mode, ...]
-) -> None:
+def check(geometry: Geometry) -> None:
     """Raise `GeometryError` for the first field that is out of range."""
-    _check_attention(attention)
-    _check_draft(draft)
-    _check_limits(limits)
-    _at_least("device.num_sms", device.num_sms, 1, "give the device's multiprocessor (or core) count")
+    _check_attention(geometry.attention)
+    _check_draft(geometry.draft)
+    _check_limits(geometry.limits)
+    _at_least("device.num_sms", geometry.device.num_sms, 1, "give the device's multiprocessor (or core) count")
+    modes = geometry.modes
     if not modes or not all(isinstance(mode, Mode) for mode in modes):
         raise GeometryError("modes", modes, "a geometry serves at least one Mode", "pass TARGET_MODES or DRAFT_MODES")
-    tail = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
-    longest = limits.max_context_len + 2 * tail
+    longest = geometry.limits.max_context_len + 2 * geometry.max_tail
     if longest > INT32_MAX:
         raise GeometryError(
             "limits.max_context_len",
-            limits.max_context_len,
+            geometry.limits.max_context_len,
             f"positions up to {longest} must fit int32",
             "lower max_context_len or the draft shape",
         )

@@ -1,8 +1,8 @@
 """Geometry: every length formula of the attention layer, written once.
 
 Integers only: no torch, no device. The same functions run on Python ints at start-up, on a laptop without
-the hardware, and on symbolic integers inside a proof; so formulas here, and the sizing code of plugins, use
-`ceil_div`, `maximum` and `minimum` from this module and never branch on a value.
+the hardware, and on symbolic integers inside a proof (which poses as ``int``); so formulas here, and the sizing code of
+plugins, use `ceil_div`, `maximum` and `minimum` and never branch on a value.
 
 Symbols: R requests, k topk, S num_steps, D num_draft_tokens, P page_size, C max_context_len, L committed
 length of a request, T tail slots of a request (KV positions ``[L, L+T)`` that are not committed yet).
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from ..errors import GeometryError
 from .arithmetic import ceil_div, maximum, minimum
@@ -49,7 +48,7 @@ class Geometry:
             GeometryError: for the first field out of range; it names the field, value, limit and remedy.
         """
         draft, device = draft or DraftShape(), device or DeviceProfile()
-        check(attention, draft, limits, device, modes)
+        check(cls(attention, draft, limits, device, modes))
         if attention.softmax_scale is None:
             attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
         capture = tuple(sorted(set(limits.capture_batch_sizes)))
@@ -58,17 +57,17 @@ class Geometry:
     # -- lengths, in tokens -------------------------------------------------------------------------------
 
     @property
-    def max_tail(self) -> Any:
+    def max_tail(self) -> int:
         """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1))``."""
         return maximum(1, self.draft.num_draft_tokens, self.draft.topk * (self.draft.num_steps - 1))
 
     @property
-    def max_prefix_len(self) -> Any:
+    def max_prefix_len(self) -> int:
         """Largest L a forward may meet: C, and one unseen round more with overlap."""
         return self.limits.max_context_len + self.max_tail * int(self.limits.overlap)
 
     @property
-    def max_kv_len(self) -> Any:
+    def max_kv_len(self) -> int:
         """KV positions a request can address: a request at the context wall still has room for its tail.
 
         The headroom is what sglang#22778 and sglang#19016 lacked.
@@ -78,31 +77,34 @@ class Geometry:
     # -- pages --------------------------------------------------------------------------------------------
 
     @property
-    def max_pages_per_req(self) -> Any:
+    def max_pages_per_req(self) -> int:
         """Columns of the page table: ``ceil(max_kv_len / P)``."""
         return ceil_div(self.max_kv_len, self.attention.page_size)
 
-    def pages_for(self, prefix_len: Any, tail_len: Any) -> Any:
+    def pages_for(self, prefix_len: int, tail_len: int) -> int:
         """Pages that hold `prefix_len` committed tokens and `tail_len` tail slots."""
         return ceil_div(prefix_len + tail_len, self.attention.page_size)
 
-    def null_pages(self, unique_slots: bool = False) -> Any:
+    def null_pages(self, unique_slots: bool = False) -> int:
         """Pages at the start of the pool that no request ever owns; padded rows write there.
 
         One suffices unless the backend's scatter needs `unique_slots`: then each padded request has its own.
         """
-        if unique_slots:
-            return self.max_reqs * ceil_div(self.max_tail, self.attention.page_size)
-        return 1
+        return self.max_reqs * self.null_pages_per_req if unique_slots else 1
+
+    @property
+    def null_pages_per_req(self) -> int:
+        """Null pages of one padded request where slots are unique: they hold its tail."""
+        return ceil_div(self.max_tail, self.attention.page_size)
 
     # -- batch --------------------------------------------------------------------------------------------
 
     @property
-    def max_reqs(self) -> Any:
+    def max_reqs(self) -> int:
         """Requests of the largest batch: padding to a captured size may exceed the live limit (sglang#25124)."""
         return maximum(self.limits.max_num_reqs, *self.limits.capture_batch_sizes)
 
-    def extent(self, mode: Mode, step: Any = 0) -> Extent:
+    def extent(self, mode: Mode, step: int = 0) -> Extent:
         """Rows and tail slots per request; for the ragged EXTEND the largest that one request can have.
 
         `step` counts DRAFT forwards from 0 to S-2 and is ignored by the other modes.
@@ -117,31 +119,31 @@ class Geometry:
             return Extent(rows, rows)
         return Extent(d, d)
 
-    def max_rows(self, mode: Mode) -> Any:
+    def max_rows(self, mode: Mode) -> int:
         """Query rows of the largest forward in `mode`, padding included."""
         if mode == Mode.EXTEND:
             return self.limits.max_extend_tokens
         return self.max_reqs * self.extent(mode).q_len
 
     @property
-    def max_rows_any(self) -> Any:
+    def max_rows_any(self) -> int:
         """Query rows of the largest forward in any of this geometry's modes."""
         return maximum(*(self.max_rows(mode) for mode in self.modes))
 
     @property
-    def mask_words(self) -> Any:
+    def mask_words(self) -> int:
         """int32 words of one packed tail-mask row, in every mode: ``ceil(max_tail / 32)``."""
         return ceil_div(self.max_tail, 32)
 
     @property
-    def num_draft_steps(self) -> Any:
+    def num_draft_steps(self) -> int:
         """DRAFT forwards of one round: S - 1."""
         return self.draft.num_steps - 1
 
     # -- bytes --------------------------------------------------------------------------------------------
 
     @property
-    def page_bytes(self) -> Any:
+    def page_bytes(self) -> int:
         """Bytes of one KV page of one layer, K and V together."""
         a = self.attention
         return 2 * a.page_size * a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -48,8 +47,8 @@ DRAFT_MODES = (Mode.EXTEND, Mode.DRAFT, Mode.DRAFT_EXTEND)
 class Extent:
     """Query rows and tail slots that each request of a uniform forward has."""
 
-    q_len: Any
-    tail_len: Any
+    q_len: int
+    tail_len: int
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,32 @@
 """The reference backend: plain torch on any device, behind the same entry point as everybody else.
 
-It is the embedded default, the contract's sparring partner, and the text a vendor copies: `sizing` names the
-buffers, `backend` fills and reads them, `attention` is the specification of the attention itself.
+It is the default, the backend that the contract suite is tested with, and the text that a vendor copies: `sizing` names
+the buffers, `backend` fills and reads them, `attention` is the specification of the attention itself, and `contract` is
+what the conformance suite alone reads.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..geometry import Geometry, Mode
-from ..hookspecs import BackendInfo, hookimpl
-from ..metadata import MetadataSpec
+from ..buffers import BufferSpec
+from ..geometry import Geometry
+from ..hookspecs import BackendInfo
+from ..plugin import BackendPlugin
 from ..version import CONTRACT_MINOR
 from . import sizing
 
 if TYPE_CHECKING:
-    import torch
-
     from ..arena import Arena
     from ..backend import AttentionBackend
-    from ..batch import ForwardBatch
-    from ..buffers import BufferSpec
-    from ..graphs import GraphState
+
+__all__ = ["ReferencePlugin"]
 
 
-@hookimpl
-def draftmark_describe() -> BackendInfo:
-    """Who this is."""
-    return BackendInfo(
+class ReferencePlugin(BackendPlugin):
+    """Plain torch on any device."""
+
+    info = BackendInfo(
         name="reference",
         device="any",
         contract_minor=CONTRACT_MINOR,
@@ -35,44 +34,18 @@ def draftmark_describe() -> BackendInfo:
         summary="plain torch on any device: the specification, not the speed",
     )
 
+    def supports(self, geometry: Geometry) -> list[str]:
+        """Everything but quantised KV."""
+        if geometry.attention.kv_dtype == "float8_e4m3fn":
+            return ["kv_dtype float8_e4m3fn is not served: the reference stores KV as float32, float16 or bfloat16"]
+        return []
 
-@hookimpl
-def draftmark_supports(geometry: Geometry) -> list[str]:
-    """Everything but quantised KV."""
-    if geometry.attention.kv_dtype == "float8_e4m3fn":
-        return ["kv_dtype float8_e4m3fn is not served: the reference stores KV as float32, float16 or bfloat16"]
-    return []
+    def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+        """Two index buffers; no workspace."""
+        return sizing.buffers(geometry)
 
+    def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
+        """Bind to the arena."""
+        from .backend import ReferenceBackend
 
-@hookimpl
-def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:
-    """Two index buffers; no workspace."""
-    return sizing.buffers(geometry)
-
-
-@hookimpl
-def draftmark_metadata(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """One level over the batch's own page table, lengths including the tail."""
-    return sizing.metadata(geometry)
-
-
-@hookimpl
-def draftmark_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Nothing opaque."""
-    return {}
-
-
-@hookimpl
-def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:
-    """Bind to the arena."""
-    from .backend import ReferenceBackend
-
-    return ReferenceBackend(geometry, arena)
-
-
-@hookimpl
-def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:
-    """CUDA graphs on CUDA, recorded graphs on the CPU."""
-    from ..graphs import graph_state_for
-
-    return graph_state_for(device)
+        return ReferenceBackend(geometry, arena)

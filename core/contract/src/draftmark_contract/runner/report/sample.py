@@ -11,8 +11,7 @@ from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftS
 from ...check import Refused
 from ...checks.tightness import largest_need
 from ...sizing.batches import limit_batches
-from ...sizing.required_sizes import USAGE_ROLES
-from ...sizing.usage import usage_of
+from ...sizing.usage import judged_own_buffers, usage_of
 
 if TYPE_CHECKING:
     from ...backend_under_test import BackendUnderTest
@@ -65,9 +64,9 @@ def sample_geometry(subject: BackendUnderTest) -> Geometry | None:
 def buffer_rows(subject: BackendUnderTest, geometry: Geometry) -> Sequence[BufferRow]:
     """Every buffer of the backend at this geometry, with the largest need of any batch."""
     specs = subject.backend.buffers(geometry)
-    metadata = subject.backend.metadata(geometry)
-    own = [spec for spec in specs if spec.role in USAGE_ROLES]
-    usages = [usage_of(subject.backend, geometry, batch, specs) for batch in limit_batches(geometry)] if own else []
+    metadata = subject.layouts(geometry)
+    own = judged_own_buffers(subject, specs)
+    usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry)] if own else []
     rows = []
     for spec in specs:
         declared, needed = spec.numel, largest_need(spec, geometry, metadata)[0]

@@ -1,15 +1,16 @@
 """What a backend's metadata means: the declaration that the contract decodes and checks.
 
-No torch import. A `MetadataSpec` says, for one mode, in which layouts the plugin names KV positions, whether
-its lengths include the tail, and what it writes for padded requests.
+A plugin's module ``contract`` gives a `MetadataSpec` for each mode: in which layouts it names KV positions, whether its
+lengths include the tail, and what it writes for padded requests. Engines never read it. No torch import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from draftmark import Geometry, Mode
 
 
 class Layout(StrEnum):
@@ -35,19 +36,6 @@ class LengthConvention(StrEnum):
     TAIL = "tail"
 
 
-class HostLengthsNeed(StrEnum):
-    """What `plan()` must know about prefix lengths on the host."""
-
-    NONE = "none"
-    UPPER_BOUND = "upper_bound"
-    EXACT = "exact"
-
-    @classmethod
-    def strongest(cls, needs: Iterable[HostLengthsNeed]) -> HostLengthsNeed:
-        """The need that covers all of `needs`."""
-        return max(needs, key=tuple(cls).index)
-
-
 @dataclass(frozen=True)
 class Level:
     """One attention pass over part of the keys.
@@ -71,24 +59,37 @@ class MetadataSpec:
     """The meaning of a backend's metadata in one mode.
 
     Attributes:
-        levels: one or two passes whose results merge.
+        levels: one or two passes whose results merge; none where the plugin does not say (see `UNSAID`).
         live_extent: ``"padded"`` when entries of padded requests are written too, ``"live"`` when only live ones are.
         pad_fill: the length written for a padded request, 0 or 1 (ahead of the tail where the convention counts it).
-        unique_slots: no two rows of a batch, padded ones included, may write the same KV slot.
         mask_stride: words between mask rows; the core's `Geometry.mask_words` unless re-encoded.
         mask_dtype: dtype of the packed words.
         dummy_rows: where a request whose ``qo_indptr`` counts more rows than it has queries holds the surplus:
             ``"first"`` or ``"last"``.
-        lse_base: ``"e"`` or ``"2"``, the base of the kernel's own log-sum-exp before it is converted.
-        host_lengths: what `plan()` needs.
     """
 
     levels: tuple[Level, ...]
     live_extent: str = "padded"
     pad_fill: int = 0
-    unique_slots: bool = False
     mask_stride: Any = 0
     mask_dtype: str = "int32"
     dummy_rows: str = "first"
-    lse_base: str = "e"
-    host_lengths: HostLengthsNeed = HostLengthsNeed.NONE
+
+    @property
+    def opaque(self) -> bool:
+        """Whether some level cannot be decoded, so that numerics alone can judge what rows see."""
+        return not self.levels or any(level.layout is Layout.OPAQUE for level in self.levels)
+
+
+UNSAID = MetadataSpec(())
+"""Of a plugin without contract notes: what its metadata means is not judged."""
+
+
+def over_page_table(geometry: Geometry, **buffers: str) -> dict[Mode, MetadataSpec]:
+    """The commonest form, in every mode: one masked level over the batch's own page table, lengths including the tail.
+
+    Args:
+        buffers: role → buffer name, of the buffers that the plugin writes, e.g. ``slot_mapping="slots"``.
+    """
+    level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, buffers, masked=True)
+    return dict.fromkeys(geometry.modes, MetadataSpec((level,), mask_stride=geometry.mask_words))

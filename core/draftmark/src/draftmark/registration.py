@@ -1,0 +1,99 @@
+"""From an entry point to registered hooks: what a plugin must be before anything asks it anything. No torch."""
+
+from __future__ import annotations
+
+import importlib.metadata as md
+import inspect
+from typing import Any
+
+import pluggy
+
+from . import hookspecs
+from .errors import BackendLoadError, LoadFailure
+from .hookspecs import HOOKS, OPTIONAL_HOOKS, PREFIX, hook_arguments
+from .plugin import BackendPlugin
+from .version import CONTRACT_MAJOR, CONTRACT_MINOR
+
+
+def plugin_of(entry: md.EntryPoint) -> object:
+    """What an entry point names, imported; a class is called without arguments.
+
+    Raises:
+        BackendLoadError: an import error, or a class that lacks a method.
+    """
+    try:
+        plugin = entry.load()
+    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
+        raise BackendLoadError(
+            entry.name,
+            LoadFailure.IMPORT_ERROR,
+            f"importing {entry.value} raised {one_line(error)}",
+            "reinstall the plugin, and keep vendor imports inside open_backend, graph_state and tree_ops",
+        ) from error
+    return _instance(entry.name, plugin) if isinstance(plugin, type) else plugin
+
+
+def register(name: str, plugin: object) -> Any:
+    """A manager that holds `plugin` alone; checks hook names and signatures."""
+    manager = pluggy.PluginManager("draftmark")
+    manager.add_hookspecs(hookspecs)
+    # Before 1.7 pluggy raises AttributeError for an absent name.
+    named = [hook for hook in HOOKS if hasattr(plugin, hook)]
+    present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
+    missing = [hook for hook in HOOKS if hook not in present]
+    if missing:
+        raise BackendLoadError(
+            name,
+            LoadFailure.MISSING_HOOK,
+            f"{', '.join(missing)} not implemented",
+            "derive the plugin from draftmark.BackendPlugin, or decorate all six hooks with draftmark.hookimpl",
+        )
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise _validation_failure(name, error) from error
+    if isinstance(plugin, BackendPlugin):
+        _check_methods(name, plugin)
+    return manager.hook
+
+
+def _instance(name: str, plugin: type) -> object:
+    """An object of the class; one that lacks `buffers` or `open_backend` is refused by what it lacks."""
+    missing = sorted(getattr(plugin, "__abstractmethods__", ()))
+    if missing:
+        cause = f"{plugin.__name__} does not define {', '.join(missing)}"
+        raise BackendLoadError(name, LoadFailure.MISSING_HOOK, cause, "see draftmark.BackendPlugin")
+    try:
+        return plugin()
+    except (Exception, SystemExit) as error:
+        cause = f"{plugin.__name__}() raised {one_line(error)}"
+        raise BackendLoadError(name, LoadFailure.IMPORT_ERROR, cause, "a plugin's class takes no arguments") from error
+
+
+def _check_methods(name: str, plugin: BackendPlugin) -> None:
+    """The plain methods behind the hooks take the hooks' arguments: pluggy sees only the marked ones."""
+    for hook, arguments in hook_arguments().items():
+        method = getattr(plugin, hook.removeprefix(PREFIX), None)
+        if method is None:
+            continue  # describe is the attribute `info`
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            expected = f"{hook.removeprefix(PREFIX)}({', '.join(('self', *arguments))})"
+            cause = f"{method.__qualname__}{inspect.signature(method)}: {error}"
+            raise BackendLoadError(name, LoadFailure.WRONG_SIGNATURE, cause, f"write {expected}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """A foreign error as part of a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _validation_failure(name: str, error: pluggy.PluginValidationError) -> BackendLoadError:
+    text = " ".join(str(error).split())
+    if "unknown hook" in text:
+        known = f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has: {', '.join(HOOKS + OPTIONAL_HOOKS)}"
+        return BackendLoadError(name, LoadFailure.UNKNOWN_HOOK, text, known)
+    expected = "; ".join(f"{hook}({', '.join(args)})" for hook, args in hook_arguments().items())
+    return BackendLoadError(name, LoadFailure.WRONG_SIGNATURE, text, f"the signatures are {expected}")

@@ -1,0 +1,71 @@
+"""The tensor half of the public API: what an engine hands to a backend on every step, and what both keep meanwhile.
+
+* a forward: `ForwardBatch` with its `Causal` or `Tree` tail, made by `BatchBuffers` or `ragged`;
+* lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`;
+* memory: the `KVPool` of `KVCache` layers, and the backend's `Arena`;
+* the step path: `AttentionBackend`;
+* draft trees: `write_tail`, `verify_tree`, and the `TreeOps` that a backend may replace;
+* graphs: a `GraphState` by `GraphKey`, and `record_call` for kernels that torch does not see;
+* host and device: `to_device`, `AsyncHostCopy`, `device_profile`.
+
+It imports torch. `draftmark` itself has what needs integers only.
+"""
+
+from .arena import Arena
+from .backend import AttentionBackend
+from .batch import BatchBuffers, Causal, ForwardBatch, Tail, Tree, ragged, validate
+from .cache import KVCache, KVPool, slots_of
+from .devices import device_profile
+from .graphs import (
+    GraphKey,
+    GraphState,
+    KeyedGraphState,
+    Program,
+    Recording,
+    graph_state_for,
+    is_recording,
+    mark_host,
+    padded_batch_size,
+    record_call,
+)
+from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
+from .transfer import AsyncHostCopy, to_device
+from .tree import TorchTreeOps, TreeOps, VerifyResult, verify_tree, write_tail
+
+__all__ = [
+    "Arena",
+    "AsyncHostCopy",
+    "AttentionBackend",
+    "BatchBuffers",
+    "Causal",
+    "Exact",
+    "ForwardBatch",
+    "GraphKey",
+    "GraphState",
+    "HostLengths",
+    "KVCache",
+    "KVPool",
+    "KeyedGraphState",
+    "Program",
+    "Recording",
+    "SequenceLengths",
+    "Tail",
+    "TorchTreeOps",
+    "Tree",
+    "TreeOps",
+    "Unknown",
+    "UpperBound",
+    "VerifyResult",
+    "device_profile",
+    "graph_state_for",
+    "is_recording",
+    "mark_host",
+    "padded_batch_size",
+    "ragged",
+    "record_call",
+    "slots_of",
+    "to_device",
+    "validate",
+    "verify_tree",
+    "write_tail",
+]

@@ -1,0 +1,48 @@
+"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark import DTYPE_BYTES, Geometry, Mode
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
+
+from . import sizing
+
+if TYPE_CHECKING:
+    from draftmark.runtime import ForwardBatch
+
+
+def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One pass over prefix and tail, or, where trees may come, one over each; both by the plugin's own table."""
+    named = {"page_table": sizing.TABLES, "slot_mapping": sizing.SLOTS}
+    whole = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+    prefix = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX, named)
+    tail = Level(Layout.PAGE_TABLE, LengthConvention.TAIL, named, masked=True)
+    trees = sizing.tree_modes(geometry)
+    return {
+        mode: MetadataSpec((prefix, tail) if mode in trees else (whole,), mask_stride=geometry.mask_words)
+        for mode in geometry.modes
+    }
+
+
+def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes that one batch takes of the plugin's own buffers."""
+    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in (sizing.SLOTS, sizing.TABLES)}
+    used[sizing.TRIANGLE] = sizing.TRIANGLE_SIDE * sizing.TRIANGLE_SIDE
+    extent = batch.uniform
+    if batch.mode not in sizing.tree_modes(geometry) or extent is None:
+        return used
+    a = geometry.attention
+    reqs, rows, slots, pairs = sizing.mode_extents(batch.padded_reqs, extent)
+    element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
+    return used | {
+        sizing.TAIL_SLOTS: slots * 8,
+        sizing.TAIL_MASK: pairs,
+        sizing.TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,
+        sizing.HAS_PREFIX: reqs * 4,
+        sizing.PARTS: 2 * heads * a.head_dim * element,
+        sizing.LSES: 2 * heads * 4,
+        sizing.WEIGHT: heads * 4,
+        sizing.MERGE: 2 * heads * a.head_dim * 4,
+    }

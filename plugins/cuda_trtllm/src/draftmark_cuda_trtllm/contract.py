@@ -1,0 +1,79 @@
+"""What the conformance suite reads of this plugin, and no engine: the meaning of its metadata, and bytes in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark import Geometry, Mode, Role, ceil_div
+from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
+
+from . import forms, gen_sizing, sizing
+
+if TYPE_CHECKING:
+    from draftmark.runtime import ForwardBatch
+
+
+def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
+    """One masked level over the batch's own page table in every mode; lengths include the tail; no host lengths."""
+    if forms.uses_gen(geometry):
+        return over_page_table(geometry, kv_lens=gen_sizing.LENS, slot_mapping=gen_sizing.SLOTS)
+    return {mode: _meaning(geometry, mode) for mode in geometry.modes}
+
+
+def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
+    named = {"slot_mapping": sizing.SLOTS}
+    if mode is not Mode.EXTEND:
+        named["kv_lens"] = sizing.LENS
+    if mode not in forms.masked_modes(geometry):
+        level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+        return MetadataSpec((level,), mask_stride=geometry.mask_words)
+    named |= {"tail_mask": sizing.MASK, "qo_indptr": sizing.INDPTR}
+    if mode is Mode.DRAFT and forms.stages(geometry):
+        named |= {"query_staging": sizing.QUERIES, "output_staging": sizing.OUTPUTS}
+    level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
+    stride = 2 * forms.mask_words(geometry, mode)
+    return MetadataSpec((level,), mask_stride=stride, mask_dtype="uint16", dummy_rows="last")
+
+
+def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes that one batch takes of the plugin's own buffers; of row tiles, at most.
+
+    Semaphores count whole: they are zeroed once for every batch there will be.
+    """
+    if forms.uses_gen(geometry):
+        return _gen_usage(geometry, batch)
+    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in (Role.SPLIT_SCHEDULE, Role.WORKSPACE)}
+    if batch.uniform is None:
+        used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
+        return used
+    used[sizing.SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _rows_told(geometry, batch))
+    used[sizing.SEMAPHORES] = next(spec.nbytes for spec in sizing.workspace(geometry) if spec.name == sizing.SEMAPHORES)
+    if sizing.Q_SCALE in used:
+        used[sizing.Q_SCALE] = 4
+    return used
+
+
+def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
+    """Rows that the kernel of a batch is told of; 1 is the decode form."""
+    if batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
+        return 1
+    return forms.q_rows(geometry, batch.mode)
+
+
+def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
+    a = geometry.attention
+    width = geometry.max_pages_per_req * a.page_size
+    parts = min(max(1, geometry.device.num_sms // max(1, requests * a.num_kv_heads)), ceil_div(width, forms.KV_TILE))
+    if parts == 1:
+        return 0
+    blocks = 1 if rows == 1 else forms.blocks(a.group_size, rows)
+    held = a.group_size if rows == 1 else forms.BLOCK_ROWS
+    return sizing.scratch(geometry, parts * requests * a.num_kv_heads * blocks, held)
+
+
+def _gen_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Counters by formula; the workspace whole, since only the kernels know."""
+    return {
+        gen_sizing.COUNTERS: 4 * gen_sizing.counters(geometry, batch.padded_reqs),
+        gen_sizing.WORKSPACE: gen_sizing.WORKSPACE_BYTES,
+    }
