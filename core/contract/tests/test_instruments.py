@@ -11,7 +11,6 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.cases.geometries import behaviours
 from draftmark_contract.check import ContractViolation, Tier
-from draftmark_contract.harness import expect as verify
 from draftmark_contract.harness.harness import Harness
 from draftmark_contract.harness.host_reads import host_reads
 from draftmark_contract.harness.reachable import reachable_storages
@@ -84,7 +83,7 @@ def test_a_violation_shows_the_batch_and_both_values() -> None:
     harness.prepare(batch)
     harness.arena["slot_mapping"][3] += 1
     with pytest.raises(ContractViolation) as caught:
-        verify.metadata(harness, forward, batch)
+        harness.metadata_holds(forward, batch)
     text = str(caught.value)
     for part in ("row 3 of request 0", "verify step 0, 3 live of 4", "page_size=16", "got:", "expected:", "formula:"):
         assert part in text, text

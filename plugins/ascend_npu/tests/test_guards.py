@@ -61,23 +61,20 @@ def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated)
 
 def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
     """Nothing can refuse a sum that is also a length; the contract's oracle sees what it does."""
-    from draftmark_contract.scenarios import verify
 
     def summed(lists):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
 
     rig, turn, batch = loaded(subject, "decode-edges")
-    verify.forward_holds(rig, turn, batch)
+    rig.forward_holds(turn, batch)
     monkeypatch.setattr(backend, "_whole", summed)
     rig, turn, batch = loaded(subject, "decode-edges")
     with pytest.raises(ContractViolation, match="the output is wrong"):
-        verify.forward_holds(rig, turn, batch)
+        rig.forward_holds(turn, batch)
 
 
 def test_a_stale_host_list(subject, monkeypatch):
     """Forgetting plan() leaves another batch's lengths in place."""
-    from draftmark_contract.scenarios import verify
-
     rig, other, later = loaded(subject, "verify-wall")
     rig.backend.plan(loaded(subject, "verify-full")[2])
     rig.backend.write_metadata(later)
@@ -89,7 +86,7 @@ def test_a_stale_host_list(subject, monkeypatch):
     expected = rig.expected(other)
     with pytest.raises((RuntimeError, ContractViolation)):
         rig.layer(other, later)
-        verify.output(other, expected, rig.stage.rows(other)[3])
+        rig.output_holds(other, expected)
 
 
 def test_stale_lists_in_a_replay(subject, monkeypatch):

@@ -25,7 +25,7 @@ def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
     """Each tail slot is the slot of its token, and 1 stands exactly where a row's lineage does not."""
     rig = Harness(BackendUnderTest(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
     turn = place(rig, turn)
-    batch = rig.stage.set(turn, "exact")
+    batch = rig.tensors.set(turn, "exact")
     rig.backend.plan(batch)
     rig.backend.write_metadata(batch)
     if not is_tree(batch):

@@ -50,8 +50,6 @@ def subject():
 @pytest.fixture(scope="module")
 def check(subject):
     """Run turns on one opened backend: each right, semaphores back at zero."""
-    from draftmark_contract.scenarios import verify
-
     from draftmark_contract.harness.harness import Harness, place
 
     def run(turns):
@@ -59,7 +57,7 @@ def check(subject):
         for turn in turns:
             turn = place(rig, turn)
             rig.arena.poison()
-            verify.forward_holds(rig, turn, rig.load(turn))
+            rig.forward_holds(turn, rig.load(turn))
             if "semaphores" in rig.arena:
                 assert not rig.arena["semaphores"].any(), "a launch left its counters behind"
         return rig
@@ -172,13 +170,13 @@ def test_rows_that_are_not_contiguous(subject):
     one = place(rig, one)
     batch = rig.load(one)
     wanted = rig.run(one, batch)
-    q, _, _, out = rig.stage.rows(one)
+    q, _, _, out = rig.tensors.rows(one)
     by_head = q.transpose(0, 1).contiguous().transpose(0, 1)
     out.fill_(float("nan"))
-    rig.backend.attend(by_head, rig.stage.cache, batch, out)
+    rig.backend.attend(by_head, rig.tensors.cache, batch, out)
     assert torch.equal(out, wanted)
     with pytest.raises(BatchError, match="contiguous"):
-        rig.backend.attend(q, rig.stage.cache, batch, torch.empty_like(by_head))
+        rig.backend.attend(q, rig.tensors.cache, batch, torch.empty_like(by_head))
 
 
 def test_batches_of_changing_size_share_scratch(check):

@@ -1,9 +1,15 @@
-"""Registers a behaviour check on the host tier and, as it is, on the device tier."""
+"""Registers a behaviour check on the host tier and, as it is, on the device tier.
+
+Modules of checks are imported where torch may be absent; what they need of it is in `harness/`, whose modules import it
+at their top. The one way from a check to the harness is `Given`: the registered check opens what its rule asks for
+(`harness/setups.py`) and hands it over.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from .check import Case, Tier, check
@@ -11,21 +17,59 @@ from .check import Case, Tier, check
 if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
 
-Run = Callable[["BackendUnderTest", Any], None]
+
+class Given(StrEnum):
+    """What a check of behaviour is handed, and the value that its case holds for it."""
+
+    FORWARD = "forward"
+    """``(Harness, ForwardCase)`` of a ForwardCase: opened with its pool, padded requests on the null pages."""
+    METADATA = "metadata"
+    """The same with a pool of one page, for rules that run no kernel."""
+    FORWARDS = "forwards"
+    """``(Harness, list of ForwardCase)`` of a list of them, all of one geometry."""
+    GEOMETRY = "geometry"
+    """``(Harness, Geometry)`` of a geometry, with a pool for any of its forwards."""
+    PAIR = "pair"
+    """``(Harness, Harness)`` of two geometries."""
+    FAR = "far"
+    """As FORWARD, on a pool of billions of elements of which a few pages are ever touched."""
+    GRAPHS = "graphs"
+    """``(GraphHarness, Geometry)`` of a geometry."""
+    PROGRAM = "program"
+    """``(GraphHarness, Program)`` of a geometry and a program."""
+    TREES = "trees"
+    """``(TreeHarness, Geometry)`` of a geometry."""
+    FAR_TREES = "far_trees"
+    """The same, compacting a pool of billions of elements."""
+    SUBJECT = "subject"
+    """``(BackendUnderTest, value)``: nothing is opened."""
+
+
+Run = Callable[..., None]
+"""A check's body: of the two things that its `Given` says."""
 
 
 def behaviour(
-    *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
-) -> Callable[[Run], Run]:
-    """`check` on both tiers: ``module.name`` on the host, ``module.name_on_device`` on the device."""
+    given: Given, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
+) -> Callable[[Run], Callable[[BackendUnderTest, Any], None]]:
+    """`check` on both tiers: ``module.name`` on the host, ``module.name_on_device`` on the device.
 
-    def register(run: Run) -> Run:
+    The module's name then stands for the registered check, a function of ``(subject, value)``.
+    """
+
+    def register(run: Run) -> Callable[[BackendUnderTest, Any], None]:
+        @functools.wraps(run)
+        def on_host(subject: BackendUnderTest, value: Any) -> None:
+            from .harness.setups import run_on
+
+            run_on(given, run, subject, value)
+
         @functools.wraps(run)
         def on_device(subject: BackendUnderTest, value: Any) -> None:
-            run(subject, value)
+            on_host(subject, value)
 
         on_device.__name__ = f"{run.__name__}_on_device"
         check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(on_device)
-        return check(tier=Tier.HOST, cases=cases, since=since, bugs=bugs)(run)
+        return check(tier=Tier.HOST, cases=cases, since=since, bugs=bugs)(on_host)
 
     return register

@@ -90,9 +90,19 @@ def _changed(original: Callable[..., Any], change: Callable[..., Any]) -> Callab
     return scope["hook"]
 
 
+class BrokenMutant(BaseException):
+    """A mutant that no longer fits what it changes. Not an Exception: every check would take it for a kill."""
+
+
+def _method(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise BrokenMutant(f"a mutant changes {type(owner).__name__}.{name}, which does not exist (any more)")
+    return getattr(owner, name)
+
+
 def after(backend: Any, method: str, then: Callable[..., None]) -> None:
     """Run `then` with the method's arguments after it."""
-    original = getattr(backend, method)
+    original = _method(backend, method)
 
     def changed(*args: Any) -> None:
         original(*args)
@@ -103,7 +113,7 @@ def after(backend: Any, method: str, then: Callable[..., None]) -> None:
 
 def around(backend: Any, method: str, call: Callable[..., None]) -> None:
     """Replace a method by ``call(original, *args)``."""
-    original = getattr(backend, method)
+    original = _method(backend, method)
     setattr(backend, method, lambda *args: call(original, *args))
 
 

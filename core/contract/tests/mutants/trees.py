@@ -58,7 +58,7 @@ def _stale_word(ops: Any, batch: ForwardBatch, parents: torch.Tensor) -> None:
 
 
 def _walk(call: Callable[..., VerifyResult]) -> dict[str, Any]:
-    return _ops(lambda ops: around(ops, "walk", call))
+    return _ops(lambda ops: around(ops, "verify_tree", call))
 
 
 def _last_child(original: Any, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:

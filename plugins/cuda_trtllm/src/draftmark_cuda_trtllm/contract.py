@@ -55,9 +55,9 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 def _rows_told(geometry: Geometry, batch: ForwardBatch) -> int:
     """Rows that the kernel of a batch is told of; 1 is the decode form."""
-    if batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
+    if batch.uniform is not None and batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
         return 1
-    return forms.q_rows(geometry, batch.mode)
+    return int(forms.q_rows(geometry, batch.mode))
 
 
 def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
@@ -68,7 +68,7 @@ def _used_scratch(geometry: Geometry, requests: int, rows: int) -> int:
         return 0
     blocks = 1 if rows == 1 else forms.blocks(a.group_size, rows)
     held = a.group_size if rows == 1 else forms.BLOCK_ROWS
-    return sizing.scratch(geometry, parts * requests * a.num_kv_heads * blocks, held)
+    return int(sizing.scratch(geometry, parts * requests * a.num_kv_heads * blocks, held))
 
 
 def _gen_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:

@@ -8,25 +8,20 @@ from functools import cache
 from draftmark.geometry import Geometry, Mode
 
 from ..check import Case
-from .forwards import ForwardCase, extent, ragged, uniform
+from ..oracle.formulas import draft_steps, max_prefix, rows_and_tail
+from .forwards import ForwardCase, ragged, uniform
 from .geometries import Shape, shapes
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     """Prefix lengths that matter: empty, one token, about a page boundary, at the context wall."""
-    size, wall = geometry.attention.page_size, _wall(geometry)
+    size, wall = geometry.attention.page_size, max_prefix(geometry)
     near = sorted({1, max(size - 1, 1), size, size + 1})
     return {
         "empty": (0,),
         "edges": (near[-1], 1, near[0] + 2),
         "wall": (wall, 0, min(size, wall), wall - 1, near[-1], wall // 2 + 1)[: geometry.limits.max_num_reqs],
     }
-
-
-def _wall(geometry: Geometry) -> int:
-    """The longest committed prefix: C, and one unseen round more with overlap."""
-    k, s, d = geometry.draft.topk, geometry.draft.num_steps, geometry.draft.num_draft_tokens
-    return geometry.limits.max_context_len + (max(1, d, k * (s - 1)) if geometry.limits.overlap else 0)
 
 
 @cache
@@ -84,7 +79,7 @@ def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
 
 def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
     """Tails that end on the last token of a page, that begin a page, and that begin on the last token of one."""
-    size, (_, tail) = geometry.attention.page_size, extent(geometry, mode, step)
+    size, (_, tail) = geometry.attention.page_size, rows_and_tail(geometry, mode, step)
     label, short = f"{mode.value}{step or ''}-full", -tail % size
     lens = (short, short + size, size, size - 1)[: geometry.limits.max_num_reqs]
     return [
@@ -96,7 +91,7 @@ def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Fo
 def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
     """(mode, step) of every uniform forward that the geometry serves."""
     uniform_modes = [mode for mode in geometry.modes if mode not in (Mode.EXTEND, Mode.DRAFT)]
-    steps = geometry.draft.num_steps - 1 if Mode.DRAFT in geometry.modes else 0
+    steps = draft_steps(geometry) if Mode.DRAFT in geometry.modes else 0
     return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from draftmark.geometry import Geometry, Mode
 
+from ..oracle.formulas import pages, rows_and_tail
 from ..oracle.history import Request, chain
 from .geometries import describe
 from .trees import beams, verify_tree
@@ -78,12 +79,6 @@ TRAPS = 3
 """Pages that belong to nobody, hold NaN, and fill the page table behind each request's own pages."""
 
 
-def extent(geometry: Geometry, mode: Mode, step: int) -> tuple[int, int]:
-    """Query rows and tail slots of a request, from the table of modes; deliberately not `Geometry.extent`."""
-    k, d = geometry.draft.topk, geometry.draft.num_draft_tokens
-    return {Mode.DECODE: (1, 1), Mode.DRAFT: (k, k * step + k), Mode.VERIFY: (d, d), Mode.DRAFT_EXTEND: (d, d)}[mode]
-
-
 def uniform(
     name: str,
     geometry: Geometry,
@@ -97,7 +92,7 @@ def uniform(
     first_page: int = 0,
 ) -> ForwardCase:
     """A forward whose requests all have the extent of `mode`, padded to `padded` requests."""
-    rows, tail = extent(geometry, mode, step)
+    rows, tail = rows_and_tail(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
     causal = tree == "chain" or single or mode in (Mode.DECODE, Mode.DRAFT_EXTEND)
     requests = []
@@ -137,7 +132,7 @@ def _with_pages(
 ) -> ForwardCase:
     """Hand out shuffled page ids: live requests get their own, padded ones the null page 0."""
     size = geometry.attention.page_size
-    needs = [-(-(one.prefix + one.tail) // size) if one.live else 0 for one in requests]
+    needs = [pages(one.prefix + one.tail, size) if one.live else 0 for one in requests]
     start = max(1, first_page)
     ids = list(range(start, start + sum(needs)))
     random.Random(f"pages {seed}").shuffle(ids)
@@ -151,7 +146,7 @@ def _with_pages(
 
 def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:
     """Null pages of a padded request: page 0, or its own where the backend needs unique slots."""
-    need = max(1, -(-request.tail // page_size))
+    need: int = max(1, pages(request.tail, page_size))
     if null_pages == 1:
         return (0,) * need
     return tuple((n * need + i) % null_pages for i in range(need))

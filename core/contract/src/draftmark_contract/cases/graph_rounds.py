@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import Program
 
+from ..oracle.formulas import draft_steps
 from .forwards import ForwardCase, uniform
 
 MODES = {
@@ -16,9 +17,9 @@ MODES = {
 
 
 def programs_of(geometry: Geometry) -> list[Program]:
-    """GraphHarness that a geometry's modes make up."""
+    """Programs that a geometry's modes make up."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
-    return [one for one in found if one is not Program.DRAFT or geometry.draft.num_steps > 1]
+    return [one for one in found if one is not Program.DRAFT or draft_steps(geometry)]
 
 
 def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> ForwardCase:
@@ -62,5 +63,5 @@ def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCas
 def _forward(
     name: str, geometry: Geometry, program: Program, lens: tuple[int, ...], size: int, seed: int, tree: str = "random"
 ) -> ForwardCase:
-    step = geometry.draft.num_steps - 2 if program is Program.DRAFT else 0
+    step = draft_steps(geometry) - 1 if program is Program.DRAFT else 0
     return uniform(f"{program.value}-{name}", geometry, MODES[program], lens, size, step=step, tree=tree, seed=seed)

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs, representative_forwards, spanning_forwards
 from ..cases.forwards import ForwardCase, uniform
 from ..cases.geometries import shapes
-from ..check import Case
+from ..check import Case, ContractViolation
+from .lengths import SUFFICIENT
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from ..harness.harness import Harness
 
 ALSO = ("target-window", "draft-window", "target-page1-words2", "target-page32-long")
 """Shapes beside those that every check takes."""
@@ -52,23 +53,19 @@ def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> l
     ]
 
 
-@behaviour(cases=_sequences, bugs=("sglang#10892", "vllm#36611", "flashinfer#1028", "sglang#31198", "vllm#41841"))
-def equals_a_fresh_state(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
+@behaviour(
+    Given.FORWARDS,
+    cases=_sequences,
+    bugs=("sglang#10892", "vllm#36611", "flashinfer#1028", "sglang#31198", "vllm#41841"),
+)
+def equals_a_fresh_state(harness: Harness, forwards: list[ForwardCase]) -> None:
     """Growing, shrinking and changing mode, step and tree on dirty buffers is as good as a fresh arena."""
-    from ..check import ContractViolation
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-    from .lengths import SUFFICIENT
-
-    kinds = SUFFICIENT[subject.backend.requirements(forwards[0].geometry).host_lengths][::-1]
-    pages = max(forward.num_pages for forward in forwards)
-    harness = Harness(subject, forwards[0].geometry, pages)
-    for number, forward in enumerate(place(harness, forward) for forward in forwards):
+    kinds = SUFFICIENT[harness.subject.backend.requirements(harness.geometry).host_lengths][::-1]
+    for number, forward in enumerate(forwards):
         what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
-        verify.forward_holds(
-            harness, forward, harness.load(forward, kind), what
-        )  # outputs: float64 is a stricter judge than a rerun
-        fresh = Harness(subject, forward.geometry, pages)
+        # Outputs: float64 is a stricter judge than a rerun.
+        harness.forward_holds(forward, harness.load(forward, kind), what)
+        fresh = harness.fresh()
         batch = fresh.load(forward)
         fresh.prepare(batch)
         if harness.decoded(forward, harness.load(forward)) != fresh.decoded(forward, batch):

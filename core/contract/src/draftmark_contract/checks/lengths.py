@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from draftmark.errors import BackendRefusal
 from draftmark.geometry import Geometry
 from draftmark.requirements import HostLengthsNeed
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import forward_cases
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import all_shapes
-from ..check import Case
+from ..check import Case, ContractViolation
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
+    from ..harness.harness import Harness
 
 ALSO = ("target-overlap", "target-page32-long")
 """Shapes beside those that every check takes."""
@@ -36,29 +38,25 @@ def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in all_shapes()]
 
 
-@behaviour(cases=_forwards, bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"))
-def of_any_kind_give_one_result(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(
+    Given.FORWARD,
+    cases=_forwards,
+    bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"),
+)
+def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
     """Exact lengths, loose bounds and no lengths at all lead to the same metadata and outputs, in any order."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-    from ..harness.tensors import host_lengths
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
-    kinds = SUFFICIENT[subject.backend.requirements(forward.geometry).host_lengths]
-    told = {host_lengths(forward, kind): kind for kind in reversed(kinds)}  # one kind where two say the same
-    for kind in reversed(told.values()):
-        harness.arena.poison()
-        verify.forward_holds(harness, forward, harness.load(forward, kind), f"with {kind} host lengths the output")
+    told = set()
+    for kind in SUFFICIENT[harness.subject.backend.requirements(forward.geometry).host_lengths]:
+        batch = harness.load(forward, kind)
+        if batch.host not in told:  # one kind where two say the same
+            told.add(batch.host)
+            harness.arena.poison()
+            harness.forward_holds(forward, batch, f"with {kind} host lengths the output")
 
 
-@behaviour(cases=_geometries)
+@behaviour(Given.SUBJECT, cases=_geometries)
 def exact_excludes_overlap(subject: BackendUnderTest, geometry: Geometry) -> None:
     """A backend that needs exact lengths refuses a geometry with overlap, and no other for that reason."""
-    from draftmark.errors import BackendRefusal
-
-    from ..check import ContractViolation
-
     subject.require(geometry)
     overlapped = replace(geometry, limits=replace(geometry.limits, overlap=True))
     need = subject.backend.requirements(geometry).host_lengths

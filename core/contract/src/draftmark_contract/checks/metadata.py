@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import forward_cases, programs, representative_forwards
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import all_shapes, wide
 from ..check import Case
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from ..harness.harness import Harness
 
 HIGH_SLOT = 2**31
 """Slots from here on do not fit int32."""
@@ -47,12 +47,6 @@ def _long(geometry: Geometry) -> list[ForwardCase]:
     ]
 
 
-@behaviour(cases=_wide, bugs=("vllm#47671", "sglang#27840"))
-def survives_large_counts(subject: BackendUnderTest, forward: ForwardCase) -> None:
-    """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
-    decodes_to_the_token_history(subject, forward)
-
-
 def _high() -> list[Case]:
     found = []
     for shape in all_shapes():
@@ -63,21 +57,30 @@ def _high() -> list[Case]:
     return found
 
 
-@behaviour(cases=_forwards, bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"))
-def decodes_to_the_token_history(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(
+    Given.METADATA,
+    cases=_forwards,
+    bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"),
+)
+def decodes_to_the_token_history(harness: Harness, forward: ForwardCase) -> None:
     """The backend's buffers name exactly the KV slots that each row sees and writes."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, 1)
-    forward = place(harness, forward)
-    batch = harness.tensors.set(forward, harness.host)
-    harness.prepare(batch)
-    verify.padding(forward, verify.metadata(harness, forward, batch))
-    verify.guards(harness, forward)
+    _decodes(harness, forward)
 
 
-@behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
-def survives_high_page_ids(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.METADATA, cases=_wide, bugs=("vllm#47671", "sglang#27840"))
+def survives_large_counts(harness: Harness, forward: ForwardCase) -> None:
+    """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
+    _decodes(harness, forward)
+
+
+@behaviour(Given.METADATA, cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
+def survives_high_page_ids(harness: Harness, forward: ForwardCase) -> None:
     """Page ids whose slots pass 2**31 reach the metadata unharmed. No such pool is allocated."""
-    decodes_to_the_token_history(subject, forward)
+    _decodes(harness, forward)
+
+
+def _decodes(harness: Harness, forward: ForwardCase) -> None:
+    batch = harness.set(forward)
+    harness.prepare(batch)
+    harness.metadata_holds(forward, batch)
+    harness.guards_hold(forward)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import extends, programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import Shape, mandatory, numerics
 from ..check import Case
+from ..oracle.formulas import draft_steps
 from ..sizing.geometries import odd_geometries, odd_trees
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from ..harness.harness import Harness
 
 HIGH_OFFSET = 2**31
 """Flat element offsets from here on do not fit int32."""
@@ -35,18 +36,13 @@ def _cases() -> list[Case]:
     return found
 
 
-@behaviour(cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
-def match_float64(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FORWARD, cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
+def match_float64(harness: Harness, forward: ForwardCase) -> None:
     """Every live row is within rounding of float64, with NaN in all unused KV; padded rows are finite."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
     for contrast in (0.0, PEAKED):
         batch = harness.load(forward)
         harness.tensors.fill_rows(forward, contrast=contrast)
-        verify.forward_holds(harness, forward, batch)
+        harness.forward_holds(forward, batch)
 
 
 def _odd() -> list[Case]:
@@ -58,7 +54,7 @@ def _odd() -> list[Case]:
             continue
         size = geometry.attention.page_size
         lens = (min(size + 1, 290), 0)
-        last = max(0, geometry.draft.num_steps - 2)
+        last = max(0, draft_steps(geometry) - 1)
         kinds = [(mode, last if mode is Mode.DRAFT else 0) for mode, _ in programs(geometry)]
         forwards = [
             uniform(f"{mode.value}{step or ''}", geometry, mode, lens, 3, step=step)
@@ -71,16 +67,11 @@ def _odd() -> list[Case]:
     return found
 
 
-@behaviour(cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
-def serve_what_is_not_refused(subject: BackendUnderTest, forwards: list[ForwardCase]) -> None:
+@behaviour(Given.FORWARDS, cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
+def serve_what_is_not_refused(harness: Harness, forwards: list[ForwardCase]) -> None:
     """Every head count, head size, dtype, page size, window and draft shape that is accepted gives right rows."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
     for forward in forwards:
-        forward = place(harness, forward)
-        verify.forward_holds(harness, forward, harness.load(forward))
+        harness.forward_holds(forward, harness.load(forward))
 
 
 def _high() -> list[Case]:
@@ -99,17 +90,8 @@ def _high() -> list[Case]:
     return found
 
 
-@behaviour(cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
-def reach_past_int32(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FAR, cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
+def reach_past_int32(harness: Harness, forward: ForwardCase) -> None:
     """Rows are stored and read where the cache's flat element offset no longer fits 32 bits."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-    from ..harness.sparse import sparse_pool
-
-    probe = Harness(subject, forward.geometry, 1)
-    forward = place(probe, forward)
-    with sparse_pool(forward, subject.device) as pool:
-        harness = Harness(subject, forward.geometry, forward.num_pages, pool)
-        batch = harness.load(forward)
-        out = harness.run(forward, batch)
-        verify.sparse(harness, forward, out)
+    harness.run(forward, harness.load(forward))
+    harness.sparse_holds(forward)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
-from ..check import Case
+from ..check import Case, ContractViolation
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
+    from ..harness.harness import Harness
 
 ALSO = ("target-window", "draft-window", "draft-page1-words2")
 """Shapes beside those that every check takes."""
@@ -35,35 +35,28 @@ def _cases() -> list[Case]:
     return found
 
 
-@behaviour(cases=_cases, bugs=("sglang#24743", "vllm#57094", "lmdeploy#4569", "vllm#19321", "sglang#1779"))
-def changes_no_live_byte(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(
+    Given.FORWARD,
+    cases=_cases,
+    bugs=("sglang#24743", "vllm#57094", "lmdeploy#4569", "vllm#19321", "sglang#1779"),
+)
+def changes_no_live_byte(harness: Harness, forward: ForwardCase) -> None:
     """With few live of many: padded rows touch null pages only, are finite, and live rows are right."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
-    batch = harness.load(forward)
-    verify.forward_holds(harness, forward, batch)
+    harness.forward_holds(forward, harness.load(forward))
 
 
-@behaviour(cases=_cases, bugs=("vllm#38436", "sglang#25529"))
-def is_declared(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.METADATA, cases=_cases, bugs=("vllm#38436", "sglang#25529"))
+def is_declared(harness: Harness, forward: ForwardCase) -> None:
     """pad_fill is 0 or 1, live_extent is one of its two words, and unique slots are unique."""
-    from ..check import ContractViolation
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, 1)
-    forward = place(harness, forward)
     spec = harness.spec(forward)
     declared = {"pad_fill": (spec.pad_fill, (0, 1)), "live_extent": (spec.live_extent, ("live", "padded"))}
     for field, (got, allowed) in declared.items():
         if got not in allowed:
             raise ContractViolation(f"MetadataSpec.{field} is out of range", got=got, expected=allowed)
-    batch = harness.tensors.set(forward, harness.host)
+    batch = harness.set(forward)
     harness.prepare(batch)
     writes = harness.decoded(forward, batch).writes
-    unique = subject.backend.requirements(forward.geometry).unique_slots
+    unique = harness.subject.backend.requirements(forward.geometry).unique_slots
     if unique and writes and len(set(writes.values())) < len(writes):
         raise ContractViolation(
             "two rows write one KV slot, but the backend declares unique_slots",

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.forward_sets import forward_cases, spanning_forwards
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import shapes
-from ..check import Case
+from ..check import Case, ContractViolation
 
 if TYPE_CHECKING:
     from draftmark.batch import ForwardBatch
 
-    from ..backend_under_test import BackendUnderTest
     from ..harness.harness import Harness
 
 ALSO = ("target-window", "draft-chain")
@@ -31,17 +30,12 @@ def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
-@behaviour(cases=_forwards, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))
-def each_call_writes_its_own(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FORWARD, cases=_forwards, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))
+def each_call_writes_its_own(harness: Harness, forward: ForwardCase) -> None:
     """plan and write_metadata write the arena only, write_kv the cache, attend its rows of out."""
-    from ..harness.harness import Harness, place
-    from ..harness.watch import Watch
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
     batch = harness.load(forward)
     q, k, v, out = harness.tensors.rows(forward)
-    watch = Watch(harness, forward, batch)
+    watch = harness.watch(forward, batch)
     calls: dict[str, Callable[[], None]] = {
         "plan": lambda: harness.backend.plan(batch),
         "write_metadata": lambda: harness.backend.write_metadata(batch),
@@ -55,24 +49,16 @@ def each_call_writes_its_own(subject: BackendUnderTest, forward: ForwardCase) ->
         watch.unchanged_but(allowed.get(name, ()), name)
 
 
-@behaviour(cases=_forwards, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
-def plan_reads_no_device_memory(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.METADATA, cases=_forwards, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
+def plan_reads_no_device_memory(harness: Harness, forward: ForwardCase) -> None:
     """plan() takes numbers from the host's view of the batch, never from its tensors."""
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, 1)
-    forward = place(harness, forward)
-    batch = harness.tensors.set(forward, harness.host)
+    batch = harness.set(forward)
     _no_host_reads(harness, forward, batch, "plan()", lambda: harness.backend.plan(batch))
 
 
-@behaviour(cases=_forwards, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
-def steps_read_no_device_memory(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
+def steps_read_no_device_memory(harness: Harness, forward: ForwardCase) -> None:
     """write_metadata, write_kv and attend never wait for the device, in the modes that are not captured too."""
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
     batch = harness.load(forward)
     harness.backend.plan(batch)
 
@@ -84,14 +70,9 @@ def steps_read_no_device_memory(subject: BackendUnderTest, forward: ForwardCase)
     _no_host_reads(harness, forward, batch, "a step", step)
 
 
-@behaviour(cases=_forwards, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
-def plan_does_not_depend_on_device_memory(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
+def plan_does_not_depend_on_device_memory(harness: Harness, forward: ForwardCase) -> None:
     """The device may still be busy with the round before: what plan() would find in the batch's tensors is stale."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
     batch = harness.load(forward)
     harness.tensors.empty()
     harness.backend.plan(batch)
@@ -99,30 +80,17 @@ def plan_does_not_depend_on_device_memory(subject: BackendUnderTest, forward: Fo
     expected = harness.expected(forward)
     harness.backend.write_metadata(batch)
     harness.layer(forward, batch)
-    verify.padding(forward, verify.metadata(harness, forward, batch))
-    verify.stored(harness, forward, expected)
-    verify.output(
-        forward,
-        expected,
-        harness.tensors.rows(forward)[3],
-        "the output of a batch that reached the device after plan()",
-    )
+    harness.step_holds(forward, batch, expected, "the output of a batch that reached the device after plan()")
 
 
-@behaviour(cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
-def nothing_is_kept_or_moved(subject: BackendUnderTest, geometry: Geometry) -> None:
+@behaviour(Given.GEOMETRY, cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
+def nothing_is_kept_or_moved(harness: Harness, geometry: Geometry) -> None:
     """The backend holds what open_backend gave it, and no more after forwards of every kind; no buffer moves."""
-    from ..check import ContractViolation
-    from ..harness.harness import Harness, place, pool_pages
-    from ..harness.reachable import reachable_storages
-
-    harness = Harness(subject, geometry, pool_pages(geometry))
-    forwards = [place(harness, forward) for forward in spanning_forwards(geometry)]
-    before = reachable_storages(harness.backend)
-    addresses = harness.arena.addresses()
+    forwards = [harness.place(forward) for forward in spanning_forwards(geometry)]
+    before, addresses = harness.held(), harness.arena.addresses()
     for forward in (*forwards, *forwards[::-1]):
         harness.run(forward, harness.load(forward))
-        fresh = sorted(name for address, name in reachable_storages(harness.backend).items() if address not in before)
+        fresh = sorted(name for address, name in harness.held().items() if address not in before)
         if fresh or harness.arena.addresses() != addresses:
             raise ContractViolation(
                 "the backend holds memory that it did not hold when it was opened",
@@ -135,14 +103,9 @@ def nothing_is_kept_or_moved(subject: BackendUnderTest, geometry: Geometry) -> N
             )
 
 
-@behaviour(cases=_forwards, bugs=("sglang#32062", "flashinfer#3582"))
-def metadata_serves_every_layer(subject: BackendUnderTest, forward: ForwardCase) -> None:
+@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#32062", "flashinfer#3582"))
+def metadata_serves_every_layer(harness: Harness, forward: ForwardCase) -> None:
     """One write_metadata serves several layers, each with its own cache and rows."""
-    from ..harness import expect as verify
-    from ..harness.harness import Harness, place
-
-    harness = Harness(subject, forward.geometry, forward.num_pages)
-    forward = place(harness, forward)
     batch = harness.load(forward)
     harness.prepare(batch)
     for layer in range(2):
@@ -150,22 +113,16 @@ def metadata_serves_every_layer(subject: BackendUnderTest, forward: ForwardCase)
         harness.tensors.fill_cache(forward, seed=7 + layer)
         expected = harness.expected(forward)
         harness.layer(forward, batch)
-        verify.stored(harness, forward, expected)
-        verify.output(forward, expected, harness.tensors.rows(forward)[3], f"layer {layer}'s output")
-        verify.guards(harness, forward)
+        harness.stored_holds(forward, expected)
+        harness.output_holds(forward, expected, f"layer {layer}'s output")
+        harness.guards_hold(forward)
 
 
 def _no_host_reads(
     harness: Harness, forward: ForwardCase, batch: ForwardBatch, what: str, call: Callable[[], None]
 ) -> None:
     """Run `call`; it may read no tensor of the batch, the rows or the arena on the host."""
-    from ..check import ContractViolation
-    from ..harness.host_reads import host_reads
-    from ..harness.watch import batch_tensors
-
-    device = [harness.arena[spec.name] for spec in harness.arena.specs if spec.memory.value == "device"]
-    with host_reads([*batch_tensors(batch).values(), *device, *harness.tensors.rows(forward)[:3]]) as reads:
-        call()
+    reads = harness.host_reads(forward, batch, call)
     if reads:
         raise ContractViolation(
             f"{what} reads device memory on the host",

@@ -10,7 +10,8 @@ from draftmark.errors import BackendRefusal
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case, ContractViolation, Refused, Tier, check
-from ..sizing.batches import BatchShape, brief, limit_batches, longest_prefix
+from ..oracle.formulas import max_prefix
+from ..sizing.batches import BatchShape, brief, limit_batches
 from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
 from ..sizing.required_sizes import RequiredSize, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
@@ -154,7 +155,7 @@ def assert_covered(
         for spec in used_by[batch.mode]:
             for need in required_sizes_of(spec, batch, geometry, metadata):
                 _assert_fits(need, batch, geometry, spec.formula, spec.role.value)
-        if own and not (quick and 0 < batch.groups[0].prefix < longest_prefix(geometry)):
+        if own and not (quick and 0 < batch.groups[0].prefix < max_prefix(geometry)):
             used = usage_of(subject, geometry, batch, specs)
             for spec in own:
                 need = RequiredSize(spec.name, "bytes", used[spec.name], spec.nbytes, "usage(geometry, batch)")

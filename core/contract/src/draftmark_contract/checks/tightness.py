@@ -9,7 +9,8 @@ from draftmark.geometry import Geometry, Mode
 
 from ..check import ContractViolation, Tier, check
 from ..layouts import MetadataSpec
-from ..sizing.batches import BatchShape, Group, brief, limit_batches, longest_prefix, rows_and_tail
+from ..oracle.formulas import draft_steps, max_prefix, max_requests, max_tail, rows_and_tail
+from ..sizing.batches import BatchShape, Group, brief, limit_batches
 from ..sizing.geometries import tight_geometries
 from ..sizing.required_sizes import BY_LAYOUT, USAGE_ROLES, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
@@ -46,7 +47,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     if not own:
         return
     # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
-    most = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes, 1)
+    most = max_requests(geometry)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
     usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
     for spec in own:
@@ -66,9 +67,7 @@ def largest_need(
     `padded_to_tail` the backend stages its queries, and may pad each request to as many rows as it has tail slots.
     """
     limits = geometry.limits
-    most = max(limits.max_num_reqs, *limits.capture_batch_sizes, 1)
-    draft = geometry.draft
-    longest = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
+    most, longest = max_requests(geometry), max_tail(geometry)
     needed = 0
     for mode in geometry.modes:
         if not is_used(spec, mode, metadata):
@@ -79,16 +78,17 @@ def largest_need(
             batch = BatchShape(mode, 0, (group,), most, limits.max_extend_tokens)
             needed = max(needed, _numel(spec, batch, geometry, metadata))
             continue
-        step = max(0, draft.num_steps - 2)
+        step = max(0, draft_steps(geometry) - 1)
         rows_each, _ = rows_and_tail(geometry, mode, step)
         rows_each = max(rows_each, longest) if padded_to_tail else rows_each
-        batch = BatchShape(mode, step, (Group(most, longest_prefix(geometry), rows_each, longest),))
+        batch = BatchShape(mode, step, (Group(most, max_prefix(geometry), rows_each, longest),))
         needed = max(needed, _numel(spec, batch, geometry, metadata))
-    sets = max(1, draft.num_steps - 1) if Mode.DRAFT in geometry.modes and len(spec.shape) > 1 else 1
+    sets = max(1, draft_steps(geometry)) if Mode.DRAFT in geometry.modes and len(spec.shape) > 1 else 1
     by_token = spec.role is Role.KV_INDICES and spec.unit is Unit.TOKENS
     per_request = geometry.attention.page_size if by_token else 1
-    words = most * max(draft.num_draft_tokens, draft.topk) if spec.role is Role.TAIL_MASK else most * per_request
-    return needed * (sets if spec.role in _BY_STEP else 1), words + 1
+    if spec.role is Role.TAIL_MASK:
+        per_request = max(geometry.draft.num_draft_tokens, geometry.draft.topk)
+    return needed * (sets if spec.role in _BY_STEP else 1), most * per_request + 1
 
 
 _BY_STEP = frozenset({Role.KV_INDPTR, Role.KV_INDICES, Role.KV_LAST_PAGE_LEN, Role.KV_LENS, Role.QO_INDPTR})

@@ -6,7 +6,6 @@ what the loop would run.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,15 +13,16 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..cases.geometries import PAGE128, PAGE128_LIMITS, Shape
+from ..cases.tree_rounds import any_paths, make_round, tails, with_tails
 from ..check import Case
+from ..oracle.formulas import max_requests
 
 if TYPE_CHECKING:
     from draftmark.tree import VerifyResult
 
-    from ..backend_under_test import BackendUnderTest
-    from ..harness.tree_tensors import TreeTensors
+    from ..harness.tree_harness import TreeHarness
 
 SINCE = (1, 1)
 LARGE = (1, 2)
@@ -60,130 +60,78 @@ def _tailed() -> list[Case]:
     return [replace(case, value=replace(case.value, modes=both)) for case in _cases(*names)()]
 
 
-@behaviour(cases=_tailed, since=SINCE)
-def tail_follows_the_parents(subject: BackendUnderTest, geometry: Geometry) -> None:
+@behaviour(Given.TREES, cases=_tailed, since=SINCE)
+def tail_follows_the_parents(trees: TreeHarness, geometry: Geometry) -> None:
     """Mask, depth and positions in every mode, on dirty buffers, up to the wall; nothing else is written."""
-    import torch
-
-    from ..harness.tree_expect import tail_holds, tails, with_tails
-    from ..harness.tree_tensors import JUNK, TreeTensors, make_round, open_ops
-
-    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
     for seed, (mode, step, tree) in enumerate(tails(geometry)):
         one = make_round(geometry, seed)
-        tensors.load(one)
+        trees.tensors.load(one)
         requests = with_tails(one, geometry, mode, step, tree, seed)
-        batch = tensors.batch(mode, step, tree)
-        wide = torch.full((len(requests), requests[0].tail + 5), JUNK, dtype=torch.int64, device=tensors.device)
-        parents = wide[:, : requests[0].tail]
-        parents.copy_(torch.tensor([request.parents for request in requests]))
-        ops.write_tail(batch, parents if tree else None)
-        tail_holds(tensors, batch, requests, f"{mode.value} step {step}")
+        batch = trees.tensors.batch(mode, step, tree)
+        trees.ops.write_tail(batch, trees.tensors.parents_of(requests) if tree else None)
+        trees.tail_holds(batch, requests, f"{mode.value} step {step}")
 
 
-@behaviour(cases=_cases("pair", "page1-overlap", "words2", "words3", "page128"), since=SINCE)
-def walk_follows_the_target(subject: BackendUnderTest, geometry: Geometry) -> None:
+@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "words3", "page128"), since=SINCE)
+def walk_follows_the_target(trees: TreeHarness, geometry: Geometry) -> None:
     """The verdict on trees of every kind: first of equal children, unused nodes, padding, 64-bit tokens."""
-    from ..harness.tree_expect import verdict_holds
-    from ..harness.tree_tensors import TreeTensors, make_round, open_ops
-
-    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
     for seed in range(4):
         one = make_round(geometry, seed)
-        tensors.load(one)
-        verdict_holds(one, ops.verify_tree(*tensors.trees(), tensors.targets), f"round {seed}")
+        trees.tensors.load(one)
+        trees.verdict_holds(one, trees.verify(), f"round {seed}")
 
 
-@behaviour(cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
-def kept_path_is_made_contiguous(subject: BackendUnderTest, geometry: Geometry) -> None:
+@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
+def kept_path_is_made_contiguous(trees: TreeHarness, geometry: Geometry) -> None:
     """Any ascending paths in all layers, overlapping ones too; every byte that is no kept node's stays."""
-    from ..harness.tree_tensors import TreeTensors
+    for seed in range(3):
+        _compacts(trees, seed)
 
-    _compacts(subject, geometry, TreeTensors(subject, geometry), 3)
 
-
-@behaviour(cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
-def kept_path_reaches_past_int32(subject: BackendUnderTest, geometry: Geometry) -> None:
+@behaviour(Given.FAR_TREES, cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
+def kept_path_reaches_past_int32(trees: TreeHarness, geometry: Geometry) -> None:
     """The same in pages whose flat element offset no longer fits 32 bits."""
-    import torch
-
-    from ..harness.sparse import sparse_memory
-    from ..harness.tree_tensors import TreeTensors
-
-    a = geometry.attention
-    page = (a.page_size, a.num_kv_heads, a.head_dim)
-    first = 2**31 // (page[0] * page[1] * page[2])
-    shape = (2, 1, first + int(geometry.max_reqs * geometry.max_pages_per_req), *page)
-    with sparse_memory(shape, getattr(torch, a.kv_dtype), subject.device) as memory:
-        _compacts(subject, geometry, TreeTensors(subject, geometry, first, memory), 1)
+    _compacts(trees, 0)
 
 
-def _compacts(subject: BackendUnderTest, geometry: Geometry, tensors: TreeTensors, rounds: int) -> None:
-    import torch
-
-    from draftmark.tree import VerifyResult
-
-    from ..harness.tree_expect import moved, pool_holds
-    from ..harness.tree_tensors import make_round, open_ops
-
-    ops, nodes = open_ops(subject, geometry), geometry.draft.num_draft_tokens
-    for seed in range(rounds):
-        one, dice = make_round(geometry, seed, tensors.first_page), random.Random(seed)
-        tensors.load(one)
-        tensors.scramble(seed)
-        paths = [_path(nodes, (seed + r) % 5, dice) if request.live else [0] for r, request in enumerate(one.requests)]
-        path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=tensors.device)
-        counts = torch.tensor([len(kept) for kept in paths], device=tensors.device)
-        wanted = moved(tensors, one, paths)
-        ops.compact(tensors.pool, tensors.batch(), VerifyResult(torch.full_like(path, -1), counts, path))
-        pool_holds(tensors, wanted, one, f"paths {paths}")
-
-
-def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
-    """An ascending path: one behind the other from slot 2 on, every second, random, in place, the root alone."""
-    shifted = [0, *range(2, nodes)]
-    chosen = [0, *sorted(dice.sample(range(1, nodes), dice.randrange(nodes)))]
-    return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
+def _compacts(trees: TreeHarness, seed: int) -> None:
+    one = make_round(trees.geometry, seed, trees.tensors.first_page)
+    trees.tensors.load(one)
+    trees.tensors.scramble(seed)
+    paths = any_paths(one, seed)
+    wanted = trees.moved(one, paths)
+    trees.compact(paths)
+    trees.pool_holds(wanted, one, f"paths {paths}")
 
 
 @behaviour(
+    Given.TREES,
     cases=_cases("page1-overlap", "words2", "page128"),
     since=SINCE,
     bugs=("sglang#26655", "sglang#26521", "sglang#29413"),
 )
-def replays_follow_the_round(subject: BackendUnderTest, geometry: Geometry) -> None:
+def replays_follow_the_round(trees: TreeHarness, geometry: Geometry) -> None:
     """All three captured in one graph without a sync, replayed on other trees, lengths and pages."""
-    from ..harness.graph_harness import no_sync
-    from ..harness.tree_expect import moved, pool_holds, tail_holds, verdict_holds
-    from ..harness.tree_tensors import TreeTensors, make_round, open_ops
-    from ..oracle.verify_tree import kept_path
-
-    ops, tensors = open_ops(subject, geometry), TreeTensors(subject, geometry)
-    state, key = subject.graph_state(geometry), GraphKey(Program.VERIFY, int(geometry.max_reqs))
-    drafts, parents = tensors.trees()
-    batch = tensors.batch()
+    tensors, key = trees.tensors, GraphKey(Program.VERIFY, max_requests(geometry))
+    parents, batch = tensors.trees()[1], tensors.batch()
 
     def step() -> VerifyResult:
-        ops.write_tail(batch, parents)
-        found = ops.verify_tree(drafts, parents, tensors.targets)
-        ops.compact(tensors.pool, batch, found)
+        trees.ops.write_tail(batch, parents)
+        found = trees.verify()
+        trees.ops.compact(tensors.pool, batch, found)
         return found
 
     tensors.load(make_round(geometry, 17))
     tensors.scramble(17)
     step()  # a warm-up, as engines do; kernels are compiled here
-    with no_sync(subject.device):
-        found = state.capture(key, step)
+    found = trees.capture(key, step)
     for seed in range(4):
-        one = make_round(geometry, seed)
+        one, what = make_round(geometry, seed), f"replay {seed}"
         tensors.load(one)
         tensors.scramble(seed)
         tensors.batch()
-        paths = [kept_path(d, r.parents, t) for d, r, t in zip(one.drafts, one.requests, one.targets, strict=True)]
-        wanted = moved(tensors, one, paths)
-        with no_sync(subject.device):
-            state.replay(key)
-        what = f"replay {seed}"
-        tail_holds(tensors, batch, one.requests, what)
-        verdict_holds(one, found, what)
-        pool_holds(tensors, wanted, one, what)
+        wanted = trees.moved(one, one.kept)
+        trees.replay(key)
+        trees.tail_holds(batch, one.requests, what)
+        trees.verdict_holds(one, found, what)
+        trees.pool_holds(wanted, one, what)

@@ -1,4 +1,4 @@
-"""A captured program, driven as an engine drives it: fill static buffers, plan, replay."""
+"""Captured programs, driven as an engine drives them: fill static buffers, plan, replay."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from draftmark.batch import ForwardBatch
 from draftmark.buffers import Memory
 from draftmark.errors import DraftmarkError
 from draftmark.geometry import Mode
-from draftmark.graphs import GraphKey, GraphState
+from draftmark.graphs import GraphKey, GraphState, Program
 
 from ..cases.forwards import ForwardCase
+from ..cases.graph_rounds import captured
 from ..check import ContractViolation
-from . import expect as verify
-from .harness import Expected, Harness
+from ..oracle.formulas import draft_steps
+from .expected import Expected
+from .harness import Harness
 from .tensors import CaseTensors
+
+Copies = list[dict[str, torch.Tensor]]
+"""Copies of the metadata buffers, one dict per step of a round."""
 
 
 @dataclass
 class Loaded:
-    """A round that is on the stages: its forwards, batches, and what must come out."""
+    """A round that is on the tensors: its forwards, batches, and what must come out."""
 
     forwards: list[ForwardCase]
     batches: list[ForwardBatch]
@@ -42,10 +47,10 @@ class GraphHarness:
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
-        self.copies: dict[GraphKey, list[dict[str, torch.Tensor]]] = {}
+        self.copies: dict[GraphKey, Copies] = {}
         self.runs = 0
         self.state: GraphState = harness.subject.graph_state(harness.geometry)
-        steps = max(1, harness.geometry.draft.num_steps - 1) if Mode.DRAFT in harness.geometry.modes else 1
+        steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
         pool = torch.stack((harness.tensors.cache.k, harness.tensors.cache.v))
         num_pages = pool.shape[1]
         # Host memory is plan()'s; copied inside a capture it would be a pageable copy.
@@ -53,40 +58,70 @@ class GraphHarness:
         self.stages = [CaseTensors(harness.geometry, harness.subject.device, num_pages, pool) for _ in range(steps)]
         harness.tensors = self.stages[0]
 
-    @property
-    def capture_host(self) -> str:
-        """Host lengths at capture: unknown, so that the plan serves every replay, unless exact ones are needed."""
-        return "exact" if self.harness.host == "exact" else "unknown"
+    def fresh(self) -> GraphHarness:
+        """The same backend opened once more, with nothing captured."""
+        return GraphHarness(self.harness.fresh())
 
-    def replay_host(self, number: int) -> str:
-        """Host lengths at a replay: each kind that the backend must cope with, in forward."""
-        kinds = ("exact", "upper_bound", "unknown", "tight_bound")
-        return "exact" if self.harness.host == "exact" else kinds[number % len(kinds)]
+    # -- what an engine does at start-up ------------------------------------------------------------------
 
-    def clear_outputs(self) -> None:
-        """NaN in every output: what a warm-up wrote must not pass for a replay's."""
-        for tensors in self.stages:
-            tensors.out.fill_(float("nan"))
+    def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
+        """Run a key's step eagerly on the batch of its capture: the round, and copies of its metadata."""
+        # Host lengths are unknown, so that the plan serves every replay, unless exact ones are needed.
+        host = "exact" if self.harness.host == "exact" else "unknown"
+        loaded = self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
+        self.harness.arena.poison()
+        self.plan(loaded)
+        return loaded, self.step(loaded)
+
+    def record(self, key: GraphKey, loaded: Loaded) -> Copies:
+        """Capture the step of a round that was warmed up; the copies are filled by the first replay."""
+
+        def step() -> Copies:
+            self.runs += 1
+            return self.step(loaded)
+
+        self.harness.arena.poison()
+        self.plan(loaded)
+        with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
+            self.copies[key] = self.state.capture(key, step)
+        return self.copies[key]
+
+    def capture(self, key: GraphKey, short: bool = False) -> Loaded:
+        """Warm up and capture. `graphs.captured_run_is_right` looks at what comes out."""
+        loaded, _ = self.warm_up(key, short)
+        self.record(key, loaded)
+        return loaded
+
+    # -- and in a round -----------------------------------------------------------------------------------
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
         """Fill the static buffers for a round; `forward` is its last step."""
-        first = forward.at_step(0) if forward.mode is Mode.DRAFT else forward
-        forwards = [forward.at_step(i) for i in range(forward.step + 1)] if forward.mode is Mode.DRAFT else [forward]
+        forward = self.harness.place(forward)
+        steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
+        forwards = [forward.at_step(i) for i in steps] or [forward]
         batches: list[ForwardBatch] = []
         expected: list[Expected] = []
-        self.stages[0].fill_cache(first, seed)
+        self.stages[0].fill_cache(forwards[0], seed)
         for i, (one, tensors) in enumerate(zip(forwards, self.stages, strict=False)):
             batches.append(tensors.set(one, host or self.harness.host))
             tensors.fill_rows(one, seed + 10 * i)
             expected.append(self.harness.expected(one, tensors, expected[-1] if expected else None))
         return Loaded(forwards, batches, expected)
 
+    def load_replay(self, forward: ForwardCase, number: int, poison: bool = False) -> Loaded:
+        """Put replay `number` on the tensors, with each kind of host lengths that the backend copes with in turn."""
+        kinds = ("exact", "upper_bound", "unknown", "tight_bound")
+        if poison:
+            self.harness.arena.poison()
+        host = "exact" if self.harness.host == "exact" else kinds[number % len(kinds)]
+        return self.load(forward, seed=number, host=host)
+
     def plan(self, loaded: Loaded) -> None:
         """The host half, before every run and every replay."""
         for batch in loaded.batches:
             self.harness.backend.plan(batch)
 
-    def step(self, loaded: Loaded) -> list[dict[str, torch.Tensor]]:
+    def step(self, loaded: Loaded) -> Copies:
         """The device half: every step's metadata and layer; returns copies of the metadata."""
         copies = []
         for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.stages, strict=False):
@@ -96,19 +131,8 @@ class GraphHarness:
                 self.harness.layer(forward, batch, tensors)
         return copies
 
-    def capture(self, key: GraphKey, loaded: Loaded) -> list[dict[str, torch.Tensor]]:
-        """Capture a round's step; the copies are filled by the first replay."""
-
-        def step() -> list[dict[str, torch.Tensor]]:
-            self.runs += 1
-            return self.step(loaded)
-
-        with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
-            self.copies[key] = self.state.capture(key, step)
-        return self.copies[key]
-
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
-        """Replay a round."""
+        """Replay a round; its plan ran before."""
         runs = self.runs
         with _refusals(f"replaying {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
             outputs = self.state.replay(key)
@@ -122,22 +146,36 @@ class GraphHarness:
                 bug="sglang#36658",
             )
 
-    def holds(self, loaded: Loaded, copies: list[dict[str, torch.Tensor]], what: str) -> None:
-        """What must hold after a run or a replay of a round."""
+    def clear_outputs(self) -> None:
+        """NaN in every output: what a warm-up wrote must not pass for a replay's."""
+        for tensors in self.stages:
+            tensors.out.fill_(float("nan"))
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def replay_holds(self, program: Program, loaded: Loaded, what: str = "") -> None:
+        """Plan and replay a loaded round; then `round_holds`."""
+        forward = loaded.forwards[-1]
+        key = GraphKey(program, len(forward.requests))
+        self.plan(loaded)
+        self.replay(key, loaded)
+        self.round_holds(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())
+
+    def round_holds(self, loaded: Loaded, copies: Copies, what: str) -> None:
+        """Of every step of a round that ran or was replayed: metadata, outputs, cache and guard words are right."""
         steps = zip(loaded.forwards, loaded.batches, self.stages, loaded.expected, copies, strict=False)
         for forward, batch, tensors, expected, copy in steps:
-            found = verify.metadata(self.harness, forward, batch, copy)
-            verify.padding(forward, found)
+            self.harness.metadata_holds(forward, batch, copy)
             if not self.harness.kernels:
                 self.harness.interpret(forward, batch, tensors, copy)
-            verify.output(forward, expected, tensors.rows(forward)[3], what)
-        verify.stored(self.harness, loaded.forwards[-1], loaded.expected[-1])
-        verify.guards(self.harness, loaded.forwards[-1])
+            self.harness.output_holds(forward, expected, what, tensors.rows(forward)[3])
+        self.harness.stored_holds(loaded.forwards[-1], loaded.expected[-1])
+        self.harness.guards_hold(loaded.forwards[-1])
 
 
 @contextmanager
 def _refusals(what: str, forward: ForwardCase) -> Iterator[None]:
-    """ForwardCase what a graph state refuses into a violation."""
+    """Turn what a graph state refuses into a violation."""
     try:
         yield
     except DraftmarkError as error:

@@ -1,209 +1,201 @@
-"""Runs a backend on forwards, as an engine would, and hands out what it did."""
+"""What a check of behaviour is handed: a backend on its tensors, and what must hold after each of its forwards.
+
+Every method that ends in ``_holds`` raises `ContractViolation` with the batch and the two values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from draftmark.batch import ForwardBatch
-from draftmark.buffers import Role
-from draftmark.geometry import Geometry
-from draftmark.requirements import HostLengthsNeed
+from draftmark.errors import GuardError
 
-from ..backend_under_test import BackendUnderTest
 from ..cases.forwards import ForwardCase
-from ..layouts import MetadataSpec
-from ..oracle import attention
-from ..oracle.decode import Decoded, Shape, decode
-from ..oracle.history import Request
-from ..oracle.truth import Row, Truth, enumerate_truth
-from .tensors import CaseTensors, raw
+from ..check import ContractViolation
+from ..oracle.attention import tolerance
+from ..oracle.decode import Decoded
+from ..oracle.problem import DecodeProblem
+from .expected import Expected, answer_of, truth_of
+from .forward_runner import ForwardRunner
+from .host_reads import host_reads
+from .reachable import reachable_storages
+from .tensors import raw
+from .watch import Watch, batch_tensors
 
 
-@dataclass
-class Expected:
-    """Attributes:
-    truth: of every request, padded ones included (whose visible set is only an example).
-    k, v: the pool after the forward's rows were stored, ``[slots, kv_heads, head_dim]``.
-    answer: of the live rows; padded ones are zero.
-    """
+class Harness(ForwardRunner):
+    """Runs forwards and judges them. Raises `Refused` if the backend refuses the geometry."""
 
-    truth: Truth
-    k: torch.Tensor
-    v: torch.Tensor
-    answer: attention.Answer
+    def fresh(self) -> Harness:
+        """The same backend opened once more, on tensors of its own."""
+        num_pages = self.tensors.cache.k.shape[0] - self.null_pages + 1
+        return Harness(self.subject, self.geometry, num_pages)
 
+    # -- whole forwards -----------------------------------------------------------------------------------
 
-class Harness:
-    """One opened backend with its tensors. Raises `Refused` if the backend refuses the geometry.
+    def forward_holds(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
+        """Run one eager forward that is on the tensors; all that is below must hold. A copy of its output."""
+        expected = self.expected(forward)
+        out = self.run(forward, batch)
+        self.step_holds(forward, batch, expected, what)
+        return out
 
-    `num_pages` counts one null page; a backend that needs unique slots gets the others on top.
+    def step_holds(self, forward: ForwardCase, batch: ForwardBatch, expected: Expected, what: str) -> None:
+        """Metadata, cache, output and guard words are right after a forward ran."""
+        self.metadata_holds(forward, batch)
+        self.stored_holds(forward, expected)
+        self.output_holds(forward, expected, what)
+        self.guards_hold(forward)
 
-    Attributes:
-        kernels: write_kv and attend run here; else the interpreter takes their place.
-    """
-
-    def __init__(
-        self, subject: BackendUnderTest, geometry: Geometry, num_pages: int, pool: torch.Tensor | None = None
-    ) -> None:
-        if subject.device == "cpu":
-            # Tensors are tiny: threads only wait for each other, and sums would depend on their number.
-            torch.set_num_threads(1)
-        self.subject, self.geometry = subject, geometry
-        self.backend, self.arena = subject.open(geometry)
-        self.specs = subject.layouts(geometry)
-        self.kernels = subject.kernels
-        self.tensors = CaseTensors(geometry, subject.device, num_pages + null_pages(self) - 1, pool)
-        if not self.kernels:
-            subject.interpreted()
-
-    @property
-    def host(self) -> str:
-        """The kind of host lengths that is enough for the backend, and no better."""
-        return host_kind(self.subject.backend.requirements(self.geometry).host_lengths)
-
-    def spec(self, forward: ForwardCase) -> MetadataSpec:
-        """The declaration for a forward's mode."""
-        return self.specs[forward.mode]
-
-    def load(self, forward: ForwardCase, host: str | None = None, seed: int = 0) -> ForwardBatch:
-        """Put a forward on the tensors: batch, rows, cache."""
-        batch = self.tensors.set(forward, host or self.host)
-        self.tensors.fill_rows(forward, seed)
-        self.tensors.fill_cache(forward, seed)
-        return batch
-
-    def prepare(self, batch: ForwardBatch) -> None:
-        """The part that needs no kernels: plan, then metadata."""
-        self.backend.plan(batch)
-        self.backend.write_metadata(batch)
-
-    def layer(self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors | None = None) -> None:
-        """Store and attend, by the backend's kernels or from its decoded metadata."""
-        tensors = tensors or self.tensors
-        q, k, v, out = tensors.rows(forward)
-        if self.kernels:
-            self.subject.attended = True
-            self.backend.write_kv(k, v, tensors.cache, batch)
-            self.backend.attend(q, tensors.cache, batch, out)
-        else:
-            self.interpret(forward, batch, tensors, self.buffers())
-
-    def run(self, forward: ForwardCase, batch: ForwardBatch) -> torch.Tensor:
-        """One eager forward; returns a copy of its output."""
-        self.prepare(batch)
-        self.layer(forward, batch)
-        return self.tensors.rows(forward)[3].clone()
-
-    def decoded(
+    def metadata_holds(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
-    ) -> Decoded:
-        """What the backend's buffers say, now or as they were copied earlier."""
-        a = self.geometry.attention
-        staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
-        shape = Shape(a.page_size, a.window_left, staged)
-        found = decode(self.spec(forward), arena or self.buffers(), batch, list(forward.requests), shape)
-        if found.opaque:
-            self.subject.opaque()
-        return found
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """The backend's buffers."""
-        return {name: self.arena[name] for name in self.arena}
-
-    def expected(
-        self, forward: ForwardCase, tensors: CaseTensors | None = None, after: Expected | None = None
-    ) -> Expected:
-        """Brute force, from the forward and from what the tensors holds now; call before the backend runs.
-
-        With `after`, the forward follows another one whose KV it finds in the pool.
-        """
-        truth, tensors = truth_of(forward), tensors or self.tensors
-        q, k, v, _ = tensors.rows(forward)
-        before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
-        pools = []
-        for rows, pool, scale in ((k, before[0], tensors.cache.k_scale), (v, before[1], tensors.cache.v_scale)):
-            flat = pool.reshape(-1, *pool.shape[-2:]).clone()
-            for number, row in enumerate(forward.rows[: forward.live_rows]):
-                raw(flat)[truth.writes[row]] = raw(stored(rows[number], scale, flat.dtype))
-            pools.append(flat)
-        live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
-        answer = answer_for(forward, q, pools, live, tensors)
-        return Expected(truth, pools[0], pools[1], answer)
-
-    def interpret(
-        self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors, arena: Mapping[str, torch.Tensor]
     ) -> None:
-        """What correct kernels would make of the metadata."""
-        q, k, v, out = tensors.rows(forward)
-        found = self.decoded(forward, batch, arena)
-        visible = truth_of(forward).visible if found.opaque else found.visible
-        writes = found.writes or truth_of(forward).writes
-        pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]
-        for number, row in enumerate(forward.rows):
-            for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
-                if row in writes:
-                    raw(pool)[writes[row]] = raw(stored(rows[number], scale, pool.dtype))
-        live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
-        out.copy_(answer_for(forward, q, pools, live, tensors).out)
+        """The buffers (now, or as copied earlier) name the slots that each live row sees and writes, and no others;
+        whatever they say of padded rows names null pages.
+        """
+        found = self._decoded(forward, batch, arena)
+        truth = truth_of(forward)
+        for row in forward.rows[: forward.live_rows]:
+            if not found.opaque and found.visible[row] != truth.visible[row]:
+                what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and its tail mask name"
+                raise _slots(what, forward, found.visible[row], truth.visible[row])
+            if found.writes is not None and found.writes[row] != truth.writes[row]:
+                what, formula = "would be stored at another KV slot than its own", "slot of token L + T - q + j"
+                what = f"row {row[1]} of request {row[0]} {what}"
+                raise _violation(what, forward, found.writes[row], truth.writes[row], formula=formula)
+        _padding_holds(forward, found)
+
+    def _decoded(self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None) -> Decoded:
+        try:
+            return self.decoded(forward, batch, arena)
+        except DecodeProblem as problem:
+            formula = "the backend's MetadataSpec and draftmark.buffers.Role"
+            raise _violation(problem.what, forward, problem.got, problem.expected, formula=formula) from problem
+
+    def stored_holds(self, forward: ForwardCase, expected: Expected) -> None:
+        """The pool holds the live rows at their slots and is otherwise untouched, but for null pages."""
+        start = forward.null_pages * forward.geometry.attention.page_size
+        cache = self.tensors.cache
+        for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
+            got = pool.view_as(want)
+            changed = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten()
+            if changed.numel():
+                slots = (changed[:8] + start).tolist()
+                owners = [row for row, slot in expected.truth.writes.items() if slot in slots]
+                raise _violation(
+                    f"the {name} cache differs from the one where each row was stored at its own slot",
+                    forward,
+                    f"differences at slots {slots}",
+                    f"none; of these, rows {owners} own one" if owners else "none; no row owns any of these slots",
+                    formula="row j is stored at the slot of token L + T - q + j",
+                    bug="sglang#24743",
+                )
+            if not bool(torch.isfinite(got[:start].float()).all()):
+                raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
+
+    def output_holds(
+        self, forward: ForwardCase, expected: Expected, what: str = "the output", out: torch.Tensor | None = None
+    ) -> None:
+        """Live rows of `out` (by default the tensors' own) are within rounding of float64; padded rows are finite."""
+        out = self.tensors.rows(forward)[3] if out is None else out
+        live, attention, answer = forward.live_rows, forward.geometry.attention, expected.answer
+        bound = tolerance(answer, attention.q_dtype, attention)[:live]
+        wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
+        if bool(wrong.any()):
+            number, head, dim = (int(i) for i in wrong.nonzero()[0])
+            n, row = forward.rows[number]
+            rows = sorted({forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
+            raise _violation(
+                f"{what} is wrong in (request, row) {rows[:8]}",
+                forward,
+                f"{float(out[number, head, dim]):.6g} at request {n}, row {row}, head {head}, dim {dim}",
+                f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
+                formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
+            )
+        if not bool(torch.isfinite(out[live:].float()).all()):
+            what, bug = f"{what} of padded rows is not finite, or was not written", "vllm#57094, vllm#56922"
+            raise _violation(what, forward, "NaN or infinity", "finite values in every row", bug=bug)
+
+    def guards_hold(self, forward: ForwardCase) -> None:
+        """No byte before or behind any buffer changed."""
+        try:
+            self.arena.check()
+        except GuardError as error:
+            raise _violation(
+                f"bytes around {', '.join(error.names)} were overwritten",
+                forward,
+                "a write outside the buffer",
+                "every write inside its buffer",
+                formula="the buffer's declared shape",
+                bug="sglang#27338, sglang#22778",
+            ) from error
+
+    def sparse_holds(self, forward: ForwardCase) -> None:
+        """As `stored_holds` and `output_holds`, for a pool too large to copy: of the slots that the forward touches."""
+        truth, cache = truth_of(forward), self.tensors.cache
+        _, k, v, _ = self.tensors.rows(forward)
+        flat = [pool.view(-1, *pool.shape[2:]) for pool in (cache.k, cache.v)]
+        for number, row in enumerate(forward.rows[: forward.live_rows]):
+            for name, pool, rows in zip("kv", flat, (k, v), strict=True):
+                if not torch.equal(pool[truth.writes[row]], rows[number].to(pool.dtype)):
+                    what = f"row {row[1]} of request {row[0]} was not stored in the {name} cache at its slot"
+                    raise _violation(what, forward, "other values", f"its {name} at slot {truth.writes[row]}")
+        live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
+        self.output_holds(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
+
+    # -- what a call does beside its result ---------------------------------------------------------------
+
+    def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
+        """Snapshots of everything that the backend is given for a forward."""
+        return Watch(self.tensors, forward, batch)
+
+    def held(self) -> dict[int, str]:
+        """Memory that the backend can reach: address of each storage → a name."""
+        return reachable_storages(self.backend)
+
+    def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
+        """Run `call`; names of the calls in it that read the batch, the rows or the arena on the host."""
+        device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
+        with host_reads([*batch_tensors(batch).values(), *device, *self.tensors.rows(forward)[:3]]) as reads:
+            call()
+        return reads
 
 
-def stored(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """What the cache holds for some rows: value / scale in kv_dtype."""
-    return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
+def place(harness: ForwardRunner, forward: ForwardCase) -> ForwardCase:
+    """See `ForwardRunner.place`."""
+    return harness.place(forward)
 
 
-def answer_for(
-    forward: ForwardCase,
-    q: torch.Tensor,
-    pools: list[torch.Tensor],
-    live: dict[Row, tuple[int, ...]],
-    tensors: CaseTensors,
-) -> attention.Answer:
-    """The oracle's attention over stored values, scales applied."""
-    scales = (tensors.cache.k_scale, tensors.cache.v_scale)
-    return attention.attend(q, pools[0], pools[1], live, forward.rows, forward.geometry.attention, scales)
+def _padding_holds(forward: ForwardCase, found: Decoded) -> None:
+    """Whatever the buffers say of padded rows, it names null pages only."""
+    end = forward.null_pages * forward.geometry.attention.page_size
+    for row in forward.rows[forward.live_rows :]:
+        named = [*found.visible.get(row, ()), *([found.writes[row]] if found.writes and row in found.writes else [])]
+        outside = [slot for slot in named if not 0 <= slot < end]
+        if outside:
+            raise _violation(
+                f"row {row[1]} of padded request {row[0]} names KV slots outside the null pages",
+                forward,
+                outside,
+                f"slots 0 … {end - 1}",
+                formula="a padded request has prefix 0 and a page table of null pages",
+                bug="sglang#24743, lmdeploy#4569",
+            )
 
 
-def truth_of(forward: ForwardCase) -> Truth:
-    """The oracle's sets for a forward; shared, so nobody changes them."""
-    a = forward.geometry.attention
-    return _truth(forward.requests, a.page_size, a.window_left)
+def _slots(what: str, forward: ForwardCase, got: tuple[int, ...], want: tuple[int, ...]) -> ContractViolation:
+    missing = sorted(set(want) - set(got))
+    extra = sorted(set(got) - set(want))
+    twice = sorted(slot for slot, count in Counter(got).items() if count > 1)
+    shown = ", ".join(f"{k} {v[:12]}" for k, v in (("missing", missing), ("extra", extra), ("twice", twice)) if v)
+    formula = "the prefix [0, L) and the row's tail ancestors, within the window"
+    return _violation(what, forward, shown, f"{len(want)} slots", formula=formula)
 
 
-@lru_cache(maxsize=64)
-def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
-    """A scenario asks for the same forward many times over."""
-    return enumerate_truth(requests, page_size, window_left)
-
-
-def host_kind(need: HostLengthsNeed) -> str:
-    """Names of kinds as `CaseTensors.set` takes them."""
-    kinds = {HostLengthsNeed.NONE: "unknown", HostLengthsNeed.UPPER_BOUND: "upper_bound"}
-    return kinds.get(need, "exact")
-
-
-def place(harness: Harness, forward: ForwardCase) -> ForwardCase:
-    """The forward, with padded requests on the null pages that this backend asks for."""
-    needed = null_pages(harness)
-    return forward if needed == forward.null_pages else forward.with_null_pages(needed)
-
-
-def null_pages(harness: Harness) -> int:
-    """Null pages of the pool: one, or one set per request where slots must be unique."""
-    g = harness.geometry
-    if not harness.subject.backend.requirements(g).unique_slots:
-        return 1
-    requests = max(g.limits.max_num_reqs, *g.limits.capture_batch_sizes)
-    tail = max(1, g.draft.num_draft_tokens, g.draft.topk * (g.draft.num_steps - 1))
-    return requests * -(-tail // g.attention.page_size)
-
-
-def pool_pages(geometry: Geometry) -> int:
-    """Pages that hold any scene of a geometry."""
-    from ..cases.forward_sets import all_forwards
-
-    return max(forward.num_pages for forward in all_forwards(geometry))
+def _violation(
+    what: str, forward: ForwardCase, got: object, expected: object, *, formula: str = "", bug: str = ""
+) -> ContractViolation:
+    return ContractViolation(what, batch=forward, got=got, expected=expected, formula=formula, bug=bug)

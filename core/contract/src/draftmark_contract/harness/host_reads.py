@@ -15,13 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-READS = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        *("item", "tolist", "cpu", "numpy", "equal", "nonzero", "__array__", "__dlpack__", "__bool__", "__int__"),
-        *("__float__", "__index__", "__contains__", "__iter__"),
-    )
-)
+from draftmark.graphs.rules import HOST_READS
+
+READS = frozenset(getattr(torch.Tensor, name) for name in (*HOST_READS, "nonzero", "__iter__"))
+"""What a captured region must not call, and two more that wait for the device although no capture meets them."""
 
 
 class _Taint:

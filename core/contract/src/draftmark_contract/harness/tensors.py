@@ -11,6 +11,7 @@ from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
 from ..cases.forwards import TRAPS, ForwardCase
+from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import kv_slots
 
 SPARSE = 2**28
@@ -36,7 +37,7 @@ class CaseTensors:
         shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
         kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
         self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device))
-        rows, dtype = _max_rows(geometry), getattr(torch, a.q_dtype)
+        rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
         self.v = torch.empty_like(self.k)
@@ -131,17 +132,6 @@ def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
         every = 1 if kind == "upper_bound" else 2
         return UpperBound(tuple(min(n + loose * ((i + 1) % every == 0), wall) for i, n in enumerate(lens)))
     return Unknown(len(lens), wall if forward.mode is not Mode.EXTEND else limits.max_context_len)
-
-
-def max_prefix(geometry: Geometry) -> int:
-    """Longest prefix a forward may meet."""
-    k, s, d = geometry.draft.topk, geometry.draft.num_steps, geometry.draft.num_draft_tokens
-    return geometry.limits.max_context_len + (max(1, d, k * (s - 1)) if geometry.limits.overlap else 0)
-
-
-def _max_rows(geometry: Geometry) -> int:
-    reqs = max(geometry.limits.max_num_reqs, *geometry.limits.capture_batch_sizes)
-    return max(geometry.limits.max_extend_tokens, reqs * max(geometry.draft.topk, geometry.draft.num_draft_tokens))
 
 
 def _table(forward: ForwardCase, columns: int) -> list[list[int]]:

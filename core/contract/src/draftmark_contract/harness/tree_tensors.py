@@ -1,9 +1,8 @@
-"""Rounds of draft trees: what the loop gives `TreeOps`, at fixed addresses."""
+"""The static tensors of a round of draft trees, at fixed addresses, and the pool that it compacts."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -11,66 +10,16 @@ from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVCache, KVPool
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Unknown
-from draftmark.tree import TreeOps
 
-from ..backend_under_test import BackendUnderTest
-from ..cases.trees import verify_tree
+from ..cases.tree_rounds import Round
+from ..oracle.formulas import max_pages, max_prefix, max_requests
 from ..oracle.history import Request
 from .tensors import raw
 
 LAYERS = 3
-KINDS = ("random", "unused", "star", "chain")
 JUNK = 10**6
 """What stands behind the live part of a static input: as a slot, a token or a parent it is far out of range."""
-TOKENS = (5, 5 + 2**32, 6 + 2**40)
-"""Ids are 64-bit; two of these agree in their lower half."""
 DIRT = -7
-
-
-@dataclass
-class Round:
-    """One batch's trees and choices. Every list has an entry per request, the last one padded.
-
-    Attributes:
-        requests: their trees, lengths and pages.
-        drafts, targets: token of each node, and the target's after it; drafts are -1 in unused nodes.
-    """
-
-    requests: list[Request]
-    drafts: list[list[int]]
-    targets: list[list[int]]
-
-    def __str__(self) -> str:
-        shown = zip(self.requests, self.drafts, self.targets, strict=True)
-        return "".join(f"\n    {one} drafts={d} targets={t}" for one, d, t in shown)
-
-
-def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
-    """Trees of every kind, prefixes from 0 to the wall, pages in random order; paths from the root to all nodes."""
-    dice = random.Random(seed)
-    reqs, nodes, size = int(geometry.max_reqs), geometry.draft.num_draft_tokens, geometry.attention.page_size
-    columns, wall = int(geometry.max_pages_per_req), int(geometry.max_prefix_len)
-    ids = dice.sample(range(first_page, first_page + reqs * columns), reqs * columns)
-    requests, drafts, targets = [], [], []
-    for r in range(reqs):
-        live = r < reqs - 1
-        prefix = dice.choice((0, 1, size, wall, dice.randrange(wall + 1))) if live else 0
-        kind = KINDS[(r + seed) % len(KINDS)] if live else "star"
-        parents = verify_tree(kind, nodes, dice.randrange(1000))
-        pages = tuple(ids[r * columns : (r + 1) * columns]) if live else (0,) * columns
-        requests.append(Request(prefix, pages, parents, nodes, live))
-        unused = [j >= 3 for j in range(nodes)] if kind == "unused" else [not live] * nodes
-        drafts.append([-1 if unused[j] and j else dice.choice(TOKENS) for j in range(nodes)])
-        targets.append([dice.choice(TOKENS) for _ in range(nodes)])
-        _agree(requests[-1], drafts[-1], targets[-1], dice.choice((0, nodes - 1, dice.randrange(nodes))))
-    return Round(requests, drafts, targets)
-
-
-def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -> None:
-    """The target takes the way to `node`, as far as its nodes are used."""
-    for child in request.lineage(node)[:-1]:
-        if drafts[child] >= 0:
-            targets[request.parents[child]] = drafts[child]
 
 
 class TreeTensors:
@@ -87,17 +36,16 @@ class TreeTensors:
     """
 
     def __init__(
-        self, subject: BackendUnderTest, geometry: Geometry, first_page: int = 1, memory: torch.Tensor | None = None
+        self, geometry: Geometry, device: str, first_page: int = 1, memory: torch.Tensor | None = None
     ) -> None:
-        self.geometry = subject.fit(geometry)
-        self.device = torch.device(subject.device)
-        reqs, nodes = int(geometry.max_reqs), geometry.draft.num_draft_tokens
+        self.geometry, self.device = geometry, torch.device(device)
+        self.reqs, nodes = max_requests(geometry), geometry.draft.num_draft_tokens
         self.buffers = BatchBuffers(self.geometry, self.device)
-        self.drafts = torch.full((reqs + 1, nodes + 3), JUNK, dtype=torch.int64, device=self.device)
+        self.drafts = torch.full((self.reqs + 1, nodes + 3), JUNK, dtype=torch.int64, device=self.device)
         self.parents = self.drafts.clone()
-        self.targets = torch.zeros(reqs, nodes, dtype=torch.int64, device=self.device)
+        self.targets = torch.zeros(self.reqs, nodes, dtype=torch.int64, device=self.device)
         self.first_page = first_page
-        pages = first_page + reqs * int(geometry.max_pages_per_req) if memory is None else 1
+        pages = first_page + self.reqs * max_pages(geometry) if memory is None else 1
         self.pool = KVPool(self.geometry, LAYERS, pages, 1, self.device)
         if memory is not None:
             self.pool.k, self.pool.v = memory
@@ -105,11 +53,10 @@ class TreeTensors:
 
     def batch(self, mode: Mode = Mode.VERIFY, step: int = 0, tree: bool = True) -> ForwardBatch:
         """A batch of all requests over the static buffers; its tail and positions are dirty."""
-        reqs = int(self.geometry.max_reqs)
         for tensor in (self.buffers.mask, self.buffers.depth, self.buffers.positions):
             tensor.fill_(DIRT)
-        host = Unknown(reqs - 1, int(self.geometry.max_prefix_len))
-        return self.buffers.uniform(mode, step, reqs, reqs - 1, host, tree=tree)
+        host = Unknown(self.reqs - 1, max_prefix(self.geometry))
+        return self.buffers.uniform(mode, step, self.reqs, self.reqs - 1, host, tree=tree)
 
     def load(self, one: Round) -> None:
         """Fill the static inputs."""
@@ -137,8 +84,9 @@ class TreeTensors:
         reqs, nodes = self.targets.shape
         return self.drafts[:reqs, :nodes], self.parents[:reqs, :nodes]
 
-
-def open_ops(subject: BackendUnderTest, geometry: Geometry) -> TreeOps:
-    """The tree operations that the loop would use with this backend."""
-    subject.require(geometry)
-    return subject.backend.tree_ops(subject.fit(geometry), torch.device(subject.device))
+    def parents_of(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Parents of other tails than the round's own, int64 ``[R, T]``, as a slice of a wider tensor."""
+        tail = requests[0].tail
+        wide = torch.full((len(requests), tail + 5), JUNK, dtype=torch.int64, device=self.device)
+        wide[:, :tail].copy_(torch.tensor([request.parents for request in requests]))
+        return wide[:, :tail]

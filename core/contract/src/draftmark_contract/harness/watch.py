@@ -10,7 +10,7 @@ from draftmark.batch import ForwardBatch, Tree
 
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
-from .harness import Harness
+from .tensors import CaseTensors
 
 
 def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
@@ -24,8 +24,8 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
 class Watch:
     """Snapshots of everything a backend is given but its arena: batch, static buffers, cache, rows."""
 
-    def __init__(self, harness: Harness, forward: ForwardCase, batch: ForwardBatch) -> None:
-        tensors, buffers = harness.tensors, harness.tensors.buffers
+    def __init__(self, tensors: CaseTensors, forward: ForwardCase, batch: ForwardBatch) -> None:
+        buffers = tensors.buffers
         self._forward = forward
         static = {f"static {name}": one for name, one in vars(buffers).items() if isinstance(one, torch.Tensor)}
         self._watched = {

@@ -13,9 +13,10 @@ from typing import Any
 
 import z3
 
-from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, maximum, minimum
+from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, minimum
 
-from ..sizing.batches import BatchShape, Group, rows_and_tail
+from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
+from ..sizing.batches import BatchShape, Group
 from .symbols import Context
 
 HEADS = AttentionShape(8, 2, 128, 1)
@@ -52,17 +53,15 @@ def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context)
 
 def symbolic_batch(geometry: Geometry, mode: Mode, context: Context) -> BatchShape:
     """A batch of the mode within the limits, in the form that the per-request lemma allows."""
-    limits, draft = geometry.limits, geometry.draft
     requests, prefix = context.variable("R", 1), context.variable("L", 0)
-    context.assume(requests <= maximum(limits.max_num_reqs, *limits.capture_batch_sizes))
+    context.assume(requests <= max_requests(geometry))
     if mode is Mode.EXTEND:
         return _symbolic_extend(geometry, requests, prefix, context)
-    unseen = maximum(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1)) if limits.overlap else 0
-    context.assume(prefix <= limits.max_context_len + unseen)
+    context.assume(prefix <= max_prefix(geometry))
     step: Any = 0
     if mode is Mode.DRAFT:
         step = context.variable("step", 0)
-        context.assume(step <= draft.num_steps - 2)
+        context.assume(step <= draft_steps(geometry) - 1)
     rows, tail = rows_and_tail(geometry, mode, step)
     return BatchShape(mode, step, (Group(requests, prefix, rows, tail),))
 

@@ -1,8 +1,4 @@
-"""Batches as integers: groups of equal requests, and the batches that stand at the limits of a geometry.
-
-The table of modes (rows and tail slots of a request) is written here a second time on purpose: the oracle does
-not take it from `Geometry`, whose users it judges. No torch.
-"""
+"""Batches as integers: groups of equal requests, and the batches that stand at the limits of a geometry. No torch."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftmark.geometry import Geometry, Mode
+
+from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def limit_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[Ba
     """
     found = []
     for mode in geometry.modes:
-        last = geometry.draft.num_steps - 2
+        last = draft_steps(geometry) - 1
         steps = sorted({step for step in (0, last // 2, last) if 0 <= step <= last}) if mode is Mode.DRAFT else [0]
         found += [batch for step in steps for batch in _limits(geometry, mode, step, counts)]
     return found
@@ -96,11 +94,11 @@ def limit_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[Ba
 
 def _limits(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> list[BatchShape]:
     limits, page = geometry.limits, geometry.attention.page_size
-    most = max(limits.max_num_reqs, *limits.capture_batch_sizes, 1)
+    most = max_requests(geometry)
     if mode is Mode.EXTEND:
         return _extend_limits(limits.max_extend_tokens, limits.max_context_len, most)
     rows, tail = rows_and_tail(geometry, mode, step)
-    wall = longest_prefix(geometry)
+    wall = max_prefix(geometry)
     edges = sorted({0, 1, wall, max(0, wall - 1), wall // page * page, max(0, wall // page * page - tail)})
     # A single request shows a workspace that small batches need more of (TRT-LLM#16319).
     counts = [(most, edge) for edge in edges] + [(1, edge) for edge in (0, wall) if most > 1]
@@ -119,21 +117,3 @@ def _extend_limits(tokens: int, context: int, most: int) -> list[BatchShape]:
     # One row at the wall: few rows are split over most parts (TRT-LLM#16319).
     alone = (Group(1, context - 1, 1, 1),)
     return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), alone)]
-
-
-def rows_and_tail(geometry: Geometry, mode: Mode, step: Any) -> tuple[Any, Any]:
-    """Rows and tail slots of a request, from the table of modes in the design; not `Geometry.extent`."""
-    draft = geometry.draft
-    return {
-        Mode.DECODE: (1, 1),
-        Mode.DRAFT: (draft.topk, draft.topk * (step + 1)),
-        Mode.VERIFY: (draft.num_draft_tokens, draft.num_draft_tokens),
-        Mode.DRAFT_EXTEND: (draft.num_draft_tokens, draft.num_draft_tokens),
-    }[mode]
-
-
-def longest_prefix(geometry: Geometry) -> int:
-    """The largest L that a forward may meet: C, and with overlap one round that the host has not seen."""
-    draft = geometry.draft
-    unseen = max(1, draft.num_draft_tokens, draft.topk * (draft.num_steps - 1))
-    return geometry.limits.max_context_len + (unseen if geometry.limits.overlap else 0)

@@ -14,6 +14,7 @@ from draftmark.buffers import OWN_ROLES, BufferSpec, Role
 from draftmark.geometry import DTYPE_BYTES, Geometry, Mode
 
 from ..layouts import Layout, LengthConvention, Level, MetadataSpec
+from ..oracle.formulas import pages
 from .batches import BatchShape, Group, total
 
 USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
@@ -116,8 +117,8 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     if level.layout is Layout.CSR_TOKENS:
         return counted
     if level.lengths is LengthConvention.TAIL:  # the pages that [L, L + T) touches; it may begin inside one
-        return _pages(group.prefix + group.tail, page_size) - group.prefix // page_size
-    return _pages(counted, page_size)
+        return pages(group.prefix + group.tail, page_size) - group.prefix // page_size
+    return pages(counted, page_size)
 
 
 def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: MetadataSpec) -> list[RequiredSize]:
@@ -139,7 +140,7 @@ def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[
         return []  # the other modes are causal and carry no words
     bits = 8 * DTYPE_BYTES[spec.dtype]
     if any(Role.MASK_INDPTR.value in level.buffers for level in meta.levels):
-        words = total(g.count * _pages(g.rows * g.tail, bits) for g in batch.groups)
+        words = total(g.count * pages(g.rows * g.tail, bits) for g in batch.groups)
         return [RequiredSize(spec.name, "words", words, spec.numel, f"sum over requests of ceil(q · T / {bits})")]
     stride = meta.mask_stride if _is_given(meta.mask_stride) else spec.shape[-1]
     found = [
@@ -157,7 +158,3 @@ def _rows(spec: BufferSpec) -> Any:
     for extent in spec.shape[:-1]:
         count = count * extent
     return count
-
-
-def _pages(positions: Any, page_size: Any) -> Any:
-    return (positions + page_size - 1) // page_size

@@ -54,12 +54,13 @@ MOVED = Rule(
     "give it an out= tensor of the final shape",
 )
 
+HOST_READS = (
+    *("item", "tolist", "cpu", "numpy", "equal", "__array__", "__dlpack__", "__repr__", "__format__"),
+    *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__"),
+)
+"""Methods of a tensor that bring its values to the host; what reads sizes alone is known by its operator's tags."""
 _CALLS: dict[Any, tuple[str, Rule]] = {
-    getattr(torch.Tensor, name): (f"Tensor.{name}", HOST_READ)
-    for name in (
-        *("item", "tolist", "cpu", "numpy", "equal", "__array__", "__dlpack__", "__repr__", "__format__"),
-        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__"),
-    )
+    getattr(torch.Tensor, name): (f"Tensor.{name}", HOST_READ) for name in HOST_READS
 }
 _BUILDERS: dict[Any, str] = {
     torch.tensor: "torch.tensor",

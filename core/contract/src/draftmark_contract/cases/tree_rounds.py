@@ -1,0 +1,105 @@
+"""Rounds of draft trees: what the loop hands to `TreeOps`, as plain lists. No torch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from draftmark.geometry import Geometry, Mode
+
+from ..oracle.formulas import draft_steps, max_pages, max_prefix, max_requests, rows_and_tail
+from ..oracle.history import Request, chain
+from ..oracle.verify_tree import kept_path
+from .trees import beams, verify_tree
+
+KINDS = ("random", "unused", "star", "chain")
+TOKENS = (5, 5 + 2**32, 6 + 2**40)
+"""Ids are 64-bit; two of these agree in their lower half."""
+
+
+@dataclass
+class Round:
+    """One batch's trees and choices. Every list has an entry per request, the last one padded.
+
+    Attributes:
+        requests: their trees, lengths and pages.
+        drafts, targets: token of each node, and the target's after it; drafts are -1 in unused nodes.
+    """
+
+    requests: list[Request]
+    drafts: list[list[int]]
+    targets: list[list[int]]
+
+    def __str__(self) -> str:
+        shown = zip(self.requests, self.drafts, self.targets, strict=True)
+        return "".join(f"\n    {one} drafts={d} targets={t}" for one, d, t in shown)
+
+    @property
+    def kept(self) -> list[list[int]]:
+        """The path that the target takes through each tree."""
+        nodes = zip(self.drafts, self.requests, self.targets, strict=True)
+        return [kept_path(drafts, one.parents, targets) for drafts, one, targets in nodes]
+
+
+def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
+    """Trees of every kind, prefixes from 0 to the wall, pages in random order; paths from the root to all nodes."""
+    dice = random.Random(seed)
+    reqs, nodes, size = max_requests(geometry), geometry.draft.num_draft_tokens, geometry.attention.page_size
+    columns, wall = max_pages(geometry), max_prefix(geometry)
+    ids = dice.sample(range(first_page, first_page + reqs * columns), reqs * columns)
+    requests, drafts, targets = [], [], []
+    for r in range(reqs):
+        live = r < reqs - 1
+        prefix = dice.choice((0, 1, size, wall, dice.randrange(wall + 1))) if live else 0
+        kind = KINDS[(r + seed) % len(KINDS)] if live else "star"
+        parents = verify_tree(kind, nodes, dice.randrange(1000))
+        pages = tuple(ids[r * columns : (r + 1) * columns]) if live else (0,) * columns
+        requests.append(Request(prefix, pages, parents, nodes, live))
+        unused = [j >= 3 for j in range(nodes)] if kind == "unused" else [not live] * nodes
+        drafts.append([-1 if unused[j] and j else dice.choice(TOKENS) for j in range(nodes)])
+        targets.append([dice.choice(TOKENS) for _ in range(nodes)])
+        _agree(requests[-1], drafts[-1], targets[-1], dice.choice((0, nodes - 1, dice.randrange(nodes))))
+    return Round(requests, drafts, targets)
+
+
+def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -> None:
+    """The target takes the way to `node`, as far as its nodes are used."""
+    for child in request.lineage(node)[:-1]:
+        if drafts[child] >= 0:
+            targets[request.parents[child]] = drafts[child]
+
+
+def any_paths(one: Round, seed: int) -> list[list[int]]:
+    """An ascending path in each tree, of every kind in turn; a padded request keeps its root."""
+    dice, nodes = random.Random(seed), len(one.drafts[0])
+    return [_path(nodes, (seed + r) % 5, dice) if request.live else [0] for r, request in enumerate(one.requests)]
+
+
+def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
+    """An ascending path: one behind the other from slot 2 on, every second, random, in place, the root alone."""
+    shifted = [0, *range(2, nodes)]
+    chosen = [0, *sorted(dice.sample(range(1, nodes), dice.randrange(nodes)))]
+    return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
+
+
+def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
+    """(mode, step, whether it is a tree) of every uniform forward."""
+    chains = (Mode.DECODE, Mode.DRAFT_EXTEND)
+    found: list[tuple[Mode, int, bool]] = [(mode, 0, False) for mode in chains if mode in geometry.modes]
+    if Mode.VERIFY in geometry.modes:
+        found.append((Mode.VERIFY, 0, geometry.draft.topk > 1))
+    if Mode.DRAFT in geometry.modes:
+        found += [(Mode.DRAFT, step, geometry.draft.topk > 1) for step in range(draft_steps(geometry))]
+    return found
+
+
+def with_tails(one: Round, geometry: Geometry, mode: Mode, step: int, tree: bool, seed: int) -> list[Request]:
+    """The round's requests with the tails of another mode."""
+    rows, tail = rows_and_tail(geometry, mode, step)
+    found = []
+    for r, request in enumerate(one.requests):
+        parents = request.parents if mode is Mode.VERIFY and tree else chain(tail)
+        if mode is Mode.DRAFT and tree:
+            parents = beams(geometry.draft.topk, step, seed + r)
+        found.append(Request(request.prefix, request.pages, parents, rows, request.live))
+    return found

@@ -1,0 +1,75 @@
+"""What must come out of a forward, by brute force: the sets of the oracle, the pool after the step, the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ..cases.forwards import ForwardCase
+from ..oracle import attention
+from ..oracle.history import Request
+from ..oracle.truth import Row, Truth, enumerate_truth
+from .tensors import CaseTensors, raw
+
+
+@dataclass
+class Expected:
+    """Attributes:
+    truth: of every request, padded ones included (whose visible set is only an example).
+    k, v: the pool after the forward's rows were stored, ``[slots, kv_heads, head_dim]``.
+    answer: of the live rows; padded ones are zero.
+    """
+
+    truth: Truth
+    k: torch.Tensor
+    v: torch.Tensor
+    answer: attention.Answer
+
+
+def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> Expected:
+    """Of a forward whose rows and cache are on the tensors; call before the backend runs.
+
+    With `after`, the forward follows another one whose KV it finds in the pool.
+    """
+    truth = truth_of(forward)
+    before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
+    pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
+    store(pools, {row: truth.writes[row] for row in forward.rows[: forward.live_rows]}, forward, tensors)
+    live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
+    return Expected(truth, pools[0], pools[1], answer_of(forward, tensors, pools, live))
+
+
+def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
+    """Write a forward's k and v to KV slots, quantised as the cache holds them; rows without a slot stay away."""
+    _, k, v, _ = tensors.rows(forward)
+    for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
+        for number, row in enumerate(forward.rows):
+            if row in writes:
+                raw(pool)[writes[row]] = raw(quantised(rows[number], scale, pool.dtype))
+
+
+def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What the cache holds for some rows: value / scale in kv_dtype."""
+    return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
+
+
+def answer_of(
+    forward: ForwardCase, tensors: CaseTensors, pools: list[torch.Tensor], visible: dict[Row, tuple[int, ...]]
+) -> attention.Answer:
+    """The oracle's attention over stored values, scales applied."""
+    q, scales = tensors.rows(forward)[0], (tensors.cache.k_scale, tensors.cache.v_scale)
+    return attention.attend(q, pools[0], pools[1], visible, forward.rows, forward.geometry.attention, scales)
+
+
+def truth_of(forward: ForwardCase) -> Truth:
+    """The oracle's sets for a forward; shared, so nobody changes them."""
+    a = forward.geometry.attention
+    return _truth(forward.requests, a.page_size, a.window_left)
+
+
+@lru_cache(maxsize=64)
+def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
+    """A check asks for the same forward many times over."""
+    return enumerate_truth(requests, page_size, window_left)

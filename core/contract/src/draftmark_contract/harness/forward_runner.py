@@ -1,0 +1,124 @@
+"""Runs a backend on forwards, as an engine would, and hands out what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from draftmark.batch import ForwardBatch
+from draftmark.buffers import Role
+from draftmark.geometry import Geometry
+from draftmark.requirements import HostLengthsNeed
+
+from ..backend_under_test import BackendUnderTest
+from ..cases.forwards import ForwardCase
+from ..layouts import MetadataSpec
+from ..oracle import formulas
+from ..oracle.decode import Decoded, Shape, decode
+from .expected import Expected, answer_of, expected_of, store, truth_of
+from .tensors import CaseTensors
+
+
+class ForwardRunner:
+    """One opened backend with its tensors. Raises `Refused` if the backend refuses the geometry.
+
+    `num_pages` counts one null page; a backend that needs unique slots gets the others on top.
+
+    Attributes:
+        backend, arena: as `BackendUnderTest.open` gave them.
+        tensors: everything that the backend is handed.
+        kernels: write_kv and attend run here; else the interpreter takes their place.
+    """
+
+    def __init__(
+        self, subject: BackendUnderTest, geometry: Geometry, num_pages: int, pool: torch.Tensor | None = None
+    ) -> None:
+        self.subject, self.geometry = subject, geometry
+        self.backend, self.arena = subject.open(geometry)
+        self.specs = subject.layouts(geometry)
+        self.kernels = subject.kernels
+        self.null_pages = formulas.null_pages(geometry, subject.backend.requirements(geometry).unique_slots)
+        self.tensors = CaseTensors(geometry, subject.device, num_pages + self.null_pages - 1, pool)
+        if not self.kernels:
+            subject.interpreted()
+
+    @property
+    def host(self) -> str:
+        """The kind of host lengths that is enough for the backend, and no better, as `CaseTensors.set` takes it."""
+        kinds = {HostLengthsNeed.NONE: "unknown", HostLengthsNeed.UPPER_BOUND: "upper_bound"}
+        return kinds.get(self.subject.backend.requirements(self.geometry).host_lengths, "exact")
+
+    def spec(self, forward: ForwardCase) -> MetadataSpec:
+        """The declaration for a forward's mode."""
+        return self.specs[forward.mode]
+
+    def place(self, forward: ForwardCase) -> ForwardCase:
+        """The forward, with padded requests on the null pages that this backend asks for."""
+        return forward if self.null_pages == forward.null_pages else forward.with_null_pages(self.null_pages)
+
+    def load(self, forward: ForwardCase, host: str | None = None, seed: int = 0) -> ForwardBatch:
+        """Put a forward on the tensors: batch, rows, cache."""
+        batch = self.set(forward, host)
+        self.tensors.fill_rows(forward, seed)
+        self.tensors.fill_cache(forward, seed)
+        return batch
+
+    def set(self, forward: ForwardCase, host: str | None = None) -> ForwardBatch:
+        """Put a forward's batch on the tensors; rows and cache stay as they are."""
+        return self.tensors.set(forward, host or self.host)
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """The part that needs no kernels: plan, then metadata."""
+        self.backend.plan(batch)
+        self.backend.write_metadata(batch)
+
+    def layer(self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors | None = None) -> None:
+        """Store and attend, by the backend's kernels or from its decoded metadata."""
+        tensors = tensors or self.tensors
+        q, k, v, out = tensors.rows(forward)
+        if self.kernels:
+            self.subject.attended = True
+            self.backend.write_kv(k, v, tensors.cache, batch)
+            self.backend.attend(q, tensors.cache, batch, out)
+        else:
+            self.interpret(forward, batch, tensors, self.buffers())
+
+    def run(self, forward: ForwardCase, batch: ForwardBatch) -> torch.Tensor:
+        """One eager forward; returns a copy of its output."""
+        self.prepare(batch)
+        self.layer(forward, batch)
+        return self.tensors.rows(forward)[3].clone()
+
+    def expected(
+        self, forward: ForwardCase, tensors: CaseTensors | None = None, after: Expected | None = None
+    ) -> Expected:
+        """See `expected_of`; of the harness's own tensors unless others are named."""
+        return expected_of(forward, tensors or self.tensors, after)
+
+    def decoded(
+        self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
+    ) -> Decoded:
+        """What the backend's buffers say, now or as they were copied earlier."""
+        a = self.geometry.attention
+        staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
+        shape = Shape(a.page_size, a.window_left, staged)
+        found = decode(self.spec(forward), arena or self.buffers(), batch, list(forward.requests), shape)
+        if found.opaque:
+            self.subject.opaque()
+        return found
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The backend's buffers."""
+        return {name: self.arena[name] for name in self.arena}
+
+    def interpret(
+        self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors, arena: Mapping[str, torch.Tensor]
+    ) -> None:
+        """What correct kernels would make of the metadata."""
+        found, truth = self.decoded(forward, batch, arena), truth_of(forward)
+        pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]
+        store(pools, found.writes or truth.writes, forward, tensors)
+        visible = truth.visible if found.opaque else found.visible
+        live = {row: slots for row, slots in visible.items() if forward.requests[row[0]].live}
+        tensors.rows(forward)[3].copy_(answer_of(forward, tensors, pools, live).out)

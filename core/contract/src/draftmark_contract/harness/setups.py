@@ -1,0 +1,125 @@
+"""Opens what a check of behaviour is handed; see `behaviour.Given`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from draftmark.geometry import Geometry
+from draftmark.graphs import Program
+
+from ..backend_under_test import BackendUnderTest
+from ..behaviour import Given
+from ..cases.forward_sets import all_forwards
+from ..cases.forwards import ForwardCase
+from ..cases.graph_rounds import programs_of, replays
+from ..oracle.formulas import max_pages, max_requests
+from .graph_harness import GraphHarness
+from .harness import Harness
+from .sparse import sparse_memory, sparse_pool
+from .tree_harness import TreeHarness
+
+Opened = tuple[Any, Any]
+
+
+def run_on(given: Given, run: Callable[..., None], subject: BackendUnderTest, value: Any) -> None:
+    """Run a check's body on what it is given."""
+    with _one_thread(subject.device), SETUPS[given](subject, value) as opened:
+        run(*opened)
+
+
+@contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """On a CPU: tensors are tiny, so threads only wait for each other, and sums would depend on their number."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _subject(subject: BackendUnderTest, value: Any) -> AbstractContextManager[Opened]:
+    return nullcontext((subject, value))
+
+
+def _forward(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
+    harness = Harness(subject, forward.geometry, forward.num_pages)
+    return nullcontext((harness, harness.place(forward)))
+
+
+def _metadata(subject: BackendUnderTest, forward: ForwardCase) -> AbstractContextManager[Opened]:
+    harness = Harness(subject, forward.geometry, 1)
+    return nullcontext((harness, harness.place(forward)))
+
+
+def _forwards(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> AbstractContextManager[Opened]:
+    harness = Harness(subject, forwards[0].geometry, max(forward.num_pages for forward in forwards))
+    return nullcontext((harness, [harness.place(forward) for forward in forwards]))
+
+
+def _geometry(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
+    return nullcontext((Harness(subject, geometry, pool_pages(geometry)), geometry))
+
+
+def _pair(subject: BackendUnderTest, pair: tuple[Geometry, Geometry]) -> AbstractContextManager[Opened]:
+    first, second = (Harness(subject, geometry, pool_pages(geometry)) for geometry in pair)
+    return nullcontext((first, second))
+
+
+@contextmanager
+def _far(subject: BackendUnderTest, forward: ForwardCase) -> Iterator[Opened]:
+    placed = Harness(subject, forward.geometry, 1).place(forward)
+    with sparse_pool(placed, subject.device) as pool:
+        yield Harness(subject, forward.geometry, forward.num_pages, pool), placed
+
+
+def _graphs(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
+    rounds = [forward for program in programs_of(geometry) for _, forward in replays(geometry, program)]
+    pages = max(pool_pages(geometry), *(forward.num_pages for forward in rounds))
+    return nullcontext((GraphHarness(Harness(subject, geometry, pages)), geometry))
+
+
+def _program(subject: BackendUnderTest, value: tuple[Geometry, Program]) -> AbstractContextManager[Opened]:
+    geometry, program = value
+    with _graphs(subject, geometry) as (graphs, _):
+        return nullcontext((graphs, program))
+
+
+def _trees(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
+    return nullcontext((TreeHarness(subject, geometry), geometry))
+
+
+@contextmanager
+def _far_trees(subject: BackendUnderTest, geometry: Geometry) -> Iterator[Opened]:
+    a = geometry.attention
+    page = (a.page_size, a.num_kv_heads, a.head_dim)
+    first = 2**31 // (page[0] * page[1] * page[2])
+    shape = (2, 1, first + max_requests(geometry) * max_pages(geometry), *page)
+    with sparse_memory(shape, getattr(torch, a.kv_dtype), subject.device) as memory:
+        yield TreeHarness(subject, geometry, first, memory), geometry
+
+
+def pool_pages(geometry: Geometry) -> int:
+    """Pages that hold any forward of a geometry."""
+    return max(forward.num_pages for forward in all_forwards(geometry))
+
+
+SETUPS: dict[Given, Callable[[BackendUnderTest, Any], AbstractContextManager[Opened]]] = {
+    Given.SUBJECT: _subject,
+    Given.FORWARD: _forward,
+    Given.METADATA: _metadata,
+    Given.FORWARDS: _forwards,
+    Given.GEOMETRY: _geometry,
+    Given.PAIR: _pair,
+    Given.FAR: _far,
+    Given.GRAPHS: _graphs,
+    Given.PROGRAM: _program,
+    Given.TREES: _trees,
+    Given.FAR_TREES: _far_trees,
+}
+"""How each kind is opened."""

@@ -1,0 +1,53 @@
+"""The oracle's formulas: the only copy in the contract, and equal to the geometry's on everything that is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import draftmark_contract
+from draftmark import Mode
+from draftmark_contract.cases.geometries import behaviours
+from draftmark_contract.oracle import formulas
+from draftmark_contract.sizing.geometries import odd_geometries, tight_geometries
+
+SOURCE = Path(draftmark_contract.__file__).parent
+COPY = re.compile(
+    r"num_steps - [12]\b|\*(\w+\.)*capture_batch_sizes(, 1)?\)|page_size - 1\) //|// (\w+\.)*page_size\) \*"
+)
+"""Steps of a round, a page count, the requests of the largest batch: how copies of a length formula began."""
+GEOMETRIES = [*behaviours().values(), *(case.value for case in (*odd_geometries(), *tight_geometries()))]
+
+
+def test_no_formula_is_written_twice() -> None:
+    """Every module of the contract takes lengths from oracle/formulas.py."""
+    files = [file for file in SOURCE.rglob("*.py") if file.name != "formulas.py"]
+    found = [
+        f"{file.relative_to(SOURCE)}: {line.strip()}" for file in files for line in _lines(file) if COPY.search(line)
+    ]
+    assert found == []
+
+
+def test_no_length_comes_from_the_geometry() -> None:
+    """The oracle, the cases and the harness call none of `Geometry`'s own formulas."""
+    own = re.compile(r"geometry\.(max_\w+|pages_for|null_pages|extent|mask_words|num_draft_steps)\b")
+    files = [file for room in ("oracle", "cases", "harness", "sizing") for file in (SOURCE / room).glob("*.py")]
+    assert [f"{file.name}: {line.strip()}" for file in files for line in _lines(file) if own.search(line)] == []
+
+
+def test_both_copies_agree() -> None:
+    """Two people who read the design came to the same numbers."""
+    for geometry in GEOMETRIES:
+        mine = (formulas.max_tail(geometry), formulas.max_prefix(geometry), formulas.max_pages(geometry))
+        assert mine == (geometry.max_tail, geometry.max_prefix_len, geometry.max_pages_per_req)
+        assert formulas.max_requests(geometry) == geometry.max_reqs
+        for unique in (False, True):
+            assert formulas.null_pages(geometry, unique) == geometry.null_pages(unique)
+        for mode in geometry.modes:
+            if mode is not Mode.EXTEND:
+                assert formulas.rows_and_tail(geometry, mode, 1) == tuple(vars(geometry.extent(mode, 1)).values())
+
+
+def _lines(file: Path) -> list[str]:
+    """Code without docstrings' remedies: lines that are no prose."""
+    return [line for line in file.read_text().splitlines() if not re.search(r'^\s*("|f")', line)]
