@@ -3,8 +3,9 @@
     python -m benchmarks.decode.lossless --json benchmarks/results/lossless-h200.json [--model FILE]
 
 Every setting is held against plain decoding of the baseline backend, and of its own, by the rule of `draftmark generate
---check`: a first difference counts as none only where a float32 copy of the model has the two tokens closer than the
-backend's own logit error. Exit code 1 if one is not excused.
+--check` (`draftmark_speculative.agreement`): how far rounding moves a logit is measured with transformers' own forward,
+without any backend; every token must lie within twice that of the best of a float32 copy of the model, and the
+backend's logits may err twice as much as transformers' own. Exit code 1 if a setting is wrong.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import torch
 from benchmarks import origin
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import EngineConfig, HostKind, Ngram
+from draftmark_speculative.agreement import LogitError
 from draftmark_speculative.cli.checking import Baseline
 from draftmark_speculative.cli.decoding import Decoded, decode
 from draftmark_speculative.cli.progress import ProgressLine
 from draftmark_speculative.cli.prompts import read_file
 from draftmark_speculative.cli.settings import encode
-from draftmark_speculative.cli.ties import near_ties
+from draftmark_speculative.compare import compare
 from draftmark_speculative.models import CausalLM, load_model
 
 PROMPTS = origin.PROMPTS / "benchmark.jsonl"
@@ -88,18 +90,21 @@ class Bench:
             yield {**row, **self._judged(got, [self.foreign, *own.values()], self.config(backend, draft, graph))}
 
     def _judged(self, got: Decoded, against: Sequence[Baseline], config: EngineConfig) -> dict[str, Any]:
-        ties = near_ties(self.model, self.prompts, got, against, config)
-        splits = [
-            (prompt, one.name) for one in against for prompt, at in enumerate(one.differences(got)) if at is not None
-        ]
-        wrong = [split for split in splits if not ties.excuses(*split)]
+        texts, others = [out.tokens for out in got.outputs], {one.name: one.outputs for one in against}
+        found = compare(self.model, self.prompts, texts, others, config)
         return {
-            "result": "differs" if wrong else "lossless", "unexcused": wrong, "near_ties": len(splits) - len(wrong),
-            "bound": round(ties.bound, 4),
-            "gaps": {f"prompt {prompt}, {name}": round(gap, 4) for (prompt, name), gap in ties.gaps.items()},
+            "result": "lossless" if found.right else "differs", "wrong_texts": sorted(found.wrong_texts),
+            "wrong_logits": found.wrong_logits, "near_ties": found.near_ties, "bound": round(found.bound, 4),
+            "gaps": {f"prompt {prompt}, {name}": round(gap, 4) for (prompt, name), gap in found.gaps.items()},
+            "lowest_choice": round(max((gap for _, gap in found.choices.values()), default=0.0), 4),
+            "transformers_error": _error(found.rounding), "backend_error": _error(found.backend),
             "prompts": len(self.prompts), "tokens": got.statistics.tokens,
             "mean_accepted": round(got.statistics.mean_accepted, 3),
         }  # fmt: skip
+
+
+def _error(error: LogitError | None) -> dict[str, float] | None:
+    return None if error is None else {"largest": round(error.largest, 4), "rms": round(error.rms, 5)}
 
 
 def _plain(name: str, decoded: Decoded) -> Baseline:
@@ -128,7 +133,7 @@ def main() -> int:
                 print(f"{about} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
     if args.json:
         cuda = args.device == "cuda"
-        about = {"schema": 1, "commit": commit, "torch": torch.__version__}
+        about = {"schema": 2, "commit": commit, "torch": torch.__version__}
         about |= {"device": torch.cuda.get_device_name() if cuda else "cpu", "baseline": args.baseline}
         args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"] == "differs" for row in rows))

@@ -16,6 +16,8 @@ import torch
 from draftmark.devices import synchronize
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode
+from draftmark_speculative.agreement import Agreement
+from draftmark_speculative.compare import compare
 from draftmark_speculative.models import CausalLM
 
 from .models import FindingNgram, Subject, seat
@@ -181,21 +183,18 @@ def release() -> None:
 def near_ties(
     model: CausalLM, prompts: Sequence[Tokens], texts: Sequence[Tokens], base: Sequence[Tokens]
 ) -> dict[str, Any]:
-    """Where texts differ from the baseline's, by how much a float32 copy of the model prefers one token.
+    """Where texts differ from the baseline's, what the one rule of near-ties says of them.
 
-    bfloat16 logits near 20 are 0.125 apart, so two right kernels choose differently where the best two lie as close.
+    Texts are cut to their common length, for a window's differ in length with the accepted length.
     """
-    gaps, exact = [], None
-    for prompt, text, other in zip(prompts, texts, base, strict=True):
-        at = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), None)
-        if at is None:
-            continue
-        exact = torch.nn.Module.float(copy.deepcopy(model.hf)) if exact is None else exact
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *text[:at]]], device=model.device)
-            logits = exact(ids, use_cache=False, logits_to_keep=1).logits[0, -1]
-        gaps.append(float(logits.max() - logits[[text[at], other[at]]].min()))
-    return {"differing": len(gaps), "largest_gap": round(max(gaps, default=0.0), 4)}
+    pairs = [(text[: len(other)], other[: len(text)]) for text, other in zip(texts, base, strict=True)]
+    apart = [(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True) if pair[0] != pair[1]]
+    asked, mine, theirs = zip(*apart, strict=True) if apart else ((), (), ())
+    found = compare(model, asked, mine, {"plain": theirs}) if apart else Agreement()
+    gap = round(max(found.gaps.values(), default=0.0), 4)
+    return {
+        "differing": len(apart), "largest_gap": gap, "bound": round(found.bound, 4), "wrong": len(found.wrong_texts),
+    }  # fmt: skip
 
 
 def _run(engine: Engine, rounds: int) -> tuple[int, float]:

@@ -10,8 +10,8 @@ import torch
 
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
+from draftmark_speculative.compare import compare
 from draftmark_speculative.eagle.tiny import tiny_pair
-from draftmark_speculative.models.tiny import parts_at_ties
 
 pytestmark = [
     pytest.mark.device,
@@ -23,11 +23,9 @@ SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
 
 @cache
 def pair(dtype):
-    """A model whose text depends on the last token above all, its float32 copy, and the head that knows so."""
+    """A model whose text depends on the last token above all, and the head that knows so."""
     fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024}
-    model, head = tiny_pair(vocab_size=VOCAB, device="cuda", dtype=dtype, **fields)
-    exact, _ = tiny_pair(vocab_size=VOCAB, device="cuda", **fields)
-    return model, exact.hf, head
+    return tiny_pair(vocab_size=VOCAB, device="cuda", dtype=dtype, **fields)
 
 
 @cache
@@ -52,11 +50,11 @@ def test_the_heads_drafts_change_nothing(dtype, shape, graph):
 
     A head that reads a wrong plan drafts nonsense, which the text cannot show: the accepted length does.
     """
-    model, exact, head = pair(dtype)
+    model, head = pair(dtype)
     plain, _ = generate(model, prompts(), COUNT, configure(graph=graph, guard=True))
     outs, engine = generate(model, prompts(), COUNT, configure(Eagle(head, *SHAPES[shape]), graph=graph, guard=True))
     texts, wanted = ([out.tokens for out in found] for found in (outs, plain))
-    assert parts_at_ties(model.hf, exact, prompts(), texts, wanted)
+    assert compare(model, prompts(), texts, {"plain": wanted}, configure()).right
     assert sum(text != other for text, other in zip(texts, wanted, strict=True)) <= 2
     assert engine.pages.in_use == 0
     assert engine.statistics.mean_accepted > 1.4
@@ -64,6 +62,6 @@ def test_the_heads_drafts_change_nothing(dtype, shape, graph):
 
 def test_overlap_is_refused_by_name():
     """Plans need exact lengths: an engine that would run late is refused when it is made, with the remedy."""
-    model, _, head = pair("bfloat16")
+    model, head = pair("bfloat16")
     with pytest.raises(BackendRefusal, match=r"cuda_flashinfer.*exact host lengths.*use overlap=False"):
         Engine(model, configure(Eagle(head, *SHAPES["tree"]), overlap=True, host_lengths=HostKind.UPPER_BOUND))

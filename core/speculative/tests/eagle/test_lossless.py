@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Sampling, generate
+from draftmark_speculative.compare import compare
 from draftmark_speculative.models.tiny import FAMILIES, tiny_model
 
 COUNT = 20
@@ -216,7 +217,8 @@ def test_drafting_costs_no_wait_of_its_own(markov, prompts):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs(prompts, random_head, dtype):
-    """The head follows the model's dtype; graphs and overlap run."""
-    model = tiny_model("llama", dtype=dtype)
-    outs, _ = run(model, random_head(), "tree", prompts(3, 20), graph=True, overlap=True, host_lengths=HostKind.UNKNOWN)
+    """The head follows the model's dtype; graphs and overlap run, and every token is one that rounding explains."""
+    model, starts = tiny_model("llama", dtype=dtype), prompts(3, 20)
+    outs, engine = run(model, random_head(), "tree", starts, graph=True, overlap=True, host_lengths=HostKind.UNKNOWN)
     assert all(len(out) == COUNT for out in outs)
+    assert compare(model, starts, outs, {}, engine.config).right

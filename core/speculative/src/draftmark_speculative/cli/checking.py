@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from .. import EngineConfig
 from ..models import CausalLM
-from .decoding import Decoded, decode
+from .decoding import decode
 from .progress import ProgressLine
 
 Tokens = tuple[int, ...]
@@ -35,18 +35,6 @@ class Baseline:
     name: str
     outputs: list[Tokens]
     tokens_per_second: float
-
-    def differences(self, decoded: Decoded) -> list[int | None]:
-        """By prompt, index of the first token that differs (or that only one side has); None when all are equal."""
-        return [first_difference(o.tokens, t) for o, t in zip(decoded.outputs, self.outputs, strict=True)]
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first difference; the shorter length when one continues the other; None when equal."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
 
 
 def baselines(

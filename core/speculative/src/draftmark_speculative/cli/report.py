@@ -10,11 +10,11 @@ from draftmark.cli.rendering import Column, shorten, show, show_table
 from draftmark.version import __version__
 
 from .. import Eagle, EngineConfig
+from ..agreement import SLACK, Agreement
 from ..models import CausalLM
 from .checking import PLAIN, TRANSFORMERS, Baseline
 from .decoding import Decoded
 from .prompts import Prompt
-from .ties import Ties
 
 SCHEMA = 1
 NOT_COMPARED = (
@@ -42,28 +42,13 @@ class Run:
     token_ids: Sequence[Sequence[int]]
     decoded: Decoded
     baselines: Sequence[Baseline]
-    ties: Ties
+    agreement: Agreement
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text, or as numbers where there is no tokenizer."""
         if self.model.tokenizer is None:
             return " ".join(map(str, tokens))
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    @property
-    def differing(self) -> int:
-        """Prompts whose output differs from any baseline, near-ties not counted."""
-        return len({prompt for prompt, name in self.differences if not self.ties.excuses(prompt, name)})
-
-    @property
-    def differences(self) -> dict[tuple[int, str], int]:
-        """By (prompt, baseline name), index of the first token that differs, near-ties among them."""
-        return {
-            (prompt, baseline.name): at
-            for baseline in self.baselines
-            for prompt, at in enumerate(baseline.differences(self.decoded))
-            if at is not None
-        }
 
 
 def show_run(run: Run) -> None:
@@ -78,8 +63,8 @@ def show_run(run: Run) -> None:
         show(line)
     if run.baselines:
         show()
-        for line in check_lines(run):
-            show(line, "red" if "differs" in line else "green")
+        for line, right in check_lines(run):
+            show(line, "green" if right else "red")
         if not run.config.sampling.greedy:
             show(NOT_COMPARED)
 
@@ -120,21 +105,45 @@ def totals(run: Run) -> list[str]:
     return lines
 
 
-def check_lines(run: Run) -> list[str]:
-    """One line per prompt, and what counted as a near-tie."""
-    lines = []
-    for i, output in enumerate(run.decoded.outputs):
-        split = {b.name: run.differences[i, b.name] for b in run.baselines if (i, b.name) in run.differences}
-        told = [_split(run, i, baseline, split[baseline.name]) for baseline in run.baselines if baseline.name in split]
-        same = " and ".join(baseline.name for baseline in run.baselines if baseline.name not in split)
-        told += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
-        lines.append(f"check {i + 1}: " + "; ".join(told))
-    if run.ties.gaps:
-        lines.append(
-            f"near-ties: {_excused(run)} of {len(run.ties.gaps)} first differences, where a float32 model's logits of "
-            f"both tokens lie less than {run.ties.bound:.3g} below the largest, twice the error of the backend's logits"
+def check_lines(run: Run) -> list[tuple[str, bool]]:
+    """One line per prompt, what counted as a near-tie, and how far logits lie from float32's; whether each is right."""
+    found = run.agreement
+    lines = [(f"check {i + 1}: {_told(run, i)}", i not in found.wrong_texts) for i in range(len(run.prompts))]
+    if found.gaps:
+        near = (
+            f"near-ties: {found.near_ties} of {len(found.gaps)} first differences, where a float32 model's logits of "
+            f"both tokens lie less than {found.bound:.3g} below the best, twice the error of transformers' own"
         )
+        lines.append((near, not found.wrong_texts))
+    if found.wrong_logits is not None:
+        lines.append((f"logits: {found.wrong_logits}", False))
+    elif found.rounding is not None and found.backend is not None:
+        mine, theirs = found.backend.rms, found.rounding.rms
+        right = (
+            f"logits: {mine:.3g} from a float32 model's (root mean square), transformers' own {theirs:.3g}; "
+            f"{SLACK:g} times that is the limit"
+        )
+        lines.append((right, True))
     return lines
+
+
+def _told(run: Run, index: int) -> str:
+    """What the check says of one prompt."""
+    differences, output = run.agreement.differences, run.decoded.outputs[index]
+    told = [
+        _split(run, index, baseline, differences[index, baseline.name])
+        for baseline in run.baselines
+        if (index, baseline.name) in differences
+    ]
+    same = " and ".join(baseline.name for baseline in run.baselines if (index, baseline.name) not in differences)
+    told += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
+    if index in run.agreement.wrong_choices:
+        at, gap = run.agreement.wrong_choices[index]
+        told.append(
+            f"token {at} ({_token(run, output.tokens, at)}) lies {gap:.3g} below the best of a float32 model, "
+            f"but rounding explains {run.agreement.bound:.3g}"
+        )
+    return "; ".join(told)
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -153,16 +162,24 @@ def as_json(run: Run) -> dict[str, Any]:
             "tokens_per_second": decoded.tokens_per_second,
         },
         "check": {
-            "differing": run.differing,
-            "near_ties": {"logit_error": run.ties.error, "bound": run.ties.bound, "excused": _excused(run)}
-            if run.ties.gaps
-            else None,
+            "differing": len(run.agreement.wrong_texts),
             "baselines": [{"name": b.name, "tokens_per_second": b.tokens_per_second} for b in run.baselines],
             "not_compared": None if run.config.sampling.greedy else NOT_COMPARED,
+            **_rounding(run.agreement),
         }
         if run.baselines
         else None,
     }
+
+
+def _rounding(found: Agreement) -> dict[str, Any]:
+    """What half precision excuses; two times None in float32."""
+    if found.rounding is None:
+        return {"near_ties": None, "logit_error": None}
+    near = {"bound": found.bound, "excused": found.near_ties} if found.gaps else None
+    backend = None if found.backend is None else asdict(found.backend)
+    error = {"transformers": asdict(found.rounding), "backend": backend, "slack": SLACK, "wrong": found.wrong_logits}
+    return {"near_ties": near, "logit_error": error}
 
 
 def _output(run: Run, index: int) -> dict[str, Any]:
@@ -174,8 +191,9 @@ def _output(run: Run, index: int) -> dict[str, Any]:
         "text": None if run.model.tokenizer is None else run.text(output.tokens),
         "finish": output.finish.value,
         "tokens_per_round": run.decoded.tokens_a_round[index],
-        "first_difference": {b.name: run.differences.get((index, b.name)) for b in run.baselines},
-        "gap_there": {b.name: run.ties.gaps.get((index, b.name)) for b in run.baselines},
+        "first_difference": {b.name: run.agreement.differences.get((index, b.name)) for b in run.baselines},
+        "gap_there": {b.name: run.agreement.gaps.get((index, b.name)) for b in run.baselines},
+        "wrong_choice": run.agreement.wrong_choices.get(index),
     }
 
 
@@ -198,15 +216,11 @@ def _show_table(run: Run) -> None:
 
 def _split(run: Run, index: int, baseline: Baseline, at: int) -> str:
     ours, theirs = run.decoded.outputs[index].tokens, baseline.outputs[index]
-    what = "near-tie with" if run.ties.excuses(index, baseline.name) else "differs from"
-    gap = run.ties.gaps.get((index, baseline.name))
+    what = "near-tie with" if run.agreement.excuses(index, baseline.name) else "differs from"
+    gap = run.agreement.gaps.get((index, baseline.name))
     how_near = "" if gap is None else f", float32 logit gap {gap:.3g}"
     tokens = f"{_token(run, ours, at)} here, {_token(run, theirs, at)} there"
     return f"{what} {baseline.name} at token {at}: {tokens}{how_near}"
-
-
-def _excused(run: Run) -> int:
-    return sum(run.ties.excuses(*where) for where in run.ties.gaps)
 
 
 def _token(run: Run, tokens: Sequence[int], at: int) -> str:

@@ -7,7 +7,6 @@ a comparison of such texts is vacuous).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,29 +76,3 @@ def tiny_hf_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
     return model.to(getattr(torch, dtype)).eval()
-
-
-@torch.inference_mode()
-def parts_at_ties(
-    rounded: Any, exact: Any, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]],
-) -> bool:  # fmt: skip
-    """Whether texts of a half-precision model differ from others of it for the first time at near-ties only.
-
-    There both tokens' float32 logits lie below the best one by less than twice what rounding moves a logit by, so that
-    two right kernels may choose differently. How many texts part says little: of a random model's 24 choices about 8
-    are such ties in bfloat16, and about 2 in float16.
-
-    Args:
-        rounded, exact: transformers models with the same weights, in half precision and in float32.
-        texts, others: by prompt, what was decoded in two ways.
-    """
-    for prompt, text, other in zip(prompts, texts, others, strict=True):
-        at = next((i for i, (a, b) in enumerate(zip(text, other, strict=True)) if a != b), None)
-        if at is None:
-            continue
-        ids = torch.tensor([[*prompt, *text[:at]]], device=exact.device)
-        wanted, got = (one(ids).logits[0, -1].float() for one in (exact, rounded))
-        if wanted.max() - wanted[[text[at], other[at]]].min() >= 2 * (wanted - got).abs().max():
-            return False
-    return True

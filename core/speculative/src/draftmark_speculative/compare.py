@@ -1,0 +1,144 @@
+"""Measures what `agreement` judges: texts against baselines, and logits against a float32 copy of the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from draftmark.batch import ragged
+from draftmark.lengths import Exact
+from draftmark.registry import load
+
+from .agreement import CAP, Agreement, LogitError
+from .config import EngineConfig
+from .layers import AttentionLayers, Pages, geometries_of
+from .models import CausalLM
+
+CONTENDERS = 10
+"""Logits of a row that may be chosen; the error of those far down, twice as large, says nothing about a choice."""
+ROWS = 512
+"""Rows of a text whose logits are compared; more where the output itself is longer."""
+
+Texts = Sequence[Sequence[int]]
+"""Tokens by prompt."""
+
+
+def compare(
+    model: CausalLM, prompts: Texts, texts: Texts, baselines: Mapping[str, Texts], config: EngineConfig | None = None
+) -> Agreement:
+    """Hold decoded texts against baselines, and in half precision against a float32 copy of the model.
+
+    Args:
+        texts: what was decoded, without the prompts; at least one token each.
+        baselines: by name, what it should be.
+        config: of the engine that decoded. Sampled texts are held to equality, for a sample need not lie near the
+            best token. None takes the texts for greedy ones and leaves the backend's logits out.
+    """
+    differences = {
+        (prompt, name): at
+        for name, others in baselines.items()
+        for prompt, (text, other) in enumerate(zip(texts, others, strict=True))
+        if (at := first_difference(text, other)) is not None
+    }
+    if model.dtype is torch.float32:
+        return Agreement(differences)
+    seen = _Measurement(model, config)
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        below = seen.read(prompt, text)
+        if config is not None and not config.sampling.greedy:
+            continue
+        lowest = below.gather(1, torch.tensor(text, device=below.device)[:, None])[:, 0].max(0)
+        seen.choices[number] = int(lowest.indices), float(lowest.values)
+        for name, others in baselines.items():
+            at, other = differences.get((number, name)), others[number]
+            if at is not None and at < min(len(text), len(other)):
+                seen.gaps[number, name] = float(below[at, [text[at], other[at]]].max())
+    return seen.agreement(differences)
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first difference; the shorter length when one continues the other; None when equal."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+@dataclass
+class _Measurement:
+    """Errors over the texts read so far."""
+
+    model: CausalLM
+    config: EngineConfig | None
+    own: list[torch.Tensor] = field(default_factory=list)
+    backend: list[torch.Tensor] = field(default_factory=list)
+    spread: list[torch.Tensor] = field(default_factory=list)
+    gaps: dict[tuple[int, str], float] = field(default_factory=dict)
+    choices: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # transformers' own float() refuses a model that came from GGUF, though its weights are unpacked.
+        self._exact = torch.nn.Module.float(copy.deepcopy(self.model.hf))
+
+    @torch.inference_mode()
+    def read(self, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+        """Measure one text; float32 ``[len(text), vocab_size]``, how far below the best of its row each logit lies."""
+        ids = [*prompt, *text[:-1]]
+        rows = min(len(ids), max(len(text), ROWS))
+        want = _logits(self._exact, ids, rows)
+        best = want.topk(min(CONTENDERS, want.shape[1])).indices
+        self.own.append((_logits(self.model.hf, ids, rows) - want).gather(1, best))
+        if self.config is not None:
+            self.backend.append((score(self.model, ids, self.config, rows) - want).gather(1, best))
+        self.spread.append(want.std(1))
+        chosen = want[-len(text) :]
+        return chosen.max(1, keepdim=True).values - chosen
+
+    def agreement(self, differences: Mapping[tuple[int, str], int]) -> Agreement:
+        """What was measured."""
+        cap = CAP * torch.finfo(self.model.dtype).eps * float(torch.cat(self.spread).mean())
+        backend = _error(self.backend) if self.backend else None
+        name = str(self.model.dtype).removeprefix("torch.")
+        return Agreement(differences, name, _error(self.own), cap, backend, self.gaps, self.choices)
+
+
+def _error(differences: Sequence[torch.Tensor]) -> LogitError:
+    every = torch.cat([one.flatten() for one in differences])
+    return LogitError(float(every.abs().max()), float(every.square().mean().sqrt()))
+
+
+def _logits(hf: Any, token_ids: Sequence[int], rows: int) -> torch.Tensor:
+    """float32 ``[rows, vocab_size]`` of the last rows, by transformers' own attention."""
+    ids = torch.tensor([token_ids], device=hf.device)
+    logits: torch.Tensor = hf(ids, use_cache=False, logits_to_keep=rows).logits[0].float()
+    return logits
+
+
+def score(model: CausalLM, token_ids: Sequence[int], config: EngineConfig, rows: int) -> torch.Tensor:
+    """The logits that follow each of a text's last `rows` tokens, through a backend: one prefill, nothing generated.
+
+    Args:
+        config: its backend and page size are used; drafts, graphs and sampling are not.
+
+    Returns:
+        float32 ``[rows, vocab_size]``.
+    """
+    count, loaded = len(token_ids), load(config.backend)
+    alone = replace(
+        config, speculate=None, graph=False, overlap=False, max_num_reqs=1, num_pages=None, max_context_len=count,
+        max_extend_tokens=count,
+    )  # fmt: skip
+    geometries = geometries_of(model, loaded, alone)
+    pages = Pages.plan(loaded, geometries, alone)
+    layers = AttentionLayers(model, loaded, alone, geometries, pages)
+    table = torch.arange(pages.null, pages.total, dtype=torch.int32, device=model.device)
+    empty = torch.zeros(1, dtype=torch.int32, device=model.device)
+    batch = ragged(layers.geometry, empty, table[None, : layers.geometry.max_pages_per_req], (count,), Exact((0,)))
+    layers.plan(batch)
+    layers.begin(batch)
+    last = torch.arange(count - rows, count, device=model.device)
+    return model.forward(torch.tensor(token_ids, device=model.device), batch.positions, layers, last)

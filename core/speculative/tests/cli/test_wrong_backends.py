@@ -1,0 +1,115 @@
+"""`draftmark generate --check` fails on a backend that is wrong, in half precision too: it must not judge itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark.batch import ForwardBatch
+from draftmark.cache import KVCache
+from draftmark.geometry import Mode
+from draftmark.reference.backend import ReferenceBackend
+
+Attend = Callable[[ReferenceBackend, torch.Tensor, KVCache, ForwardBatch, torch.Tensor], None]
+right = ReferenceBackend.attend
+PROMPTS = ("--prompt-ids", "1,2,3,4,1,2,3", "--prompt-ids", "9,8,7", "--prompt-ids", "5,6,5,6,5,6,5,6,5")
+
+
+def then(change: Callable[[torch.Tensor], Any], *modes: Mode) -> Attend:
+    """The reference, and then something that is done to its output, in some modes or in all."""
+
+    def attend(self: ReferenceBackend, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
+        right(self, q, cache, batch, out)
+        if not modes or batch.mode in modes:
+            change(out)
+
+    return attend
+
+
+def noise(out: torch.Tensor) -> None:
+    """Noise that depends on the output alone, so that runs repeat."""
+    out.add_(0.05 * torch.sin(1e4 * out.float()).to(out.dtype))
+
+
+def of_queries(scale: float) -> Attend:
+    """Scores that are scaled wrongly."""
+    return lambda self, q, cache, batch, out: right(self, q * scale, cache, batch, out)
+
+
+def old_metadata(self: ReferenceBackend, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
+    """Lengths that lag a token behind: the newest key is not seen."""
+    self._kv_lens[: batch.padded_reqs].sub_(1).clamp_(min=1)
+    right(self, q, cache, batch, out)
+    self._kv_lens[: batch.padded_reqs].add_(1)
+
+
+def coarse_cache(self: ReferenceBackend, q: Any, cache: KVCache, batch: ForwardBatch, out: Any) -> None:
+    """KV that is kept in eight bits."""
+    k, v = (pages.to(torch.float8_e4m3fn).to(pages.dtype) for pages in (cache.k, cache.v))
+    right(self, q, KVCache(k, v), batch, out)
+
+
+WRONG: dict[str, Attend] = {
+    "writes zeros": then(torch.Tensor.zero_),
+    "halves queries": of_queries(0.5),
+    "drops a head": then(lambda out: out[:, 0].zero_()),
+    "adds noise": then(noise),
+    "scales its output by 0.9": then(lambda out: out.mul_(0.9)),
+    "scales scores by 0.9": of_queries(0.9),
+    "swaps two heads": then(lambda out: out[:, :2].copy_(out[:, :2].flip(1))),
+    "does not see the newest key": old_metadata,
+    "keeps KV in eight bits": coarse_cache,
+    "writes NaN": then(lambda out: out.fill_(float("nan"))),
+    "writes zeros in rounds alone": then(torch.Tensor.zero_, Mode.VERIFY, Mode.DECODE),
+    "drops a head in VERIFY alone": then(lambda out: out[:, 0].zero_(), Mode.VERIFY),
+}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama of 64 tokens in a folder."""
+    from draftmark_speculative.models.tiny import tiny_hf_model
+
+    path = tmp_path_factory.mktemp("models") / "llama-64"
+    tiny_hf_model("llama", vocab_size=64).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def check(draftmark: Callable[..., Any], model: Path) -> Callable[..., Any]:
+    """The check of three texts of sixteen tokens in one dtype."""
+
+    def run(dtype: str, *argv: str) -> Any:
+        return draftmark(
+            "generate", "--model", model, *PROMPTS, "--max-new-tokens", 16, "--check", "--dtype", dtype, *argv
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_backend_fails(
+    check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: str, dtype: str
+) -> None:
+    """The exit code is 1 and one sentence says whether texts or logits tell, though its own error is large."""
+    monkeypatch.setattr(ReferenceBackend, "attend", WRONG[wrong])
+    done = check(dtype)
+    assert done.code == 1, done.out
+    assert re.match(r"draftmark generate: (\d of 3 texts differ|the backend's logits lie) ", done.err), done.err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_right_backend_passes(check: Callable[..., Any], dtype: str) -> None:
+    """And says how far its logits and transformers' own lie from float32's."""
+    done = check(dtype)
+    assert done.code == 0, done.out + done.err
+    assert re.search(r"logits: 0\.\d+ from a float32 model's .* transformers' own 0\.\d+; 2 times", done.out), done.out
+    found = check(dtype, "--json").json["check"]["logit_error"]
+    assert 0 < found["backend"]["rms"] < 2 * found["transformers"]["rms"]
+    assert found["wrong"] is None
