@@ -30,12 +30,12 @@ from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from ..errors import GraphError
 from .active import LATE
 from .late_calls import LateCalls
 from .late_operators import LateOperators
+from .operators import map_tensors
 from .residency import Place, Residency
 from .task_queue import TaskQueue
 
@@ -116,4 +116,4 @@ class LateDevice:
                 pinned.append(alias)
             return alias if place in (Place.PINNED, Place.DEVICE) else alias.clone()
 
-        return tree_map_only(Tensor, own, tree), pinned
+        return map_tensors(own, tree), pinned

@@ -63,7 +63,8 @@ class LateOperators(TorchDispatchMode):
         self._device.owns([*written, *tensors_in(result)])
         (args, kwargs), pinned = self._device.operands((list(args), dict(kwargs)))
         mine = {id(one) for one in written}
-        deliver = delivery([None if id(one) in mine else one for one in tree_leaves(result)])
+        leaves = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        deliver = delivery([None if id(one) in mine else one for one in leaves])
         call = partial(func, *args, **kwargs)
         self._device.send(str(func), call if deliver is None else lambda: deliver(call()), pinned)
         return result

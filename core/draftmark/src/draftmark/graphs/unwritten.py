@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
 
 from .ledger import poison_byte, storage_bytes
+from .operators import map_tensors
 
 Signature = tuple[Any, ...]
 _SHAPES: dict[Signature, Any] = {}
@@ -34,9 +34,9 @@ def unwritten(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         return written[0] if len(written) == 1 else tuple(written)
     shapes = _shapes(func, args, kwargs)
     if len(written) == 1:
-        return tree_map_only(Tensor, _fresh, shapes)
+        return map_tensors(_fresh, shapes)
     pairs = zip(written, shapes, strict=True)
-    return tuple(tree_map_only(Tensor, _fresh, shape) if mine is None else mine for mine, shape in pairs)
+    return tuple(map_tensors(_fresh, shape) if mine is None else mine for mine, shape in pairs)
 
 
 def _written(returned: Any, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -64,7 +64,7 @@ def _shapes(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     key = (func, _signature(args), _signature(kwargs))
     if key not in _SHAPES:
         kwargs = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") is not None else kwargs
-        args, kwargs = tree_map_only(Tensor, _meta, (args, dict(kwargs)))
+        args, kwargs = map_tensors(_meta, (args, dict(kwargs)))
         _SHAPES[key] = func(*args, **kwargs)
     return _SHAPES[key]
 
