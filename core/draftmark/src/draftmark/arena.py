@@ -15,7 +15,7 @@ import torch
 from .buffers import BufferSpec, Init, Memory, validate_specs
 from .devices import synchronize
 from .errors import BufferError, GuardError
-from .graphs import mark_host
+from .graphs import mark_host, mark_pinned
 
 GUARD_VARIABLE = "DRAFTMARK_GUARD"
 GUARD_BYTES = 512
@@ -127,6 +127,10 @@ def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
     where = device if spec.memory is Memory.DEVICE else torch.device("cpu")
     pinned = spec.memory is Memory.PINNED and device.type != "cpu"
     raw = torch.empty(end + guard, dtype=torch.uint8, device=where, pin_memory=pinned)
+    if spec.memory is Memory.HOST:
+        mark_host(raw)
+    elif spec.memory is Memory.PINNED:
+        mark_pinned(raw)
     before, payload, behind = raw[:guard], raw[guard:end], raw[end:]
     before.fill_(GUARD_BYTE)
     behind.fill_(GUARD_BYTE)
@@ -135,8 +139,6 @@ def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
     elif guarded:
         payload.fill_(POISON_BYTE)
     tensor = payload.view(getattr(torch, spec.dtype)).view(spec.shape)
-    if spec.memory is Memory.HOST:
-        mark_host(tensor)
     return Block(spec, tensor, before, behind)
 
 

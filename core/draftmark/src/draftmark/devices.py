@@ -101,8 +101,12 @@ def device_profile(device: torch.device | str) -> DeviceProfile:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until `device` has done all that was enqueued on it, on any stream; at once on a CPU."""
+    """Wait until `device` has done all that was enqueued on it, on any stream; at once on a CPU that is not late."""
     import torch
 
-    device = torch.device(device)
+    from .graphs import late_device
+
+    device, late = torch.device(device), late_device()
+    if late is not None and device.type == "cpu":
+        late.wait("synchronize")
     torch.get_device_module(device).synchronize(device)

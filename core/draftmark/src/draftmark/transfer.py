@@ -1,21 +1,68 @@
-"""Between host and device without waiting: numbers go up through pinned memory, results come down behind an event.
+"""Between host and device without waiting: numbers go up through pinned memory, results come down behind a fence.
 
-torch's caching host allocator keeps a pinned block until the copies that use it are done, so nothing here has to
-outlive its copy by hand.
+torch's caching host allocator keeps a pinned block until the copies that torch made from it are done, so nothing here
+has to outlive its copy by hand. Memory that is *rewritten* is another matter: a copy reads it when the device gets
+there. Whoever keeps a staging buffer waits for a `Fence` before using it again::
+
+    fence.synchronize()                          # the device has read what is there (vllm#25279, sglang#28034)
+    staging.copy_(numbers)
+    on_device.copy_(staging, non_blocking=True)
+    fence.record()                               # behind the copy, not before it
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from .graphs import late_device
+
+if TYPE_CHECKING:
+    from .graphs import LateDevice
+
+
+class Fence(Protocol):
+    """A mark in a stream. What `torch.cuda.Event` has of use here."""
+
+    def record(self) -> None:
+        """Mark the present end of the current stream; what was marked before is forgotten."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the mark; at once if there is none."""
+        ...
+
+
+def fence(device: torch.device | str) -> Fence:
+    """A fence of a device's own kind; on a CPU one that passes at once, unless the CPU plays a `LateDevice`."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return _HostFence()
+    made: Fence = torch.get_device_module(device).Event()
+    return made
+
+
+class _HostFence:
+    def __init__(self) -> None:
+        self._device: LateDevice | None = None
+        self._mark = 0
+
+    def record(self) -> None:
+        self._device = late_device()
+        self._mark = 0 if self._device is None else self._device.mark()
+
+    def synchronize(self) -> None:
+        if self._device is not None:
+            self._device.wait("a fence", self._mark)
 
 
 def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """A tensor of host numbers on `device`; on CUDA the copy is only enqueued."""
-    pinned = torch.device(device).type == "cuda"
-    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=pinned)
+    device = torch.device(device)
+    pinned = device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=_only_enqueues(device))
 
 
 class AsyncHostCopy:
@@ -25,19 +72,23 @@ class AsyncHostCopy:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        if tensors[0].device.type != "cuda":
+        device = tensors[0].device
+        self._arrived = fence(device)
+        if not _only_enqueues(device):
             # A copy, although nothing is late here: a later replay overwrites what the graph returned.
             self._hosts = [tensor.to("cpu", copy=True) for tensor in tensors]
             return
-        self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=device.type == "cuda") for t in tensors]
         for host, tensor in zip(self._hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+        self._arrived.record()
 
     def wait(self) -> list[list[Any]]:
         """The tensors as lists; waits until they are here."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._arrived.synchronize()
         return [host.tolist() for host in self._hosts]
+
+
+def _only_enqueues(device: torch.device) -> bool:
+    """Whether copies between host and `device` return before they have run."""
+    return device.type == "cuda" or (device.type == "cpu" and late_device() is not None)

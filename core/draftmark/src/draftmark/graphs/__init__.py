@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .active import is_recording, mark_host, record_call
+from .active import is_recording, late_device, mark_host, mark_pinned, record_call
 from .keyed import KeyedGraphState, Recording
 from .state import GraphKey, GraphState, Program, padded_batch_size
 
@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     import torch
 
     from .cuda import CudaGraphState
+    from .late import LateDevice
     from .recorded import RecordedGraph, RecordedGraphState
 
-_HOMES = {"CudaGraphState": "cuda", "RecordedGraph": "recorded", "RecordedGraphState": "recorded"}
+_HOMES = {
+    "CudaGraphState": "cuda",
+    "LateDevice": "late",
+    "RecordedGraph": "recorded",
+    "RecordedGraphState": "recorded",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -44,13 +50,16 @@ __all__ = [
     "GraphKey",
     "GraphState",
     "KeyedGraphState",
+    "LateDevice",
     "Program",
     "RecordedGraph",
     "RecordedGraphState",
     "Recording",
     "graph_state_for",
     "is_recording",
+    "late_device",
     "mark_host",
+    "mark_pinned",
     "padded_batch_size",
     "record_call",
 ]

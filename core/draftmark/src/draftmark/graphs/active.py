@@ -1,4 +1,7 @@
-"""Whether this thread is recording a graph, and the hook by which hand-launched kernels get recorded."""
+"""Whether this thread records a graph or works for a late device, and the hook by which both see launches.
+
+Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
+    from .late import LateDevice
     from .recorder import Recorder
 
 ACTIVE: ContextVar[Recorder | None] = ContextVar("draftmark_recorder", default=None)
+LATE: ContextVar[LateDevice | None] = ContextVar("draftmark_late_device", default=None)
 HOST_STORAGES: WeakSet[UntypedStorage] = WeakSet()
+PINNED_STORAGES: WeakSet[UntypedStorage] = WeakSet()
 
 
 def is_recording() -> bool:
@@ -21,8 +27,13 @@ def is_recording() -> bool:
     return ACTIVE.get() is not None
 
 
+def late_device() -> LateDevice | None:
+    """The `LateDevice` that this thread works for, or None: then a CPU's operators run as they come."""
+    return LATE.get()
+
+
 def record_call(fn: Callable[..., object], *args: Any, mutates: Sequence[Tensor] = ()) -> None:
-    """Call ``fn(*args)`` so that a recorded graph replays it as one kernel; plainly where none is being recorded.
+    """Call ``fn(*args)`` so that a recorded graph replays it as one kernel and a late device runs it late.
 
     For kernels that torch's dispatcher does not see: Triton launches (in its interpreter too) and C extensions::
 
@@ -38,11 +49,13 @@ def record_call(fn: Callable[..., object], *args: Any, mutates: Sequence[Tensor]
         CaptureError: while recording, `mutates` names a tensor that is not in `args`, or `fn` wrote one that
             `mutates` does not name.
     """
-    recorder = ACTIVE.get()
-    if recorder is None:
-        fn(*args)
-    else:
+    recorder, late = ACTIVE.get(), LATE.get()
+    if recorder is not None:
         recorder.record_call(fn, args, mutates)
+    elif late is not None:
+        late.record_call(fn, args, mutates)
+    else:
+        fn(*args)
 
 
 def mark_host(tensor: Tensor) -> None:
@@ -52,3 +65,8 @@ def mark_host(tensor: Tensor) -> None:
     would on a device.
     """
     HOST_STORAGES.add(tensor.untyped_storage())
+
+
+def mark_pinned(tensor: Tensor) -> None:
+    """Declare that `tensor` stands for pinned host memory: a `LateDevice` reads it when it gets to the copy."""
+    PINNED_STORAGES.add(tensor.untyped_storage())

@@ -37,7 +37,7 @@ class OutsideStorage:
 
     def check(self, own: int) -> None:
         """Raise GraphError unless the caller still holds the storage where it was; `own` references are ours."""
-        if _references(self.alias) <= own:
+        if references(self.alias) <= own:
             raise GraphError(
                 f"{self.label} was freed after capture, so a device would read whatever lies there now; "
                 "keep every static tensor alive as long as its graphs"
@@ -67,22 +67,22 @@ class StorageLedger:
         """Note an operand; one whose storage is new here existed before the capture."""
         if not self.knows(tensor):
             address = tensor.untyped_storage().data_ptr()
-            self._outside[_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)
+            self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)
 
     def made(self, tensor: Tensor) -> Tensor:
         """Note a tensor that the capture allocated; an alias of it."""
-        alias = self._inside[_key(tensor)] = self.alias(tensor)
+        alias = self._inside[storage_key(tensor)] = self.alias(tensor)
         return alias
 
     def constant(self, tensor: Tensor) -> None:
         """Note a host scalar: a graph bakes its value in, so it is neither poisoned nor checked."""
-        self._constants[_key(tensor)] = self.alias(tensor)
+        self._constants[storage_key(tensor)] = self.alias(tensor)
 
     def is_constant(self, tensor: Tensor) -> bool:
-        return _key(tensor) in self._constants
+        return storage_key(tensor) in self._constants
 
     def knows(self, tensor: Tensor) -> bool:
-        key = _key(tensor)
+        key = storage_key(tensor)
         return key in self._outside or key in self._inside or key in self._constants
 
     def alias(self, tensor: Tensor) -> Tensor:
@@ -91,18 +91,18 @@ class StorageLedger:
         Keeping the caller's object instead would keep the storage alive in the caller's place, and hide that it was
         dropped: the number of aliases is what tells our references from the caller's.
         """
-        self._own[_key(tensor)] += 1
+        self._own[storage_key(tensor)] += 1
         return tensor.detach()
 
     def before_write(self, tensor: Tensor) -> None:
         """Save an outside storage ahead of its first write."""
-        key = _key(tensor)
+        key = storage_key(tensor)
         if key in self._outside and key not in self._before:
             self._before[key] = storage_bytes(tensor).clone()
 
     def moved(self, tensor: Tensor) -> bool:
         """Whether an operator re-allocated an outside storage."""
-        outside = self._outside.get(_key(tensor))
+        outside = self._outside.get(storage_key(tensor))
         return outside is not None and outside.moved
 
     def restore(self) -> None:
@@ -117,11 +117,15 @@ class StorageLedger:
     def poison(self) -> None:
         """Fill the pool with NaN and large integers: what no replay has written must not look plausible."""
         for tensor in self._inside.values():
-            storage_bytes(tensor).fill_(_poison_byte(tensor.dtype))
+            storage_bytes(tensor).fill_(poison_byte(tensor.dtype))
 
     @property
     def pool_bytes(self) -> int:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._inside.values())
+
+    def storages(self) -> list[Tensor]:
+        """An alias of every storage that the capture met, but for numbers; call before `watches`."""
+        return [self.alias(one.alias) for one in self._outside.values()] + list(self._inside.values())
 
     def watches(self) -> list[tuple[OutsideStorage, int]]:
         """Each outside storage with the number of our own references; call once no more aliases will be made."""
@@ -133,27 +137,29 @@ def storage_bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
+    """What tells a tensor's storage from every other one that is alive."""
     # The storage's own address in C++: unique while it lives, which our aliases see to.
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
-def _references(tensor: Tensor) -> int:
+def references(tensor: Tensor) -> int:
     """How many tensors share the storage of `tensor`, itself included."""
-    count: int = torch._C._storage_Use_Count(_key(tensor))
+    count: int = torch._C._storage_Use_Count(storage_key(tensor))
     return count - _wrapper_references()
 
 
 @cache
 def _wrapper_references() -> int:
-    """What the storage's Python object adds to its use count once `_key` has made it; depends on torch's version."""
+    """What a storage's Python object, which `storage_key` makes, adds to its use count; depends on torch's version."""
     alone = torch.empty(1)
-    count: int = torch._C._storage_Use_Count(_key(alone))
+    count: int = torch._C._storage_Use_Count(storage_key(alone))
     return count - 1
 
 
-def _poison_byte(dtype: torch.dtype) -> int:
+def poison_byte(dtype: torch.dtype) -> int:
+    """What fills memory of `dtype` that nobody has written."""
     if dtype is torch.bool:
         return _POISON_BOOL
     return _POISON_FLOAT if dtype.is_floating_point or dtype.is_complex else _POISON_INT

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 # They launch no kernel: a replay finds the memory as the last replay left it.
@@ -40,7 +40,37 @@ def written_operands(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors of a nest of arguments, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    # By hand for what operators take: pytree's generality costs several times what the operator does on a CPU.
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif type(tree) in (tuple, list):
+        for one in tree:
+            _collect(one, found)
+    elif type(tree) is dict:
+        for one in tree.values():
+            _collect(one, found)
+    elif type(tree) not in _LEAVES:
+        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same nest with each tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)(map_tensors(change, one) for one in tree)
+    if type(tree) is dict:
+        return {name: map_tensors(change, one) for name, one in tree.items()}
+    return tree if type(tree) in _LEAVES else tree_map_only(Tensor, change, tree)
+
+
+_LEAVES = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 @cache

@@ -21,12 +21,13 @@ leaves the generator as it was. Their numbers differ from a device's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ..errors import CaptureError, GraphError
-from .active import is_recording
+from .active import is_recording, late_device
 from .keyed import KeyedGraphState
 from .recorder import Recorder
 
@@ -47,12 +48,14 @@ class RecordedGraph:
     def __init__(self, step: Callable[[], Any]) -> None:
         if is_recording():
             raise CaptureError("a graph cannot be captured inside another's capture; capture them one after the other")
-        recorder = Recorder()
-        with recorder.watching():
-            self.outputs = step()
-        recorder.ledger.poison()
+        with _on_time():
+            recorder = Recorder()
+            with recorder.watching():
+                self.outputs = step()
+            recorder.ledger.poison()
         self.pool_bytes = recorder.ledger.pool_bytes
         self._tape = recorder.tape
+        self._touched = recorder.ledger.storages()
         self._watches = recorder.ledger.watches()
 
     def __len__(self) -> int:
@@ -60,7 +63,7 @@ class RecordedGraph:
         return len(self._tape)
 
     def replay(self) -> None:
-        """Run the recorded calls again on the same storages.
+        """Run the recorded calls again on the same storages; behind what was sent before, where a `LateDevice` is.
 
         Raises:
             GraphError: a tensor that the graph uses was freed or re-allocated since, or a capture is under way.
@@ -69,9 +72,23 @@ class RecordedGraph:
             raise GraphError("a graph cannot be replayed inside a capture; call its step there instead")
         for outside, own in self._watches:
             outside.check(own)
+        late = late_device()
+        if late is None:
+            self._run()
+        else:
+            late.owns(self._touched)
+            late.send("a replay", self._run)
+
+    def _run(self) -> None:
         # Static tensors may have been made in inference mode, and then may be written in no other; the reverse may.
         with torch.inference_mode():
             self._tape.run()
+
+
+def _on_time() -> AbstractContextManager[None]:
+    """A capture runs its step for real, so a late device is waited for first."""
+    late = late_device()
+    return nullcontext() if late is None else late.on_time()
 
 
 class RecordedGraphState(KeyedGraphState):

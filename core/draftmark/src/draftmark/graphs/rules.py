@@ -92,6 +92,11 @@ def refused_operator(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     return rule.sentence(str(func)) if rule else None
 
 
+def waits_for_the_device(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a dispatched operator gives the host a value, or a size, that depends on data."""
+    return _operator_rule(func, args, kwargs) in (HOST_READ, DYNAMIC_SIZE)
+
+
 def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rule | None:
     packet = func.overloadpacket
     if packet is aten.set_:

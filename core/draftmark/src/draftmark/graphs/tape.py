@@ -26,17 +26,21 @@ class Tape:
 
     def append(self, call: Callable[[], Any], targets: list[Tensor | None]) -> None:
         """Add a call. `targets`: one per leaf of its result, None where the result is no fresh tensor."""
-        fresh = [target for target in targets if target is not None]
-        deliver: Callable[[Any], Any] | None = None
-        if fresh:
-            deliver = fresh[0].copy_ if len(targets) == 1 else partial(_deliver, targets)
-        self._entries.append((call, deliver))
+        self._entries.append((call, delivery(targets)))
 
     def run(self) -> None:
         for call, deliver in self._entries:
             result = call()
             if deliver is not None:
                 deliver(result)
+
+
+def delivery(targets: list[Tensor | None]) -> Callable[[Any], Any] | None:
+    """What copies a call's results to `targets`, one per leaf; None where no leaf has one."""
+    fresh = [target for target in targets if target is not None]
+    if not fresh:
+        return None
+    return fresh[0].copy_ if len(targets) == 1 else partial(_deliver, targets)
 
 
 def _deliver(targets: list[Tensor | None], result: Any) -> None:

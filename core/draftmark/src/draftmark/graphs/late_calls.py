@@ -1,0 +1,71 @@
+"""What a late device learns from Python-level calls, for what never reaches torch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .active import LATE
+from .operators import tensors_in
+from .residency import Place
+from .rules import refused_call
+
+if TYPE_CHECKING:
+    from .late import LateDevice
+
+
+class LateCalls(TorchFunctionMode):
+    """Sees where tensors are to lie (``device=``), and what the host reads without an operator."""
+
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._places = device.places
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if LATE.get() is not self._device:
+            return func(*args, **kwargs)
+        return self._to(func, args, kwargs) if func in (Tensor.to, Tensor.cpu) else self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        sentence, tensors = refused_call(func, args, kwargs), tensors_in((args, kwargs))
+        if sentence and (not tensors or any(self._places.of(one) is Place.DEVICE for one in tensors)):
+            self._device.wait(sentence.partition(" cannot be captured")[0])
+        result = func(*args, **kwargs)
+        device = kwargs.get("device")
+        if device is not None and not _is_host(device):
+            self._device.owns(tensors_in(result))
+        elif not tensors:
+            self._on_host(result)
+        return result
+
+    def _to(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """`Tensor.to` and `Tensor.cpu`: a CPU returns the tensor itself where a device makes a copy."""
+        tensor, place = args[0], self._places.of(args[0])
+        given = [*args[1:], *kwargs.values()]
+        target: Any = "cpu" if func is Tensor.cpu else None
+        target = next((one for one in given if isinstance(one, (str, torch.device))), target)
+        if target is None or place is Place.UNKNOWN or (place is Place.DEVICE) is not _is_host(target):
+            return func(*args, **kwargs)
+        dtype = next((one for one in given if isinstance(one, torch.dtype)), tensor.dtype)
+        made = torch.empty(tensor.shape, dtype=dtype)
+        if _is_host(target):
+            self._on_host(made)
+        else:
+            self._device.owns([made])
+        non_blocking = kwargs.get("non_blocking", next((one for one in args[1:] if isinstance(one, bool)), False))
+        return made.copy_(tensor, non_blocking=non_blocking)
+
+    def _on_host(self, result: Any) -> None:
+        for tensor in tensors_in(result):
+            self._places.on_host(tensor)
+
+
+def _is_host(device: object) -> bool:
+    """A literal "cpu" is the host everywhere. A torch.device is not judged: on a laptop q.device is the CPU."""
+    return isinstance(device, str) and device == "cpu"

@@ -1,0 +1,113 @@
+"""What a late device does with the operators that torch dispatches: run at once, run after a wait, or send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .active import LATE
+from .operators import is_composite, is_host_only, tensors_in, written_operands
+from .residency import Place
+from .rules import waits_for_the_device
+from .tape import delivery
+from .unwritten import unwritten
+
+if TYPE_CHECKING:
+    from .late import LateDevice
+
+aten = torch.ops.aten
+
+
+class LateOperators(TorchDispatchMode):
+    """Sees what reaches torch's dispatcher."""
+
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._places = device.places
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if LATE.get() is not self._device:
+            return func(*args, **kwargs)
+        if is_composite(func):
+            # inference_mode hands composites over whole, and their parts (an .item(), say) would go unseen.
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        if func.overloadpacket is aten.copy_:
+            return self._copy(func, *args, **kwargs)
+        return self._operator(func, args, kwargs)
+
+    def _operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        operands = tensors_in((args, kwargs))
+        if not any(self._places.of(one) is Place.DEVICE for one in operands) or func.is_view:
+            return func(*args, **kwargs)
+        waits = waits_for_the_device(func, args, kwargs)
+        if waits:
+            self._device.wait(str(func))
+        if waits or is_host_only(func) or not _has_effect(func):
+            result = func(*args, **kwargs)
+            self._device.owns(tensors_in(result))
+            return result
+        return self._send(func, args, kwargs)
+
+    def _send(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Send an operator; what it returns is poison until it has run."""
+        result, written = unwritten(func, args, kwargs), written_operands(func, args, kwargs)
+        self._device.owns([*written, *tensors_in(result)])
+        (args, kwargs), pinned = self._device.operands((list(args), dict(kwargs)))
+        mine = {id(one) for one in written}
+        leaves = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        deliver = delivery([None if id(one) in mine else one for one in leaves])
+        call = partial(func, *args, **kwargs)
+        self._device.send(str(func), call if deliver is None else lambda: deliver(call()), pinned)
+        return result
+
+    def _copy(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+        """``target.copy_(source)``: within the device, up to it, down from it, or on the host alone."""
+        to, of = self._places.of(target), self._places.of(source)
+        # Who copies asynchronously to or from pinned memory has a device at the other end.
+        down = of is Place.DEVICE or (of is Place.UNKNOWN and to is Place.PINNED and non_blocking)
+        up = to is Place.DEVICE or (to is Place.UNKNOWN and of is Place.PINNED and non_blocking)
+        if not up and not down:
+            return func(target, source, non_blocking)
+        if up and (down or source.dim() == 0):  # a number is a kernel's argument, not a copy
+            return self._send(func, (target, source, non_blocking), {})
+        if not non_blocking and Place.UNKNOWN not in (to, of):
+            self._device.wait(f"{func} between host and device")
+            return func(target, source, non_blocking)
+        if up:
+            self._send_up(target, source, non_blocking)
+        else:
+            self._send_down(target, source, non_blocking)
+        return target
+
+    def _send_up(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
+        """From the host, which does not wait: a copy that would block takes the values that are there now."""
+        self._device.owns([target])
+        late = non_blocking and not self._places.is_pageable(source)
+        self._send_copy(target, source if late else source.clone())
+
+    def _send_down(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
+        """To the host; but who blocks and was there before is taken for device memory, where nothing differs."""
+        if self._places.of(target) is Place.UNKNOWN:
+            (self._places.landing if non_blocking else self._places.on_device)(target)
+        self._device.owns([source])
+        self._send_copy(target, source)
+
+    def _send_copy(self, target: Tensor, source: Tensor) -> None:
+        pair = [target.detach(), source.detach()]
+        pinned = [one for one in pair if self._places.of(one) is Place.PINNED]
+        self._device.send("copy_", partial(pair[0].copy_, pair[1]), pinned)
+
+
+def _has_effect(func: Any) -> bool:
+    """Whether an operator makes or writes a tensor, or, like an assertion, returns nothing."""
+    returns = func._schema.returns
+    return not returns or any("Tensor" in str(one.type) for one in returns)
