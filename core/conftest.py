@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import draftmark
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark import CORE_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark.arena import Arena
 from draftmark.backend import AttentionBackend
 from draftmark.batch import BatchBuffers, ForwardBatch, ragged, validate
@@ -39,7 +39,7 @@ settings.register_profile(
 )
 settings.load_profile("draftmark")
 
-ALL_MODES = tuple(Mode)
+ALL_MODES = CORE_MODES
 SMALL = {
     "num_qo_heads": 4,
     "num_kv_heads": 2,
@@ -245,6 +245,11 @@ def chain(n: int) -> tuple[Slot, ...]:
     return tuple(Slot(s, frozenset(range(s + 1))) for s in range(n))
 
 
+def block(n: int) -> tuple[Slot, ...]:
+    """n tokens one behind the other, each of which sees all of them."""
+    return tuple(Slot(s, frozenset(range(n))) for s in range(n))
+
+
 def tree(parents: list[int | None]) -> tuple[Slot, ...]:
     """Slots by parent; each sees its ancestors and itself."""
     slots = []
@@ -384,24 +389,35 @@ class Stage:
         if scene.mode is Mode.EXTEND:
             q_lens = tuple(r.rows for r in scene.requests) + (0,) * (padded - live)
             return ragged(geometry, dirty.prefix_lens[:padded], dirty.page_table[:padded], q_lens, host, live)
-        batch = dirty.uniform(scene.mode, scene.step, padded, live, host, tree=not scene.causal)
+        if scene.mode is Mode.RAGGED_VERIFY:
+            budget, indptr = geometry.max_rows(scene.mode), [0]
+            for n in [r.rows for r in scene.requests] + [0] * (padded - live):
+                indptr.append(indptr[-1] + n)
+            dirty.q_indptr[: padded + 1] = torch.tensor(indptr)
+            batch = dirty.ragged_verify(budget, live, host, tree=not scene.causal, padded_reqs=padded)
+        else:
+            batch = dirty.uniform(scene.mode, scene.step, padded, live, host, tree=not scene.causal)
         self._fill(batch)
         return batch
 
     def _fill(self, batch: ForwardBatch) -> None:
         scene, wall = self.scene, self.scene.geometry.limits.max_context_len - 1
         q, t = batch.q_lens[0], batch.tail_lens[0]
-        alone = tuple(Slot(s, frozenset({s})) for s in range(t))
-        tails = [(r.prefix, r.tail) for r in scene.requests]
-        tails += [(0, alone)] * (batch.padded_reqs - len(tails))
-        rows = [(prefix, slot) for prefix, tail in tails for slot in tail[t - q :]]
-        batch.positions[:] = torch.tensor([min(prefix + slot.depth, wall) for prefix, slot in rows])
-        if not scene.causal:
+        tails = [(r.prefix, r.tail, r.rows) for r in scene.requests]
+        if scene.mode is not Mode.RAGGED_VERIFY:
+            alone = tuple(Slot(s, frozenset({s})) for s in range(t))
+            tails += [(0, alone, q)] * (batch.padded_reqs - len(tails))
+        rows = [(prefix, slot) for prefix, tail, own in tails for slot in tail[len(tail) - own :]]
+        batch.positions[: len(rows)] = torch.tensor([min(prefix + slot.depth, wall) for prefix, slot in rows]).long()
+        if not scene.causal and rows:
             words = range(scene.geometry.mask_words)
             bits = [sum(1 << s for s in slot.sees) for _, slot in rows]
             packed = torch.tensor([[(b >> 32 * w) & 0xFFFFFFFF for w in words] for b in bits])
-            batch.tail.mask[:] = torch.where(packed >= 2**31, packed - 2**32, packed)
-            batch.tail.depth[:] = torch.tensor([[slot.depth for slot in tail] for _, tail in tails])
+            batch.tail.mask[: len(rows)] = torch.where(packed >= 2**31, packed - 2**32, packed)
+            if scene.mode is Mode.RAGGED_VERIFY:
+                batch.tail.depth[: len(rows)] = torch.tensor([slot.depth for _, slot in rows])
+            else:
+                batch.tail.depth[:] = torch.tensor([[slot.depth for slot in tail] for _, tail, _ in tails])
 
 
 def host_lengths(scene: Scene) -> HostLengths:
@@ -436,6 +452,9 @@ def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields
         num_draft_tokens=d,
         max_num_reqs=live,
         capture_batch_sizes=(live + draw(st.integers(0, 2)),),
+        block_size=d if mode is Mode.DRAFT_BLOCK else 1,
+        row_budgets=(draw(st.integers(1, live * d + 3)),),
+        modes=tuple(Mode),
         **fields,
     )
     step = draw(st.integers(0, steps - 2)) if mode is Mode.DRAFT else 0
@@ -443,9 +462,10 @@ def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields
     wall = geometry.limits.max_context_len
     longest = wall - 1 if mode is Mode.EXTEND else wall + (d if geometry.limits.overlap else 0)
     prefixes = [draw(st.integers(0, longest)) for _ in range(live)]
-    causal = mode not in (Mode.VERIFY, Mode.DRAFT) or ((mode is Mode.VERIFY or k == 1) and draw(st.booleans()))
+    treed = (Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY)
+    causal = mode not in treed or ((mode is not Mode.DRAFT or k == 1) and draw(st.booleans()))
     shape = draw(st.sampled_from(("tree", "tree", "arbitrary")))
-    requests, room = [], geometry.limits.max_extend_tokens
+    requests, room, budget = [], geometry.limits.max_extend_tokens, geometry.limits.row_budgets[0]
     for i, prefix in enumerate(prefixes):
         if mode is Mode.EXTEND:
             n = draw(st.integers(1, min(wall - prefix, room - (live - 1 - i))))
@@ -454,6 +474,12 @@ def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields
         elif mode is Mode.DRAFT:
             tail = chain(step + 1) if causal else _beams(rng, k, step)
             requests.append(Request(prefix, tail, k))
+        elif mode is Mode.DRAFT_BLOCK:
+            requests.append(Request(prefix, block(d), d))
+        elif mode is Mode.RAGGED_VERIFY:
+            n = draw(st.integers(0, min(d, budget)))
+            budget -= n
+            requests.append(Request(prefix, chain(n) if causal or not n else _drafted(rng, n, shape), n))
         else:
             n = 1 if mode is Mode.DECODE else d
             tail = chain(n) if causal else _drafted(rng, n, shape)
@@ -482,7 +508,9 @@ def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
 @pytest.fixture(scope="session")
 def scenery() -> SimpleNamespace:
     """The builders above, for tests: with `--import-mode=importlib` no test module imports another."""
-    return SimpleNamespace(Request=Request, Scene=Scene, Stage=Stage, Slot=Slot, chain=chain, tree=tree, scenes=scenes)
+    return SimpleNamespace(
+        Request=Request, Scene=Scene, Stage=Stage, Slot=Slot, block=block, chain=chain, tree=tree, scenes=scenes
+    )
 
 
 @pytest.fixture(scope="session")

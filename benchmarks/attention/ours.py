@@ -37,7 +37,7 @@ def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
     positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
     batch = ForwardBatch(
         mode, step, inputs.prefix_lens, inputs.q_indptr, inputs.page_table, tail, positions, Exact(case.lens),
-        requests, (case.q_len,) * requests, (case.tail_len,) * requests,
+        requests, (case.q_len,) * requests, (case.tail_len,) * requests, requests * case.q_len, None,
     )  # fmt: skip
     return geometry, batch
 
@@ -110,7 +110,7 @@ def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, For
         mode, 0, lens.cuda(), torch.arange(requests + 1, dtype=torch.int32, device="cuda") * extent.q_len,
         torch.randint(1, 9999, (requests, geometry.max_pages_per_req), dtype=torch.int32, device="cuda"), tail,
         torch.zeros(count, dtype=torch.int64, device="cuda"), Exact(tuple(lens.tolist())), requests,
-        (extent.q_len,) * requests, (extent.tail_len,) * requests,
+        (extent.q_len,) * requests, (extent.tail_len,) * requests, count, None,
     )  # fmt: skip
     return geometry, batch
 

@@ -39,7 +39,9 @@ def batch(tree: bool = True) -> ForwardBatch:
     table = ints(9, 2, 7, 1, 4, 3, 6, 1, 0, 0, 0, 0).view(3, 4)
     lens, rows = ints(5, 8, 0), torch.zeros(12, dtype=torch.int64)
     indptr = ints(0, 4, 8, 12)
-    return ForwardBatch(Mode.VERIFY, 0, lens, indptr, table, tail, rows, Unknown(2, 20), 2, (4,) * 3, (4,) * 3)
+    return ForwardBatch(
+        Mode.VERIFY, 0, lens, indptr, table, tail, rows, Unknown(2, 20), 2, (4,) * 3, (4,) * 3, 12, None
+    )
 
 
 def agrees(found: Decoded) -> bool:

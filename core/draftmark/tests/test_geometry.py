@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark import DRAFT_MODES, TARGET_MODES, Mode, ceil_div, maximum, minimum
+from draftmark import CORE_MODES, DRAFT_MODES, TARGET_MODES, Mode, ceil_div, maximum, minimum
 
 SETTINGS = settings(max_examples=400)
 
@@ -17,6 +17,7 @@ small_fields = st.fixed_dictionaries(
         "topk": st.integers(1, 5),
         "num_steps": st.integers(1, 5),
         "num_draft_tokens": st.integers(1, 70),
+        "block_size": st.integers(1, 70),
         "page_size": st.integers(1, 20),
         "max_context_len": st.integers(1, 40),
         "max_extend_tokens": st.integers(1, 40),
@@ -40,6 +41,8 @@ def forwards(f, modes):
         elif mode is Mode.DRAFT:
             for step in range(f["num_steps"] - 1):
                 yield mode, step, k, k * (step + 1)
+        elif mode is Mode.DRAFT_BLOCK:
+            yield mode, 0, f["block_size"], f["block_size"]
         else:
             yield mode, 0, d, d
 
@@ -49,7 +52,7 @@ def longest_prefix(f, mode, tail):
     wall = f["max_context_len"]
     if mode is Mode.EXTEND:
         return wall - tail
-    unseen = max([f["num_draft_tokens"]] + [t for _, _, _, t in forwards(f, (Mode.DRAFT,))])
+    unseen = max([f["num_draft_tokens"], f["block_size"]] + [t for _, _, _, t in forwards(f, (Mode.DRAFT,))])
     return wall + (unseen if f["overlap"] else 0)
 
 
@@ -220,7 +223,7 @@ def test_create_resolves_the_scale_and_orders_capture_sizes(make_geometry):
 def test_the_draft_model_does_not_decode_or_verify():
     """Target and draft model serve three modes each and share only EXTEND."""
     assert set(TARGET_MODES) & set(DRAFT_MODES) == {Mode.EXTEND}
-    assert set(TARGET_MODES) | set(DRAFT_MODES) == set(Mode)
+    assert set(TARGET_MODES) | set(DRAFT_MODES) == set(CORE_MODES)
 
 
 def test_group_size_is_query_heads_per_kv_head(make_geometry):

@@ -27,6 +27,7 @@ from .errors import (
     RequestError,
 )
 from .geometry import (
+    CORE_MODES,
     DRAFT_MODES,
     DTYPE_BYTES,
     KV_DTYPES,
@@ -36,6 +37,7 @@ from .geometry import (
     DeviceProfile,
     DraftShape,
     Extent,
+    Form,
     Geometry,
     GeometryPair,
     Limits,
@@ -82,6 +84,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CONTRACT_MAJOR",
     "CONTRACT_MINOR",
+    "CORE_MODES",
     "DRAFT_MODES",
     "DTYPE_BYTES",
     "KV_DTYPES",
@@ -104,6 +107,7 @@ __all__ = [
     "DraftShape",
     "DraftmarkError",
     "Extent",
+    "Form",
     "Geometry",
     "GeometryError",
     "GeometryPair",

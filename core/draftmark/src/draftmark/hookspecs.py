@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from .buffers import BufferSpec
-from .geometry import Geometry
+from .geometry import CORE_MODES, Form, Geometry, Mode
 from .requirements import Requirements
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class BackendInfo:
         summary: one line for `draftmark list`.
         runs_code_of: names of other backends whose code runs as part of this one, e.g. ``("cuda_triton",)``; a verdict
             on this backend holds for their present code too.
+        modes: what it serves; a geometry with another mode is refused by name.
+        forms: what it takes of an engine's own; a geometry with another form is refused by name.
     """
 
     name: str
@@ -57,6 +59,8 @@ class BackendInfo:
     install: str = ""
     summary: str = ""
     runs_code_of: tuple[str, ...] = ()
+    modes: tuple[Mode, ...] = CORE_MODES
+    forms: tuple[Form, ...] = ()
 
 
 @hookspec(firstresult=True)

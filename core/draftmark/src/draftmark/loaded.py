@@ -70,14 +70,24 @@ class LoadedBackend:
         reasons: list[str] = self._call("supports", list, geometry=geometry)
         if not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("supports", "sentences (non-empty str)", reasons)
-        return reasons
+        return self._undeclared(geometry) + reasons
+
+    def _undeclared(self, geometry: Geometry) -> list[str]:
+        """Modes and forms of `geometry` that the backend does not claim."""
+        modes = [mode for mode in geometry.modes if mode not in self.info.modes]
+        forms = [form for form in geometry.forms if form not in self.info.forms]
+        return [f"mode {mode.value} is not served: it is not among BackendInfo.modes" for mode in modes] + [
+            f"{form.value} is not taken: it is not among BackendInfo.forms" for form in forms
+        ]
 
     def require(self, geometry: Geometry) -> None:
         """Raise `BackendRefusal` with the backend's own reasons unless it serves `geometry`."""
         reasons = self.supports(geometry)
         exact = not reasons and self.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
-        if exact and geometry.limits.overlap:
-            reasons = ["it needs exact host lengths, which overlap cannot give: use overlap=False"]
+        if exact and geometry.limits.host_lags:
+            reasons = [
+                "it needs exact host lengths, which a host that lags cannot give: use overlap=False, or host_lag=False"
+            ]
         if reasons:
             raise BackendRefusal(self.name, reasons)
 

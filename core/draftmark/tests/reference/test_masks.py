@@ -15,7 +15,15 @@ from draftmark import Mode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CASES = {Mode.EXTEND: 600, Mode.DECODE: 500, Mode.DRAFT: 800, Mode.VERIFY: 1200, Mode.DRAFT_EXTEND: 500}
+CASES = {
+    Mode.EXTEND: 600,
+    Mode.DECODE: 500,
+    Mode.DRAFT: 800,
+    Mode.VERIFY: 1200,
+    Mode.DRAFT_EXTEND: 500,
+    Mode.RAGGED_VERIFY: 800,
+    Mode.DRAFT_BLOCK: 300,
+}
 KEYS, REQUESTS = 144, 3
 """More than any position and any request that `scenes` draws."""
 

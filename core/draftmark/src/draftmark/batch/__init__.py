@@ -1,7 +1,7 @@
-"""ForwardBatch: what one forward's attention is told, in the one form that all five modes share."""
+"""ForwardBatch: what one forward's attention is told, in the one form that all modes share."""
 
 from .buffers import BatchBuffers, ragged
 from .checks import validate
-from .forward import Causal, ForwardBatch, Tail, Tree
+from .forward import Block, Causal, ForwardBatch, Tail, Tree
 
-__all__ = ["BatchBuffers", "Causal", "ForwardBatch", "Tail", "Tree", "ragged", "validate"]
+__all__ = ["BatchBuffers", "Block", "Causal", "ForwardBatch", "Tail", "Tree", "ragged", "validate"]

@@ -11,7 +11,7 @@ from ..errors import BatchError
 from ..geometry import Extent, Geometry, Mode
 from ..lengths import HostLengths
 from ..transfer import to_device
-from .forward import Causal, ForwardBatch, Tree
+from .forward import Block, Causal, ForwardBatch, Tail, Tree
 
 
 class BatchBuffers:
@@ -29,6 +29,7 @@ class BatchBuffers:
         }
         self.prefix_lens, self.page_table = made["prefix_lens"], made["page_table"]
         self.positions, self.mask, self.depth = made["positions"], made["mask"], made["depth"]
+        self.q_indptr, self.slots = made.get("q_indptr"), made.get("slots")
         self._indptr: dict[int, torch.Tensor] = {}
 
     def uniform(
@@ -37,7 +38,9 @@ class BatchBuffers:
         """A batch of `padded_reqs` requests of equal extent over the static buffers; contents are the caller's."""
         extent: Extent = self.geometry.extent(mode, step)
         rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
-        tail = Tree(self.mask[:rows], self.depth[:slots].view(padded_reqs, extent.tail_len)) if tree else Causal()
+        tail: Tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
+        if tree:
+            tail = Tree(self.mask[:rows], self.depth[:slots].view(padded_reqs, extent.tail_len))
         return ForwardBatch(
             mode,
             step,
@@ -50,7 +53,48 @@ class BatchBuffers:
             num_reqs,
             (extent.q_len,) * padded_reqs,
             (extent.tail_len,) * padded_reqs,
+            rows,
+            self._slots(rows),
         )
+
+    def ragged_verify(
+        self,
+        budget: int,
+        num_reqs: int,
+        host: HostLengths,
+        *,
+        tree: bool,
+        padded_reqs: int | None = None,
+        q_bounds: tuple[int, ...] | None = None,
+    ) -> ForwardBatch:
+        """A RAGGED_VERIFY batch of `budget` rows over the static buffers; contents, `q_indptr` too, are the caller's.
+
+        Args:
+            padded_reqs: requests that the graph has room for; as many as the budget has rows, at most max_reqs.
+            q_bounds: the most rows of each request, padded ones included; num_draft_tokens unless the host knows less.
+        """
+        geometry = self.geometry
+        assert self.q_indptr is not None, "the geometry serves RAGGED_VERIFY"
+        padded = min(geometry.max_reqs, budget) if padded_reqs is None else padded_reqs
+        bounds = q_bounds or (geometry.draft.num_draft_tokens,) * padded
+        return ForwardBatch(
+            Mode.RAGGED_VERIFY,
+            0,
+            self.prefix_lens[:padded],
+            self.q_indptr[: padded + 1],
+            self.page_table[:padded],
+            Tree(self.mask[:budget], self.depth[:budget]) if tree else Causal(),
+            self.positions[:budget],
+            host,
+            num_reqs,
+            bounds,
+            bounds,
+            budget,
+            self._slots(budget),
+        )
+
+    def _slots(self, rows: int) -> torch.Tensor | None:
+        return None if self.slots is None else self.slots[:rows]
 
     def _uniform_indptr(self, q_len: int) -> torch.Tensor:
         if q_len not in self._indptr:
@@ -66,6 +110,7 @@ def ragged(
     q_lens: tuple[int, ...],
     host: HostLengths,
     num_reqs: int | None = None,
+    slots: torch.Tensor | None = None,
 ) -> ForwardBatch:
     """An EXTEND batch: request r brings q_lens[r] new tokens behind its prefix, causal.
 
@@ -74,6 +119,7 @@ def ragged(
         page_table: int32 ``[R, max_pages_per_req]``.
         q_lens: new tokens of each request; 0 for a padded one.
         num_reqs: live requests, R by default.
+        slots: int64 ``[rows]``, the KV slot of each row where the engine places tokens itself.
 
     Raises:
         BatchError: more rows than `Limits.max_extend_tokens`.
@@ -104,4 +150,6 @@ def ragged(
         live,
         q_lens,
         q_lens,
+        rows,
+        slots,
     )

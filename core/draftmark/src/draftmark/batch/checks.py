@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..errors import BatchError
-from ..geometry import Geometry, Mode
+from ..geometry import Form, Geometry, Mode
 from ..lengths import HostLengths
-from .forward import Causal, ForwardBatch, Tree
+from .forward import Block, Causal, ForwardBatch, Tree
 
 
 def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
@@ -21,15 +21,42 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
         raise BatchError(f"mode is {batch.mode.value}, but the geometry serves {modes}; create it with that mode")
     _check_requests(batch, geometry)
     _check_extent(batch, geometry)
-    r, rows = batch.padded_reqs, sum(batch.q_lens)
+    r, rows = batch.padded_reqs, batch.num_rows
+    if batch.mode is not Mode.RAGGED_VERIFY and rows != sum(batch.q_lens):
+        raise BatchError(f"num_rows is {rows}, but q_lens add up to {sum(batch.q_lens)}; give their sum")
     _shape("prefix_lens", batch.prefix_lens, (r,), torch.int32)
     _shape("q_indptr", batch.q_indptr, (r + 1,), torch.int32)
-    _shape("page_table", batch.page_table, (r, geometry.max_pages_per_req), torch.int32)
+    _check_table(batch.page_table, r, geometry)
     _shape("positions", batch.positions, (rows,), torch.int64)
+    _check_slots(batch, geometry)
     if isinstance(batch.tail, Tree):
         _shape("tail.mask", batch.tail.mask, (rows, geometry.mask_words), torch.int32)
-        _shape("tail.depth", batch.tail.depth, (r, max(batch.tail_lens)), torch.int32)
+        by_row = batch.mode is Mode.RAGGED_VERIFY
+        _shape("tail.depth", batch.tail.depth, (rows,) if by_row else (r, max(batch.tail_lens)), torch.int32)
     return batch
+
+
+def _check_table(table: torch.Tensor, requests: int, geometry: Geometry) -> None:
+    """The core's own width, or for an engine's table at least it."""
+    width = geometry.max_pages_per_req
+    if Form.ENGINE_TABLE in geometry.forms and table.dim() == 2 and table.shape[1] > width:
+        table = table[:, :width]
+    _shape("page_table", table, (requests, width), torch.int32)
+
+
+def _check_slots(batch: ForwardBatch, geometry: Geometry) -> None:
+    """Slots are there exactly where the geometry says that the engine brings them."""
+    brings = Form.ENGINE_SLOTS in geometry.forms
+    if batch.slots is None:
+        if brings:
+            raise BatchError(
+                "slots is None, but the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create it "
+                "without that form"
+            )
+        return
+    if not brings:
+        raise BatchError("slots are given, but the geometry lacks Form.ENGINE_SLOTS; create it with that form")
+    _shape("slots", batch.slots, (batch.num_rows,), torch.int64)
 
 
 def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
@@ -67,6 +94,14 @@ def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
                 "a tail slot, and counts are >= 0; build it with draftmark.batch.ragged"
             )
         return
+    if isinstance(batch.tail, Block) is not (batch.mode is Mode.DRAFT_BLOCK):
+        raise BatchError(
+            f"{batch.mode.value} has tail {type(batch.tail).__name__}, but a Block belongs to draft_block, and nothing "
+            "else does; take the batch from BatchBuffers"
+        )
+    if batch.mode is Mode.RAGGED_VERIFY:
+        _check_budget(batch, geometry)
+        return
     if not 0 <= batch.step < max(1, geometry.num_draft_steps):
         raise BatchError(
             f"step is {batch.step}, but num_steps {geometry.draft.num_steps} has DRAFT steps 0 … "
@@ -82,6 +117,21 @@ def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
         raise BatchError(
             f"tail is Causal(), but the {extent.q_len} branches of a draft step see their own ancestors only; "
             "pass a Tree"
+        )
+
+
+def _check_budget(batch: ForwardBatch, geometry: Geometry) -> None:
+    d, most = geometry.draft.num_draft_tokens, geometry.max_rows(Mode.RAGGED_VERIFY)
+    if batch.num_rows > most:
+        raise BatchError(
+            f"ragged_verify has a budget of {batch.num_rows} rows, but the geometry's largest is {most}; "
+            "raise Limits.row_budgets"
+        )
+    wrong = next((n for n in batch.q_lens if not 0 <= n <= d), None)
+    if wrong is not None or batch.tail_lens != batch.q_lens:
+        raise BatchError(
+            f"ragged_verify bounds its rows by q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but both are the "
+            f"same, 0 … num_draft_tokens = {d}; take the batch from BatchBuffers.ragged_verify"
         )
 
 

@@ -140,6 +140,8 @@ class Inputs:
             r,
             (self.q_len,) * r,
             (self.tail_len,) * r,
+            r * self.q_len,
+            None,
         )
 
     def _parents(self, case: Case, device: torch.device, random: torch.Generator) -> torch.Tensor:

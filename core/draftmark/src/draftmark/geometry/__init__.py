@@ -3,6 +3,7 @@
 from .arithmetic import ceil_div, maximum, minimum
 from .geometry import Geometry, GeometryPair
 from .shapes import (
+    CORE_MODES,
     DRAFT_MODES,
     DTYPE_BYTES,
     KV_DTYPES,
@@ -12,11 +13,13 @@ from .shapes import (
     DeviceProfile,
     DraftShape,
     Extent,
+    Form,
     Limits,
     Mode,
 )
 
 __all__ = [
+    "CORE_MODES",
     "DRAFT_MODES",
     "DTYPE_BYTES",
     "KV_DTYPES",
@@ -26,6 +29,7 @@ __all__ = [
     "DeviceProfile",
     "DraftShape",
     "Extent",
+    "Form",
     "Geometry",
     "GeometryPair",
     "Limits",

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..errors import GeometryError
-from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DraftShape, Limits, Mode
+from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DraftShape, Form, Limits, Mode
 
 if TYPE_CHECKING:
     from .geometry import Geometry
@@ -26,7 +26,12 @@ def check(geometry: Geometry) -> None:
     modes = geometry.modes
     if not modes or not all(isinstance(mode, Mode) for mode in modes):
         raise GeometryError("modes", modes, "a geometry serves at least one Mode", "pass TARGET_MODES or DRAFT_MODES")
-    longest = geometry.limits.max_context_len + 2 * geometry.max_tail
+    forms, block = geometry.forms, geometry.draft.block_size
+    if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
+        raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
+    if Mode.DRAFT_BLOCK in modes:
+        _at_least("draft.block_size", block, 1, "give the rows of a block, or leave DRAFT_BLOCK out")
+    longest = max(geometry.limits.max_context_len + 2 * geometry.max_tail, geometry.limits.max_kv_len or 0)
     if longest > INT32_MAX:
         raise GeometryError(
             "limits.max_context_len",
@@ -63,19 +68,26 @@ def _check_draft(d: DraftShape) -> None:
     _at_least("draft.topk", d.topk, 1, "use topk = 1 for a chain")
     _at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
     _at_least("draft.num_draft_tokens", d.num_draft_tokens, 1, "use num_draft_tokens = 1 for no speculation")
+    _at_least("draft.block_size", d.block_size, 0, "use block_size = 0 for a draft model without blocks")
 
 
 def _check_limits(limits: Limits) -> None:
     _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "serve at least one request")
     _at_least("limits.max_context_len", limits.max_context_len, 1, "give the longest prompt plus its output")
     _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "a prefill chunk holds at least one token")
-    if not isinstance(limits.overlap, bool):
-        raise GeometryError("limits.overlap", limits.overlap, "it must be True or False", "use a bool")
-    if not isinstance(limits.capture_batch_sizes, (tuple, list)):
-        sizes = limits.capture_batch_sizes
-        raise GeometryError("limits.capture_batch_sizes", sizes, "it must be a tuple of sizes", "write (8,) for one")
-    for size in limits.capture_batch_sizes:
-        _at_least("limits.capture_batch_sizes", size, 1, "capture batches of at least one request")
+    for name in ("overlap", "overshoot", "host_lag"):
+        value = getattr(limits, name)
+        if not isinstance(value, bool) and (name == "overlap" or value is not None):
+            raise GeometryError(f"limits.{name}", value, "it must be True or False", "use a bool")
+    for name, least in (("capture_batch_sizes", "request"), ("row_budgets", "row")):
+        sizes = getattr(limits, name)
+        if not isinstance(sizes, (tuple, list)):
+            raise GeometryError(f"limits.{name}", sizes, "it must be a tuple of sizes", "write (8,) for one")
+        for size in sizes:
+            _at_least(f"limits.{name}", size, 1, f"capture batches of at least one {least}")
+    if limits.max_kv_len is not None:
+        at_least = "it bounds a request's KV positions, which reach max_context_len; leave it out for C and a tail"
+        _at_least("limits.max_kv_len", limits.max_kv_len, limits.max_context_len, at_least)
 
 
 def _is_number(value: object) -> bool:

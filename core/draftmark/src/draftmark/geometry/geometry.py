@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from ..errors import GeometryError
 from .arithmetic import ceil_div, maximum, minimum
 from .checks import check
-from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Extent, Limits, Mode
+from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Extent, Form, Limits, Mode
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Geometry:
     limits: Limits
     device: DeviceProfile
     modes: tuple[Mode, ...] = TARGET_MODES
+    forms: tuple[Form, ...] = ()
+    """What the engine's batches bring beside the core's own."""
 
     @classmethod
     def create(
@@ -41,6 +43,7 @@ class Geometry:
         draft: DraftShape | None = None,
         device: DeviceProfile | None = None,
         modes: tuple[Mode, ...] = TARGET_MODES,
+        forms: tuple[Form, ...] = (),
     ) -> Geometry:
         """Validate and build.
 
@@ -48,30 +51,37 @@ class Geometry:
             GeometryError: for the first field out of range; it names the field, value, limit and remedy.
         """
         draft, device = draft or DraftShape(), device or DeviceProfile()
-        check(cls(attention, draft, limits, device, modes))
+        check(cls(attention, draft, limits, device, modes, forms))
         if attention.softmax_scale is None:
             attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
-        capture = tuple(sorted(set(limits.capture_batch_sizes)))
-        return cls(attention, draft, replace(limits, capture_batch_sizes=capture), device, tuple(modes))
+        limits = replace(
+            limits,
+            capture_batch_sizes=tuple(sorted(set(limits.capture_batch_sizes))),
+            row_budgets=tuple(sorted(set(limits.row_budgets))),
+        )
+        return cls(attention, draft, limits, device, tuple(modes), tuple(forms))
 
     # -- lengths, in tokens -------------------------------------------------------------------------------
 
     @property
     def max_tail(self) -> int:
-        """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1))``."""
-        return maximum(1, self.draft.num_draft_tokens, self.draft.topk * (self.draft.num_steps - 1))
+        """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1), block_size)``."""
+        d = self.draft
+        return maximum(1, d.num_draft_tokens, d.topk * (d.num_steps - 1), d.block_size)
 
     @property
     def max_prefix_len(self) -> int:
-        """Largest L a forward may meet: C, and one unseen round more with overlap."""
-        return self.limits.max_context_len + self.max_tail * int(self.limits.overlap)
+        """Largest L a forward may meet: C, and one tail more with overshoot."""
+        return self.limits.max_context_len + self.max_tail * int(self.limits.overshoots)
 
     @property
     def max_kv_len(self) -> int:
         """KV positions a request can address: a request at the context wall still has room for its tail.
 
-        The headroom is what sglang#22778 and sglang#19016 lacked.
+        The headroom is what sglang#22778 and sglang#19016 lacked. An engine that trims tails says where it stops.
         """
+        if self.limits.max_kv_len is not None:
+            return self.limits.max_kv_len
         return self.max_prefix_len + self.max_tail
 
     # -- pages --------------------------------------------------------------------------------------------
@@ -105,7 +115,7 @@ class Geometry:
         return maximum(self.limits.max_num_reqs, *self.limits.capture_batch_sizes)
 
     def extent(self, mode: Mode, step: int = 0) -> Extent:
-        """Rows and tail slots per request; for the ragged EXTEND the largest that one request can have.
+        """Rows and tail slots per request; for EXTEND and RAGGED_VERIFY the largest that one request can have.
 
         `step` counts DRAFT forwards from 0 to S-2 and is ignored by the other modes.
         """
@@ -117,12 +127,16 @@ class Geometry:
         if mode == Mode.EXTEND:
             rows = minimum(self.limits.max_extend_tokens, self.limits.max_context_len)
             return Extent(rows, rows)
+        if mode == Mode.DRAFT_BLOCK:
+            return Extent(self.draft.block_size, self.draft.block_size)
         return Extent(d, d)
 
     def max_rows(self, mode: Mode) -> int:
         """Query rows of the largest forward in `mode`, padding included."""
         if mode == Mode.EXTEND:
             return self.limits.max_extend_tokens
+        if mode == Mode.RAGGED_VERIFY and self.limits.row_budgets:
+            return maximum(*self.limits.row_budgets)
         return self.max_reqs * self.extent(mode).q_len
 
     @property

@@ -25,7 +25,7 @@ KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
 
 
 class Mode(StrEnum):
-    """What a forward does. All five are one form: a prefix, plus a masked tail."""
+    """What a forward does. All seven are one form: a prefix, plus a masked tail."""
 
     EXTEND = "extend"
     """Prefill, whole or chunked: n ragged causal rows a request, written at [L, L+n)."""
@@ -37,15 +37,32 @@ class Mode(StrEnum):
     """num_draft_tokens rows a request, a tree (or a chain) over as many tail slots."""
     DRAFT_EXTEND = "draft_extend"
     """The draft model takes over accepted tokens: num_draft_tokens causal rows a request."""
+    RAGGED_VERIFY = "ragged_verify"
+    """0 … num_draft_tokens rows a request, decided on the device: a tree or a chain each, and decodes beside them."""
+    DRAFT_BLOCK = "draft_block"
+    """The draft model proposes a whole block: block_size rows a request that all see each other (DFlash)."""
 
 
+CORE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND)
+"""What a backend serves that says nothing else of itself."""
 TARGET_MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
 DRAFT_MODES = (Mode.EXTEND, Mode.DRAFT, Mode.DRAFT_EXTEND)
 
 
+class Form(StrEnum):
+    """What an engine's batches may bring instead of the core's own; a backend declares which it takes."""
+
+    ENGINE_SLOTS = "engine_slots"
+    """`ForwardBatch.slots`: the engine places each row's KV, -1 stores nothing."""
+    ENGINE_TABLE = "engine_table"
+    """A page table wider than the geometry's, rows of any pitch; what lies behind a request's pages means nothing."""
+    STRIDED_KV = "strided_kv"
+    """KV as views of packed pages: the last axis contiguous, one page pitch, one token pitch, one head pitch."""
+
+
 @dataclass(frozen=True)
 class Extent:
-    """Query rows and tail slots that each request of a uniform forward has."""
+    """Query rows and tail slots that each request of a uniform forward has; of a ragged one, the most."""
 
     q_len: int
     tail_len: int
@@ -84,6 +101,8 @@ class DraftShape:
     topk: int = 1
     num_steps: int = 1
     num_draft_tokens: int = 1
+    block_size: int = 0
+    """Rows of a DRAFT_BLOCK forward, the root's included; 0 for a draft model that proposes token by token."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,25 @@ class Limits:
     """Query rows of one EXTEND forward, over all its requests."""
     capture_batch_sizes: tuple[int, ...] = ()
     overlap: bool = False
-    """The device may be one round ahead of the host."""
+    """The device may be one round ahead of the host: short for `overshoot` and `host_lag` together."""
+    overshoot: bool | None = None
+    """A committed length may pass max_context_len by one tail, as when a round is sent before the last is seen."""
+    host_lag: bool | None = None
+    """The host may not know the exact lengths of a round that it sends. None, here and above: what `overlap` says."""
+    row_budgets: tuple[int, ...] = ()
+    """Query rows of the RAGGED_VERIFY forwards, over all their requests; one graph each. Empty: max_reqs · D."""
+    max_kv_len: int | None = None
+    """KV positions that the engine ever asks of a request, where it trims tails at its own wall; None: C and a tail."""
+
+    @property
+    def overshoots(self) -> bool:
+        """`overshoot`, or what `overlap` says of it."""
+        return self.overlap if self.overshoot is None else self.overshoot
+
+    @property
+    def host_lags(self) -> bool:
+        """`host_lag`, or what `overlap` says of it."""
+        return self.overlap if self.host_lag is None else self.host_lag
 
 
 @dataclass(frozen=True)

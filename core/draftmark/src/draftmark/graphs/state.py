@@ -17,6 +17,8 @@ class Program(StrEnum):
     VERIFY = "verify"
     DRAFT_EXTEND = "draft_extend"
     DRAFT = "draft"
+    RAGGED_VERIFY = "ragged_verify"
+    DRAFT_BLOCK = "draft_block"
 
 
 class GraphKey(NamedTuple):
@@ -24,7 +26,8 @@ class GraphKey(NamedTuple):
 
     program: Program
     batch_size: int
-    """Padded number of requests, one of ``Limits.capture_batch_sizes``."""
+    """Padded number of requests, one of ``Limits.capture_batch_sizes``; of RAGGED_VERIFY the query rows, one of
+    ``Limits.row_budgets``."""
 
     def __str__(self) -> str:
         return f"{self.program.name}[{self.batch_size}]"

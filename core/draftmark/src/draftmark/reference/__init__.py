@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..buffers import BufferSpec
-from ..geometry import Geometry
+from ..geometry import Form, Geometry, Mode
 from ..hookspecs import BackendInfo
 from ..plugin import BackendPlugin
 from ..version import CONTRACT_MINOR
@@ -32,6 +32,8 @@ class ReferencePlugin(BackendPlugin):
         contract_minor=CONTRACT_MINOR,
         host_kernels=True,
         summary="plain torch on any device: the specification, not the speed",
+        modes=tuple(Mode),
+        forms=tuple(Form),
     )
 
     def supports(self, geometry: Geometry) -> list[str]:

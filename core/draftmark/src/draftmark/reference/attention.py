@@ -50,6 +50,25 @@ def causal_visibility(row_positions: torch.Tensor, width: int, window_left: int)
     return seen
 
 
+def block_visibility(kv_lens: torch.Tensor, q_len: int, width: int, window_left: int) -> torch.Tensor:
+    """Visible key positions of a block, whose rows all see each other.
+
+    Args:
+        kv_lens: int32 ``[R]``, L + q_len.
+        width: key positions to decide.
+        window_left: positions visible to the left of the row's own, -1 for all.
+
+    Returns:
+        bool ``[R, q_len, width]``.
+    """
+    key = torch.arange(width, dtype=torch.int32, device=kv_lens.device)
+    seen = (key < kv_lens[:, None])[:, None].repeat(1, q_len, 1)
+    if window_left >= 0:
+        row = kv_lens[:, None] - q_len + torch.arange(q_len, dtype=torch.int32, device=kv_lens.device)
+        seen &= key >= row[:, :, None] - window_left
+    return seen
+
+
 def tree_visibility(
     prefix_lens: torch.Tensor, width: int, bits: torch.Tensor, depth: torch.Tensor, window_left: int
 ) -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..arena import Arena
-from ..batch import ForwardBatch, Tree
+from ..batch import Block, ForwardBatch, Tree
 from ..cache import KVCache
-from ..geometry import Geometry
-from .attention import Keys, attend_block, causal_visibility, tree_visibility, unpack_bits
+from ..geometry import Geometry, Mode
+from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
 
 
 class ReferenceBackend:
@@ -36,22 +36,31 @@ class ReferenceBackend:
         tail_lens = q_lens if extent is None else torch.full_like(q_lens, extent.tail_len)
         kv_lens = self._kv_lens[: batch.padded_reqs]
         torch.add(batch.prefix_lens, tail_lens, out=kv_lens)
-
-        rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
-        request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
-        from_end = batch.q_indptr[request + 1] - rows
-        position = (kv_lens[request] - from_end).long()
-        page = batch.page_table[request, position // page_size].long()
-        self._slots[: batch.num_rows].copy_(page * page_size + position % page_size)
+        if batch.slots is not None:
+            self._slots[: batch.num_rows].copy_(batch.slots)
+            return
+        rows, request, owned = _rows(batch)
+        position = (kv_lens[request] - (batch.q_indptr[request + 1] - rows)).long()
+        page = batch.page_table[request, torch.where(owned, position // page_size, 0)].long()
+        slots = page * page_size + position % page_size
+        self._slots[: batch.num_rows].copy_(torch.where(owned, slots, -1))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots."""
-        slots = self._slots[: batch.num_rows]
+        """Scatter the rows to their slots; a row without one writes again what the first row with one writes."""
+        slots, page_size = self._slots[: batch.num_rows], self.geometry.attention.page_size
+        stores = slots >= 0
+        first = stores.int().argmax()
+        source = torch.where(stores, torch.arange(len(slots), device=slots.device), first)
+        target = slots[source].clamp(min=0)  # of slot 0 where no row stores: it gets its own content
+        at = target // page_size, target % page_size
         for rows, pages in ((k, cache.k), (v, cache.v)):
-            pages.flatten(0, 1).index_copy_(0, slots, rows.to(pages.dtype))
+            pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Uniform modes as one block; EXTEND request by request, since its requests differ in rows."""
+        if batch.mode is Mode.RAGGED_VERIFY:
+            self._attend_ragged(q, cache, batch, out)
+            return
         extent = batch.uniform
         if extent is not None:
             self._attend_block(q, cache, batch, out, slice(0, batch.padded_reqs), extent.q_len, max(self._widths))
@@ -77,7 +86,9 @@ class ReferenceBackend:
         table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
         keys = self._gather(cache, table, kv_lens)
         shape = self.geometry.attention
-        if isinstance(batch.tail, Tree):
+        if isinstance(batch.tail, Block):
+            seen = block_visibility(kv_lens, q_len, keys.width, shape.window_left)
+        elif isinstance(batch.tail, Tree):
             depth = batch.tail.depth
             bits = unpack_bits(batch.tail.mask, depth.shape[1]).view(len(table), q_len, depth.shape[1])
             seen = tree_visibility(kv_lens - depth.shape[1], keys.width, bits, depth, shape.window_left)
@@ -86,6 +97,32 @@ class ReferenceBackend:
             seen = causal_visibility(positions, keys.width, shape.window_left)
         block = (len(table), q_len, *q.shape[1:])
         attend_block(q.view(block), keys, seen, shape, out.view(block))
+
+    def _attend_ragged(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        """Rows of a request side by side, as many as the largest bound says, and back; surplus rows are dropped."""
+        most, requests = max(batch.q_lens), batch.padded_reqs
+        if not most:
+            out.zero_()
+            return
+        table, kv_lens = batch.page_table[:, : max(self._widths)], self._kv_lens[:requests]
+        keys, shape = self._gather(cache, table, kv_lens), self.geometry.attention
+        slot = torch.arange(most, device=q.device)
+        q_lens = batch.q_indptr.diff()[:, None]
+        source = (batch.q_indptr[:-1, None] + slot).clamp(max=batch.num_rows - 1).view(-1)
+        live = slot < q_lens
+        if isinstance(batch.tail, Tree):
+            bits = unpack_bits(batch.tail.mask, most)[source].view(requests, most, most) & live[:, :, None]
+            depth = torch.where(live, batch.tail.depth[source].view(requests, most), 0)
+        else:
+            bits, depth = (slot <= slot[:, None]).expand(requests, -1, -1), slot.int().expand(requests, -1)
+        # A surplus row sees the first key: of a row that sees nothing the softmax is no number.
+        seen = tree_visibility(batch.prefix_lens, keys.width + most, bits, depth, shape.window_left)[..., : keys.width]
+        seen[..., 0] |= ~live
+        block = torch.empty(requests, most, *q.shape[1:], dtype=out.dtype, device=out.device)
+        attend_block(q[source].view_as(block), keys, seen, shape, block)
+        rows, request, owned = _rows(batch)
+        found = block[request, torch.where(owned, rows - batch.q_indptr[request], 0)]
+        out.copy_(torch.where(owned[:, None, None], found, 0))
 
     def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
         """The pages of `table`, head-major, with V zero wherever nothing was ever written."""
@@ -96,6 +133,13 @@ class ReferenceBackend:
         written = (position - kv_lens[:, None]) >> 31
         v.view(torch.int32).bitwise_and_(written[:, :, None])
         return Keys(k, v)
+
+
+def _rows(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row its number, its request, and whether it belongs to one (the last rows of a budget need not)."""
+    rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
+    request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
+    return rows, request.clamp(max=batch.padded_reqs - 1), rows < batch.q_indptr[-1]
 
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
