@@ -195,7 +195,7 @@ def run_uniform() -> Callable[..., Result]:
         hkv, page = p.k.shape[2], p.k.shape[1]
         pdl = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 9
         shape = launch.Attention(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
-        extent = launch.Uniform(p.prefix_lens.numel(), p.q_len, p.tail_len)
+        extent = launch.Extent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
         work, slots = poison(pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
         launch.write_metadata(shape, tile, extent, pieces, p.prefix_lens, p.page_table, slots, work)
         parts = 2 * pieces * hkv * tiling.row_tiles(tile, p.q_len, p.group) * tile.block_m

@@ -67,7 +67,7 @@ def test_replay_follows_the_lengths(bench):
         for s, lens in enumerate([(700, 3), (0, 64), (650, 699)])
     ]
     shape = launch.Attention(2, 4, 128, 64, 128**-0.5, pdl=True)
-    extent = launch.Uniform(2, 1, 1)
+    extent = launch.Extent(2, 1, 1, 2)
     pool = max(p.k.shape[0] for p in problems)
     width = max(p.page_table.shape[1] for p in problems)
     k, v = (bench.poison(pool, 64, 2, 128, dtype=torch.bfloat16) for _ in range(2))

@@ -17,7 +17,7 @@ def test_pieces_tile_the_line(bench, lens, pieces):
     table = torch.zeros(len(lens), 64, dtype=torch.int32, device=bench.device)
     work = bench.poison(pieces, 4, dtype=torch.int32)
     launch.write_metadata(
-        launch.Attention(2, 2, 64, 16, 1.0), tile, launch.Uniform(len(lens), 3, tail), pieces,
+        launch.Attention(2, 2, 64, 16, 1.0), tile, launch.Extent(len(lens), 3, tail, 3 * len(lens)), pieces,
         torch.tensor(lens, dtype=torch.int32, device=bench.device), table,
         bench.poison(3 * len(lens), dtype=torch.int64), work,
     )  # fmt: skip

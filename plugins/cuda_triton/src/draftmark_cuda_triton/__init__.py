@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Geometry
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, Mode
 
 from . import sizing
 from .support import reasons_against
@@ -30,6 +30,8 @@ class TritonPlugin(BackendPlugin):
         host_kernels=True,
         runtime=("triton",),
         install="pip install 'triton>=3.6'",
+        modes=tuple(Mode),
+        forms=tuple(Form),
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",
     )
     supports = staticmethod(reasons_against)

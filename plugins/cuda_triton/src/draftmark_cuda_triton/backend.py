@@ -6,13 +6,13 @@ import torch
 
 from draftmark import Geometry, Mode
 from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
+from draftmark.batch import Block, ForwardBatch, Tree
 from draftmark.cache import KVCache
 from draftmark.graphs import record_call
 
 from . import launch, sizing, tiling
 from .extend import Extend, cache_is_contiguous, check_rows
-from .launch import Attention, Uniform
+from .launch import Attention, Extent
 
 INTERPRETED_PIECES = 2
 """Pieces in the interpreter, where a program costs milliseconds whatever it does; two still cut and merge."""
@@ -38,15 +38,15 @@ class TritonBackend:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
-        if batch.uniform is None:
+        if batch.mode is Mode.EXTEND:
             self._extend.write_metadata(batch)
             return
         slots = self._arena[sizing.SLOTS][: batch.num_rows]
-        extent, tile, pieces = self._uniform(batch)
+        extent, tile, pieces = self._extent(batch)
         work = self._arena[sizing.WORK]
         record_call(
             launch.write_metadata, self._shape, tile, extent, pieces, batch.prefix_lens, batch.page_table, slots, work,
-            mutates=(slots, work),
+            batch.q_indptr, batch.slots, mutates=(slots, work),
         )  # fmt: skip
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
@@ -57,26 +57,30 @@ class TritonBackend:
         )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows: one launch for a ragged batch, one and a merge for a uniform one."""
-        if batch.uniform is None:
+        """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""
+        if batch.mode is Mode.EXTEND:
             self._extend.attend(q, cache, batch, out)
             return
         check_rows(q, out)
-        extent, tile, pieces = self._uniform(batch)
+        extent, tile, pieces = self._extent(batch)
         tile = tiling.for_cache(self.geometry.attention, self.geometry.device, tile, cache_is_contiguous(cache))
         mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
         partial_out, partial_lse = self._arena[sizing.PARTIAL_OUT], self._arena[sizing.PARTIAL_LSE]
         record_call(
             launch.attend, self._shape, tile, extent, pieces, q, cache.k, cache.v,
             cache.k_scale, cache.v_scale, batch.prefix_lens, batch.page_table, mask, depth,
-            self._arena[sizing.WORK], partial_out, partial_lse, out, mutates=(partial_out, partial_lse, out),
+            self._arena[sizing.WORK], partial_out, partial_lse, out, None,
+            batch.q_indptr, isinstance(batch.tail, Block), mutates=(partial_out, partial_lse, out),
         )  # fmt: skip
 
-    def _uniform(self, batch: ForwardBatch) -> tuple[Uniform, tiling.Tile, int]:
-        q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
+    def _extent(self, batch: ForwardBatch) -> tuple[Extent, tiling.Tile, int]:
+        ragged = batch.mode is Mode.RAGGED_VERIFY
+        # What a graph freezes is the bound of every later replay, not this batch's.
+        q_len = self.geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
+        tail_len = q_len if ragged else batch.tail_lens[0]
         a, device = self.geometry.attention, self.geometry.device
         tile = tiling.choose(a, device, q_len)
         pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self.geometry.max_kv_len)
         if batch.device.type == "cpu":
             tile, pieces = tiling.interpreted(a, tile, q_len), min(pieces, INTERPRETED_PIECES)
-        return Uniform(batch.padded_reqs, q_len, tail_len), tile, pieces
+        return Extent(batch.padded_reqs, q_len, tail_len, batch.num_rows, ragged), tile, pieces

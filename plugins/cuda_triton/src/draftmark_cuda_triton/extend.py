@@ -49,7 +49,7 @@ class Extend:
             )
         record_call(
             launch.write_metadata_ragged, self._shape, self._tile, batch.num_rows, batch.prefix_lens,
-            batch.q_indptr, batch.page_table, slots, tiles, mutates=(slots, tiles),
+            batch.q_indptr, batch.page_table, slots, tiles, batch.slots, mutates=(slots, tiles),
         )  # fmt: skip
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:

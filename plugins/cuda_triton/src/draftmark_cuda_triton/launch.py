@@ -21,6 +21,8 @@ SCHEDULE_CELLS = 8192
 """Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
 MERGE_CELLS = 8192
 """fp32 values that one step of a merge program holds in registers."""
+CAUSAL, TREE, BLOCK = 0, 1, 2
+"""Tails as the kernels name them; see `kernels.tile`."""
 
 
 @dataclass(frozen=True)
@@ -69,34 +71,51 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """The extent of a uniform batch: R requests of q_len rows over tail_len tail slots."""
+class Extent:
+    """The extent of a batch of few rows a request.
+
+    Attributes:
+        num_reqs: R. q_len, tail_len: rows and tail slots of each request; of a ragged batch, the most of any.
+        num_rows: rows of the batch, padding included.
+        ragged: the device says how many rows each request has.
+    """
 
     num_reqs: int
     q_len: int
     tail_len: int
+    num_rows: int
+    ragged: bool = False
 
 
 def write_metadata(
     shape: Attention,
     tile: Tile,
-    extent: Uniform,
+    extent: Extent,
     pieces: int,
     prefix_lens: torch.Tensor,
     page_table: torch.Tensor,
     slot_mapping: torch.Tensor,
     work: torch.Tensor,
+    q_indptr: torch.Tensor | None = None,
+    given_slots: torch.Tensor | None = None,
 ) -> None:
-    """Slots and work records of a uniform batch; see `schedule.write_uniform`."""
+    """Slots and work records of a batch of few rows a request; see `schedule.write_uniform`.
+
+    Args:
+        q_indptr: of a ragged batch. given_slots: the engine's, if it brings them.
+    """
     block_r = max(16, next_power_of_two(extent.num_reqs))
     block_pieces = max(1, min(32, SCHEDULE_CELLS // block_r))
-    rows = extent.num_reqs * extent.q_len
-    block_rows = 256
+    rows = extent.num_rows
+    # A ragged row looks for its request among all of them.
+    block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(pieces, block_pieces)),)
     compiled_or_interpreted(work).schedule.write_uniform[grid](
-        prefix_lens, page_table, slot_mapping, work, extent.num_reqs, rows, extent.q_len, extent.tail_len, pieces,
-        page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
-        MIN_TILES=MIN_TILES, ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
+        prefix_lens, _or(q_indptr, prefix_lens), page_table, given_slots, slot_mapping, work, extent.num_reqs, rows,
+        extent.q_len,
+        extent.tail_len, pieces, page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n,
+        WINDOW=shape.window, RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=MIN_TILES,
+        ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 
@@ -109,6 +128,7 @@ def write_metadata_ragged(
     page_table: torch.Tensor,
     slot_mapping: torch.Tensor,
     tiles: torch.Tensor,
+    given_slots: torch.Tensor | None = None,
 ) -> None:
     """Slots and row tiles of a ragged batch; see `schedule.write_ragged`."""
     num_reqs = prefix_lens.shape[0]
@@ -116,15 +136,16 @@ def write_metadata_ragged(
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, SCHEDULE_CELLS // block_r))
     compiled_or_interpreted(tiles).schedule.write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
-        prefix_lens, q_indptr, page_table, slot_mapping, tiles, num_reqs, num_rows, num_tiles, shape.group,
-        page_table.stride(0), PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
+        prefix_lens, q_indptr, page_table, given_slots, slot_mapping, tiles, num_reqs, num_rows, num_tiles,
+        shape.group, page_table.stride(0), PAGE=shape.page_size, GIVEN=given_slots is not None,
+        BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
     )  # fmt: skip
 
 
 def attend(
     shape: Attention,
     tile: Tile,
-    extent: Uniform,
+    extent: Extent,
     pieces: int,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -140,33 +161,56 @@ def attend(
     partial_lse: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None = None,
+    q_indptr: torch.Tensor | None = None,
+    block: bool = False,
 ) -> None:
-    """Uniform attention and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`."""
+    """Attention of few rows a request, and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`.
+
+    Args:
+        mask, depth: of a tree. q_indptr: of a ragged batch. block: all rows of a request see all of its tail.
+    """
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
+    tail = TREE if tree else BLOCK if block else CAUSAL
     compiled_or_interpreted(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
-        partial_out, partial_lse, work, prefix_lens, page_table,
+        partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
-        extent.q_len, extent.tail_len, shape.group, 0 if mask is None else mask.stride(0), shape.window_left,
+        extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
+        0 if mask is None else mask.stride(0), shape.window_left,
         shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, TREE=tree, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
-        USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
+        SCALED=k_scale is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
+        STAGES=tile.num_stages, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if pieces > 1:
-        _merge(shape, tile, extent, pieces, tiles * tile.block_m, prefix_lens, work, partial_out, partial_lse, out, lse)
+        height = tiles * tile.block_m
+        _merge(
+            shape,
+            tile,
+            extent,
+            pieces,
+            height,
+            prefix_lens,
+            _or(q_indptr, prefix_lens),
+            work,
+            partial_out,
+            partial_lse,
+            out,
+            lse,
+        )
 
 
 def _merge(
     shape: Attention,
     tile: Tile,
-    extent: Uniform,
+    extent: Extent,
     pieces: int,
     height: int,
     prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
     work: torch.Tensor,
     partial_out: torch.Tensor,
     partial_lse: torch.Tensor,
@@ -180,11 +224,11 @@ def _merge(
     options = {"launch_pdl": True} if shape.pdl else {}
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
     compiled_or_interpreted(out).merge.merge_pieces[grid](
-        partial_out, partial_lse, work, prefix_lens, out, lse,
+        partial_out, partial_lse, work, prefix_lens, q_indptr, out, lse,
         extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
         BLOCK_PIECES=block_pieces, BY_REQUEST=by_request, BLOCK_CUTS=next_power_of_two(pieces),
-        WINDOW=shape.window, WITH_LSE=lse is not None, PDL=shape.pdl, **options,
+        WINDOW=shape.window, RAGGED=extent.ragged, WITH_LSE=lse is not None, PDL=shape.pdl, **options,
     )  # fmt: skip
 
 
@@ -243,6 +287,11 @@ def write_kv(
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
         SCALED=k_scale is not None, BLOCK=next_power_of_two(heads * dim), BLOCK_ROWS=block_rows,
     )  # fmt: skip
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A pointer for an argument that a kernel does not read."""
+    return other if tensor is None else tensor
 
 
 def _source(cache: torch.Tensor, shape: Attention, tile: Tile) -> torch.Tensor | TensorDescriptor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .convert import convert
-from .tile import attend_range
+from .tile import CAUSAL, attend_range
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def attend_ragged(
         acc, top, mass, queries, first, clear, stop, k_source, v_source, page_row, head, prefix_len, rows,
         row, prefix_len + row, row_live, row_tiles, row_tiles, 0, window_left, scale * k_factor, cap, stride_k_page,
         stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D,
-        False, WINDOW, CAP, USE_TMA, STAGES,
+        CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
     )  # fmt: skip
     acc = acc * (v_factor / tl.where(mass > 0, mass, 1.0))[:, None]
     out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head

@@ -43,7 +43,8 @@ def write_rows(
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)
     page, offset = (slot // PAGE)[:, None], (slot % PAGE)[:, None]
     element = tl.arange(0, BLOCK)
-    live = row_live[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
+    # -1: the engine has no place for the row, or the row belongs to nobody.
+    live = (row_live & (slot >= 0))[:, None] & (element < NUM_HEADS * HEAD_DIM)[None, :]
     head, dim = (element // HEAD_DIM)[None, :], (element % HEAD_DIM)[None, :]
 
     new_k = tl.load(k + row[:, None] * stride_k_row + head * stride_k_head + dim, mask=live)

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .convert import convert
 from .reduce import largest, running_total, smallest, total
-from .split import tile_range
+from .split import rows_of, tile_range
 
 
 @triton.jit
@@ -25,6 +25,7 @@ def merge_pieces(
     partial_lse,
     work,
     prefix_lens,
+    q_indptr,
     out,
     lse,
     q_len,
@@ -43,6 +44,7 @@ def merge_pieces(
     BY_REQUEST: tl.constexpr,
     BLOCK_CUTS: tl.constexpr,
     WINDOW: tl.constexpr,
+    RAGGED: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -60,7 +62,8 @@ def merge_pieces(
         owner = tl.load(work + number * 4, mask=known, other=-1)
         from_tile = tl.load(work + number * 4 + 1, mask=known, other=0)
         wanted = tl.program_id(2)
-        first, end = tile_range(tl.load(prefix_lens + wanted), tail_len, window_left, TILE_N, WINDOW)
+        _, _, slots = rows_of(q_indptr, wanted, q_len, tail_len, RAGGED)
+        first, end = tile_range(tl.load(prefix_lens + wanted), slots, window_left, TILE_N, WINDOW)
         inside = (owner == wanted) & (from_tile > first) & (from_tile < end)
         cut = smallest(tl.where(inside, number, BLOCK_CUTS), 0)
         cut = tl.where(cut < pieces, cut, 0)
@@ -71,13 +74,14 @@ def merge_pieces(
     reached = tile - tl.load(work + previous * 4 + 2)
     who = previous + tl.arange(0, BLOCK_PIECES)
     lengths = tl.load(work + who * 4 + 2, mask=who < pieces, other=0)
-    first, end = tile_range(tl.load(prefix_lens + request), tail_len, window_left, TILE_N, WINDOW)
+    row_begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+    first, end = tile_range(tl.load(prefix_lens + request), slots, window_left, TILE_N, WINDOW)
     if PDL:
         tl.extra.cuda.gdc_wait()
     # This cut lies inside a request, and the one before it does not.
     if (length > 0) & (tile > first) & (tile < end) & (reached <= first):
         packed = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        live = packed < q_len * group
+        live = packed < rows * group
         col = tl.arange(0, BLOCK_D)
         column_live = col < HEAD_DIM
         top = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
@@ -107,7 +111,7 @@ def merge_pieces(
             who += BLOCK_PIECES
             lengths = tl.load(work + who * 4 + 2, mask=who < pieces, other=0)
         acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
-        row_index = request * q_len + packed // group
+        row_index = row_begin + packed // group
         head_of_row = head * group + packed % group
         out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
         tl.store(

@@ -9,13 +9,15 @@ import triton
 import triton.language as tl
 
 from .reduce import running_total, total
-from .split import piece, tile_range
+from .split import piece, surplus, tile_range
 
 
 @triton.jit
 def write_uniform(
     prefix_lens,
+    q_indptr,
     page_table,
+    given_slots,
     slot_mapping,
     work,
     num_reqs,
@@ -28,35 +30,53 @@ def write_uniform(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    RAGGED: tl.constexpr,
+    GIVEN: tl.constexpr,
     MIN_TILES: tl.constexpr,
     ITEM_COST: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
 ):
-    """A batch whose requests all have q_len rows and tail_len tail slots.
+    """A batch whose requests all have q_len rows and tail_len tail slots; RAGGED: at most so many, as q_indptr says.
 
     Args:
-        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j.
+        slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 of a row that belongs
+            to no request. GIVEN: the engine's slots, as they are.
         work: int32 ``[pieces, 4]``, out: request, first tile, length of the piece (0: idle), unused. A request is
             ITEM_COST longer than its tiles; a piece may begin in that surplus.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     live = row < num_rows
-    request = row // q_len
-    position = tl.load(prefix_lens + request, mask=live, other=0) + tail_len - q_len + row % q_len
-    page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
-    # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
-    tl.store(slot_mapping + row, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
+    index = tl.arange(0, BLOCK_R)
+    exists = index < num_reqs
+    if GIVEN:
+        tl.store(slot_mapping + row, tl.load(given_slots + row, mask=live, other=-1), mask=live)
+    elif RAGGED:
+        ends = tl.load(q_indptr + index + 1, mask=exists, other=0)
+        request = total(((ends[None, :] <= row[:, None]) & exists[None, :]).to(tl.int32), 1)
+        owned = live & (request < num_reqs)
+        position = tl.load(prefix_lens + request, mask=owned, other=0) + row
+        position -= tl.load(q_indptr + request, mask=owned, other=0)
+        page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE, mask=owned, other=0)
+        tl.store(slot_mapping + row, tl.where(owned, page.to(tl.int64) * PAGE + position % PAGE, -1), mask=live)
+    else:
+        request = row // q_len
+        position = tl.load(prefix_lens + request, mask=live, other=0) + tail_len - q_len + row % q_len
+        page = tl.load(page_table + request.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
+        # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
+        tl.store(slot_mapping + row, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
 
     if pid * BLOCK_PIECES < pieces:
-        index = tl.arange(0, BLOCK_R)
-        exists = index < num_reqs
-        first, end = tile_range(
-            tl.load(prefix_lens + index, mask=exists, other=0), tail_len, window_left, BLOCK_N, WINDOW
-        )
-        length = tl.where(exists, end - first + ITEM_COST, 0)
+        if RAGGED:
+            slots = tl.load(q_indptr + index + 1, mask=exists, other=0) - tl.load(
+                q_indptr + index, mask=exists, other=0
+            )
+        else:
+            slots = tail_len + index * 0
+        first, end = tile_range(tl.load(prefix_lens + index, mask=exists, other=0), slots, window_left, BLOCK_N, WINDOW)
+        length = tl.where(exists, end - first + surplus(slots, ITEM_COST), 0)
         upto = running_total(length)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
         start, share = piece(total(length, 0), number, pieces, MIN_TILES)
@@ -75,6 +95,7 @@ def write_ragged(
     prefix_lens,
     q_indptr,
     page_table,
+    given_slots,
     slot_mapping,
     row_tiles,
     num_reqs,
@@ -83,6 +104,7 @@ def write_ragged(
     group,
     stride_table,
     PAGE: tl.constexpr,
+    GIVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -102,11 +124,15 @@ def write_ragged(
     end = tl.load(q_indptr + index + 1, mask=exists, other=0)
 
     live = entry < num_rows
-    owner = total(((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32), 1)
-    owner = tl.minimum(owner, num_reqs - 1)
-    position = tl.load(prefix_lens + owner, mask=live, other=0) + entry - tl.load(q_indptr + owner, mask=live, other=0)
-    page = tl.load(page_table + owner.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
-    tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
+    if GIVEN:
+        tl.store(slot_mapping + entry, tl.load(given_slots + entry, mask=live, other=-1), mask=live)
+    else:
+        owner = total(((end[None, :] <= entry[:, None]) & exists[None, :]).to(tl.int32), 1)
+        owner = tl.minimum(owner, num_reqs - 1)
+        position = tl.load(prefix_lens + owner, mask=live, other=0) + entry
+        position -= tl.load(q_indptr + owner, mask=live, other=0)
+        page = tl.load(page_table + owner.to(tl.int64) * stride_table + position // PAGE, mask=live, other=0)
+        tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
 
     height = ((end - begin) * group + BLOCK_M - 1) // BLOCK_M
     upto = running_total(height)

@@ -18,13 +18,30 @@ from .inline import inline
 
 @inline
 def tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
-    """First tile that any row of a request can see, and the one past the last."""
-    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
+    """First tile that any row of a request can see, and the one past the last; (0, 0) where it has no row."""
+    end = tl.where(tail_len > 0, (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N, 0)
     if WINDOW:
         # The shallowest row stands at L, and no row sees further left than it.
-        return tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end
+        return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
     else:
         return end * 0, end
+
+
+@inline
+def rows_of(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
+    """First row, rows and tail slots of a request; in a ragged batch from the device, and its tail is its rows."""
+    if RAGGED:
+        begin = tl.load(q_indptr + request)
+        rows = tl.load(q_indptr + request + 1) - begin
+        return begin, rows, rows
+    else:
+        return request * q_len, q_len, tail_len
+
+
+@inline
+def surplus(tail_len, ITEM_COST: tl.constexpr):
+    """What a request costs beside its tiles; nothing where it has no row."""
+    return tl.where(tail_len > 0, ITEM_COST, 0)
 
 
 @inline

@@ -18,6 +18,9 @@ from .convert import convert
 from .inline import INTERPRETED, bound, inline
 from .reduce import largest, total
 
+CAUSAL, TREE, BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""TAIL of a kernel: a row sees the tail up to its own slot, what its mask names, or all of it."""
+
 
 @inline
 def dot(a, b, acc):
@@ -98,13 +101,13 @@ def visible(
     mask_words,
     window_left,
     BLOCK_N: tl.constexpr,
-    TREE: tl.constexpr,
+    TAIL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """bool ``[BLOCK_M, BLOCK_N]``: which keys of a tile each packed row sees."""
     position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     slot = position - prefix_len
-    if TREE:
+    if TAIL == TREE:
         # A row's words are shifted so that bit c of word i is key 32i + c of this tile: registers per row, not per
         # (row, key). Words that do not exist read as zero, and keys left of slot 0 are prefix.
         first = tile * BLOCK_N - prefix_len
@@ -120,10 +123,12 @@ def visible(
                 bits = with_word(bits, i, first, shift, column, slot_of_row, row_live, row_words, mask_words)
         seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < tail_len)[None, :]
         seen = seen | (slot < 0)[None, :]
+    elif TAIL == BLOCK:
+        seen = (slot < tail_len)[None, :] & (slot_of_row == slot_of_row)[:, None]
     else:
         seen = slot[None, :] <= slot_of_row[:, None]
     if WINDOW:
-        if TREE:
+        if TAIL == TREE:
             depth = tl.load(depths + slot, mask=(slot >= 0) & (slot < tail_len), other=0)
             key_position = tl.where(slot < 0, position, prefix_len + depth)
         else:
@@ -168,7 +173,7 @@ def attend_tiles(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    TREE: tl.constexpr,
+    TAIL: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     USE_TMA: tl.constexpr,
@@ -204,7 +209,7 @@ def attend_tiles(
             # Before the product, so that the mask's words travel while the keys do.
             seen = visible(
                 tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths,
-                mask_words, window_left, BLOCK_N, TREE, WINDOW,
+                mask_words, window_left, BLOCK_N, TAIL, WINDOW,
             )  # fmt: skip
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
@@ -213,7 +218,7 @@ def attend_tiles(
             if tile >= clear:
                 seen = visible(
                     tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths,
-                    mask_words, window_left, BLOCK_N, TREE, WINDOW,
+                    mask_words, window_left, BLOCK_N, TAIL, WINDOW,
                 )  # fmt: skip
                 s = tl.where(seen, s, float("-inf"))
         if MASK == 1:
@@ -269,7 +274,7 @@ def attend_range(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    TREE: tl.constexpr,
+    TAIL: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     USE_TMA: tl.constexpr,
@@ -285,25 +290,25 @@ def attend_range(
             acc, top, mass, q, begin, begin, end, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
             tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
             stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TREE, WINDOW, CAP, USE_TMA, 1, STAGES,
+            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, STAGES,
         )  # fmt: skip
     elif not USE_TMA:
         return attend_tiles(
             acc, top, mass, q, begin, clear, end, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
             tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
             stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TREE, WINDOW, CAP, USE_TMA, 2, STAGES,
+            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 2, STAGES,
         )  # fmt: skip
     else:
         acc, top, mass = attend_tiles(
             acc, top, mass, q, begin, clear, clear, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
             tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
             stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TREE, WINDOW, CAP, USE_TMA, 0, STAGES,
+            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 0, STAGES,
         )  # fmt: skip
         return attend_tiles(
             acc, top, mass, q, clear, clear, end, tl.minimum(clear, end - 1), end - 1, k_source, v_source, page_row,
             head, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words,
             window_left, scale, cap, stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot,
-            stride_v_head, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TREE, WINDOW, CAP, USE_TMA, 1, 2,
+            stride_v_head, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
         )  # fmt: skip

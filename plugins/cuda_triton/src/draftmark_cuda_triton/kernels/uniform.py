@@ -1,4 +1,4 @@
-"""Attention of a uniform batch (DECODE, VERIFY, DRAFT, DRAFT_EXTEND): prefix and masked tail in one launch.
+"""Attention of few rows a request, uniform or ragged: prefix and masked tail in one launch.
 
     grid (row tiles, KV heads, pieces)    piece c, one KV head, one row tile:
                                           ┌ request 3 ────────┐┌ request 4 ──────────────────┐┌ request 5 …
@@ -15,8 +15,30 @@ import triton
 import triton.language as tl
 
 from .convert import convert
-from .split import tile_range
-from .tile import attend_range
+from .inline import bound, inline
+from .split import rows_of, surplus, tile_range
+from .tile import BLOCK, CAUSAL, TREE, attend_range
+
+
+@inline
+def clear_rows(
+    out,
+    begin,
+    end,
+    step,
+    head,
+    group,
+    stride_out_row,
+    stride_out_head,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Zeros in every step-th row of [begin, end), for the query heads of one KV head."""
+    col = tl.arange(0, BLOCK_D)
+    for row in range(bound(begin), bound(end), bound(step)):
+        for member in range(bound(group * 0), bound(group)):
+            at = out + (row * stride_out_row).to(tl.int64) + (head * group + member) * stride_out_head
+            tl.store(at + col, tl.full([BLOCK_D], 0.0, out.dtype.element_ty), mask=col < HEAD_DIM)
 
 
 @triton.jit
@@ -32,11 +54,14 @@ def attend_uniform(
     partial_lse,
     work,
     prefix_lens,
+    q_indptr,
     page_table,
     tail_mask,
     tail_depth,
     q_len,
     tail_len,
+    num_reqs,
+    num_rows,
     group,
     mask_words,
     window_left,
@@ -58,7 +83,8 @@ def attend_uniform(
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    TREE: tl.constexpr,
+    TAIL: tl.constexpr,
+    RAGGED: tl.constexpr,
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
@@ -84,37 +110,47 @@ def attend_uniform(
     request = tl.load(work + number * 4)
     tile = tl.load(work + number * 4 + 1)
     left = tl.load(work + number * 4 + 2)
+    if RAGGED and m == 0:
+        # Rows behind the last request's belong to nobody; their output is zero, not what the memory held.
+        clear_rows(
+            out, tl.load(q_indptr + num_reqs) + number, num_rows, tl.num_programs(2), head, group, stride_out_row,
+            stride_out_head, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
     if left == 0:
         return
 
     packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = packed // group
-    row_live = packed < q_len * group
-    slot_of_row = tail_len - q_len + row
     col = tl.arange(0, BLOCK_D)
-    cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
     k_factor, v_factor = 1.0, 1.0
     if SCALED:
         k_factor, v_factor = tl.load(k_scale), tl.load(v_scale)
     half = 0
     while left > 0:
         prefix_len = tl.load(prefix_lens + request)
-        first, end = tile_range(prefix_len, tail_len, window_left, BLOCK_N, WINDOW)
-        if tile < end:  # otherwise the piece begins in the surplus of a request that others have done
+        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+        row_live = packed < rows * group
+        slot_of_row = slots - rows + row
+        cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW)
+        # Otherwise the piece begins in the surplus of a request that others have done, or this row tile has no row.
+        if (tile < end) & (m * BLOCK_M < rows * group):
             stop = tl.minimum(tile + left, end)
             seen_by_all = prefix_len
-            if not TREE:
+            if TAIL == CAUSAL:
                 # A causal row also sees the tail up to the slot of the row tile's first row.
-                seen_by_all = prefix_len + tail_len - q_len + m * BLOCK_M // group + 1
+                seen_by_all = prefix_len + slots - rows + m * BLOCK_M // group + 1
+            if TAIL == BLOCK:
+                seen_by_all = prefix_len + slots
             clear = tl.minimum(tl.maximum(seen_by_all // BLOCK_N, tile), stop)
 
-            row_index = request * q_len + row
+            row_index = begin + row
             head_of_row = head * group + packed % group
             q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
             queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
-            depths = tail_depth + request * tail_len
+            depths = tail_depth + (begin if RAGGED else request * tail_len)
             row_position = prefix_len + slot_of_row
-            if TREE and WINDOW:
+            if TAIL == TREE and WINDOW:
                 row_position = prefix_len + tl.load(depths + slot_of_row, mask=row_live, other=0)
             row_words = tail_mask + row_index.to(tl.int64) * mask_words
             page_row = page_table + request.to(tl.int64) * stride_table
@@ -122,10 +158,10 @@ def attend_uniform(
             top = tl.full([BLOCK_M], float("-inf"), tl.float32)
             mass = tl.full([BLOCK_M], 0.0, tl.float32)
             acc, top, mass = attend_range(
-                acc, top, mass, queries, tile, clear, stop, k_source, v_source, page_row, head, prefix_len, tail_len,
+                acc, top, mass, queries, tile, clear, stop, k_source, v_source, page_row, head, prefix_len, slots,
                 slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale * k_factor, cap,
                 stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-                HEAD_DIM, BLOCK_D, TREE, WINDOW, CAP, USE_TMA, STAGES,
+                HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, STAGES,
             )  # fmt: skip
 
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
@@ -142,7 +178,8 @@ def attend_uniform(
                 tl.store(partial_lse + block, log_mass, mask=row_live)
                 tl.store(partial_out + block.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
         half = 1
-        left -= end + ITEM_COST - tile
+        left -= end + surplus(slots, ITEM_COST) - tile
         request += 1
         if left > 0:
-            tile, _ = tile_range(tl.load(prefix_lens + request), tail_len, window_left, BLOCK_N, WINDOW)
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+            tile, _ = tile_range(tl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW)
