@@ -9,6 +9,7 @@
     ├── BufferError            a buffer specification, or an arena asked for the wrong thing
     │   └── GuardError         a guard word was overwritten
     ├── BatchError             a forward batch whose tensors do not describe one
+    ├── RanksDisagree          tensor-parallel ranks would run different steps
     ├── LengthsError           host lengths asked for what they cannot know
     ├── GraphError             capture or replay out of order
     │   └── CaptureError       an operation that a captured region must not contain
@@ -114,6 +115,17 @@ class GuardError(BufferError):
 
 class BatchError(DraftmarkError, ValueError):
     """A forward batch whose tensors contradict each other."""
+
+
+class RanksDisagree(DraftmarkError):
+    """Ranks of one group hold different metadata for one step. `part` names what, `ranks` who differs from rank 0."""
+
+    def __init__(self, part: str, ranks: Sequence[int], step: int) -> None:
+        self.part, self.ranks = part, tuple(ranks)
+        super().__init__(
+            f"ranks {', '.join(map(str, ranks))} disagree with rank 0 about the {part} of step {step}; decide it on "
+            "one rank and send it to the others before the step"
+        )
 
 
 class LengthsError(DraftmarkError):

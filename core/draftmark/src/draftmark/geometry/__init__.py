@@ -1,7 +1,8 @@
 """Geometry: every length formula of the attention layer, written once. Integers only, no torch."""
 
 from .arithmetic import ceil_div, maximum, minimum
-from .geometry import Geometry, GeometryPair
+from .geometry import Geometry
+from .pair import GeometryPair, ModelFacts
 from .shapes import (
     CORE_MODES,
     DRAFT_MODES,
@@ -34,6 +35,7 @@ __all__ = [
     "GeometryPair",
     "Limits",
     "Mode",
+    "ModelFacts",
     "ceil_div",
     "maximum",
     "minimum",

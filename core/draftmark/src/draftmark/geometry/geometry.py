@@ -11,9 +11,8 @@ length of a request, T tail slots of a request (KV positions ``[L, L+T)`` that a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from ..errors import GeometryError
 from .arithmetic import ceil_div, maximum, minimum
 from .checks import check
 from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Extent, Form, Limits, Mode
@@ -161,25 +160,3 @@ class Geometry:
         """Bytes of one KV page of one layer, K and V together."""
         a = self.attention
         return 2 * a.page_size * a.num_kv_heads * a.head_dim * DTYPE_BYTES[a.kv_dtype]
-
-
-@dataclass(frozen=True)
-class GeometryPair:
-    """A target and a draft model that decode together.
-
-    They share page ids, page table and lengths; each has its own attention shape, arena, cache and backend.
-    """
-
-    target: Geometry
-    draft: Geometry
-
-    def __post_init__(self) -> None:
-        for name in (field.name for field in fields(Geometry) if field.name in ("draft", "limits")):
-            mine, other = getattr(self.target, name), getattr(self.draft, name)
-            if mine != other:
-                raise GeometryError(f"pair.{name}", other, f"the target has {mine!r}", "give both models the same one")
-        pages = self.target.attention.page_size, self.draft.attention.page_size
-        if pages[0] != pages[1]:
-            raise GeometryError(
-                "pair.page_size", pages[1], f"the target has {pages[0]}", "both models share one page table"
-            )

@@ -1,0 +1,126 @@
+"""Digests of a step: what changes them, what does not, and what a guard says when ranks differ."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark import Mode
+from draftmark.batch import BatchBuffers, Tree
+from draftmark.lengths import Exact
+from draftmark.ranks import PARTS, step_digest
+
+
+@pytest.fixture
+def filled(make_geometry):
+    """A VERIFY and a RAGGED_VERIFY batch of two live requests and a padded one, with stale memory behind them."""
+    geometry = make_geometry(num_draft_tokens=4, topk=2, max_num_reqs=3, modes=tuple(Mode), block_size=1)
+    batches = {}
+    for mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+        buffers = BatchBuffers(geometry, "cpu")
+        if mode is Mode.VERIFY:
+            batch = buffers.uniform(mode, 0, 3, 2, Exact((5, 9)), tree=True)
+        else:
+            batch = buffers.ragged_verify(8, 2, Exact((5, 9)), tree=True, padded_reqs=3)
+            batch.q_indptr.copy_(torch.tensor([0, 1, 5, 5]))
+        batch.prefix_lens.copy_(torch.tensor([5, 9, 0]))
+        batch.page_table.copy_(torch.arange(batch.page_table.numel()).view(batch.page_table.shape))
+        batch.positions.copy_(torch.arange(batch.num_rows))
+        batch.tail.mask.fill_(3)
+        batch.tail.depth.fill_(1)
+        batches[mode] = batch
+    return batches
+
+
+def changed(batch, of_batch):
+    """Names of the parts whose digest differs between two batches."""
+    first, second = (step_digest(one, 4).tolist() for one in (batch, of_batch))
+    return [part for part, a, b in zip(PARTS, first, second, strict=True) if a != b]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda b: b.prefix_lens[1:2].add_(1), "prefix lengths"),
+        (lambda b: b.page_table[0, 0].add_(1), "pages"),
+        (lambda b: b.tail.mask[0].add_(1), "tail"),
+        (lambda b: b.tail.depth.view(-1)[:1].add_(1), "tail"),
+        (lambda b: b.positions[:1].add_(1), "positions"),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.RAGGED_VERIFY], ids=str)
+def test_every_part_that_ranks_must_agree_on_changes_the_digest(filled, mode, change, part):
+    """One number changed in one tensor shows in the digest's own part."""
+    before = step_digest(filled[mode], 4).clone()
+    change(filled[mode])
+    after = step_digest(filled[mode], 4)
+    parts = [name for name, a, b in zip(PARTS, before.tolist(), after.tolist(), strict=True) if a != b]
+    assert part in parts and set(parts) <= {part, "pages"}, parts
+
+
+def test_swapped_values_are_another_step(filled):
+    """A digest depends on where a value stands, not only on which values there are."""
+    batch = filled[Mode.VERIFY]
+    swapped = replace(batch, prefix_lens=batch.prefix_lens[[1, 0, 2]])
+    assert "prefix lengths" in changed(batch, swapped)
+
+
+def test_stale_memory_is_left_out(filled):
+    """Pages behind a request's last token, and rows behind the last request's, differ between ranks and may."""
+    batch = filled[Mode.RAGGED_VERIFY]
+    before = step_digest(batch, 4).clone()
+    batch.page_table[0, 3:] = 77
+    batch.positions[5:] = 77
+    batch.tail.mask[5:] = 77
+    batch.tail.depth[5:] = 77
+    assert torch.equal(step_digest(batch, 4), before)
+
+
+def test_another_mode_another_digest(filled):
+    """The kind of forward counts, so a rank that drafts where another does not is seen."""
+    batch = filled[Mode.VERIFY]
+    assert changed(batch, replace(batch, mode=Mode.DRAFT_EXTEND)) == [PARTS[0]]
+    assert isinstance(batch.tail, Tree)
+
+
+def _rank(rank, port, differ, said):
+    import torch.distributed as dist
+
+    from draftmark.errors import RanksDisagree
+    from draftmark.ranks import RankGuard
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    guard = RankGuard()
+    try:
+        for step in range(4):
+            digest = torch.arange(len(PARTS))
+            if differ and rank == 1 and step == 2:
+                digest[3] = 99
+            guard.observe(digest)
+        guard.finish()
+        said.put("agree")
+    except RanksDisagree as error:
+        said.put(str(error))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_guard_names_who_differs_in_what_and_when(differ):
+    """Two processes: all is quiet while they agree, and both raise the same sentence when one differs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    said = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, differ, said)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    answers = [said.get() for _ in ranks]
+    for one in ranks:
+        one.join()
+    want = "ranks 1 disagree with rank 0 about the pages of step 2" if differ else "agree"
+    assert all(answer.startswith(want) for answer in answers), answers
