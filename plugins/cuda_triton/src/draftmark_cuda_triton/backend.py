@@ -6,16 +6,13 @@ import torch
 
 from draftmark import Geometry, Mode
 from draftmark.arena import Arena
-from draftmark.batch import Block, ForwardBatch, Tree
+from draftmark.batch import ForwardBatch
 from draftmark.cache import KVCache
 from draftmark.graphs import record_call
 
-from . import launch, sizing, tiling
-from .extend import Extend, cache_is_contiguous, check_rows
-from .launch import Attention, Extent
-
-INTERPRETED_PIECES = 2
-"""Pieces in the interpreter, where a program costs milliseconds whatever it does; two still cut and merge."""
+from . import launch, sizing
+from .extend import Extend
+from .few_rows import FewRows
 
 
 class TritonBackend:
@@ -27,60 +24,29 @@ class TritonBackend:
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self.geometry = geometry
         self.arena = arena
-        self._arena = {name: arena[name] for name in arena}
-        slots = self._arena[sizing.SLOTS]
-        self._shape = Attention.of(geometry, slots.is_cuda)
+        self._slots = arena[sizing.SLOTS]
         if Mode.EXTEND in geometry.modes:
-            self._extend = Extend(geometry, slots, self._arena[sizing.ROW_TILES])
+            self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES])
+        if sizing.few_rows_modes(geometry):
+            self._few_rows = FewRows(geometry, self._slots, arena)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: the schedule is made on the device."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
-        if batch.mode is Mode.EXTEND:
-            self._extend.write_metadata(batch)
-            return
-        slots = self._arena[sizing.SLOTS][: batch.num_rows]
-        extent, tile, pieces = self._extent(batch)
-        work = self._arena[sizing.WORK]
-        record_call(
-            launch.write_metadata, self._shape, tile, extent, pieces, batch.prefix_lens, batch.page_table, slots, work,
-            batch.q_indptr, batch.slots, mutates=(slots, work),
-        )  # fmt: skip
+        self._of(batch).write_metadata(batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
-        slots = self._arena[sizing.SLOTS][: batch.num_rows]
+        slots = self._slots[: batch.num_rows]
         record_call(
             launch.write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
         )
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""
-        if batch.mode is Mode.EXTEND:
-            self._extend.attend(q, cache, batch, out)
-            return
-        check_rows(q, out)
-        extent, tile, pieces = self._extent(batch)
-        tile = tiling.for_cache(self.geometry.attention, self.geometry.device, tile, cache_is_contiguous(cache))
-        mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
-        partial_out, partial_lse = self._arena[sizing.PARTIAL_OUT], self._arena[sizing.PARTIAL_LSE]
-        record_call(
-            launch.attend, self._shape, tile, extent, pieces, q, cache.k, cache.v,
-            cache.k_scale, cache.v_scale, batch.prefix_lens, batch.page_table, mask, depth,
-            self._arena[sizing.WORK], partial_out, partial_lse, out, None,
-            batch.q_indptr, isinstance(batch.tail, Block), mutates=(partial_out, partial_lse, out),
-        )  # fmt: skip
+        self._of(batch).attend(q, cache, batch, out)
 
-    def _extent(self, batch: ForwardBatch) -> tuple[Extent, tiling.Tile, int]:
-        ragged = batch.mode is Mode.RAGGED_VERIFY
-        # What a graph freezes is the bound of every later replay, not this batch's.
-        q_len = self.geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
-        tail_len = q_len if ragged else batch.tail_lens[0]
-        a, device = self.geometry.attention, self.geometry.device
-        tile = tiling.choose(a, device, q_len)
-        pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self.geometry.max_kv_len)
-        if batch.device.type == "cpu":
-            tile, pieces = tiling.interpreted(a, tile, q_len), min(pieces, INTERPRETED_PIECES)
-        return Extent(batch.padded_reqs, q_len, tail_len, batch.num_rows, ragged), tile, pieces
+    def _of(self, batch: ForwardBatch) -> Extend | FewRows:
+        return self._extend if batch.mode is Mode.EXTEND else self._few_rows

@@ -21,11 +21,9 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that one batch takes of the plugin's own buffers; of partials, at most."""
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name != sizing.SLOTS}
-    extent = batch.uniform
+    extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
         used[sizing.ROW_TILES] = sizing.ragged_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
     else:
-        pieces, rows = sizing.cut(geometry, extent.q_len, batch.padded_reqs)
-        used[sizing.WORK] = pieces * 4 * 4
-        used[sizing.PARTIAL_OUT], used[sizing.PARTIAL_LSE] = rows * geometry.attention.head_dim * 4, rows * 4
+        used |= sizing.few_rows_usage(geometry, extent.q_len, batch.padded_reqs)
     return used

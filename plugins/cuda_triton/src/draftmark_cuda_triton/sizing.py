@@ -17,24 +17,32 @@ WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
     """The buffers of one geometry, for the modes that it serves."""
-    a = geometry.attention
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         tiles = ragged_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
         formula = "max_extend_tokens · group / block_m + max_reqs, request and tile"
         specs.append(BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiles, 2), "int32", Unit.ROWS, formula))
-    uniform = [mode for mode in geometry.modes if mode is not Mode.EXTEND]
-    if uniform:
-        cuts = [cut(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in uniform]
-        # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
-        pieces, rows = maximum(*(cut[0] for cut in cuts)), maximum(*(cut[1] for cut in cuts))
-        formula = "2 · pieces · KV heads · row tiles · block_m"
-        specs += [
-            BufferSpec(WORK, Role.SPLIT_SCHEDULE, (pieces, 4), "int32", Unit.ROWS, "2 · SMs / (KV heads · row tiles)"),
-            BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, a.head_dim), "float32", Unit.ROWS, formula),
-            BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
-        ]
-    return specs
+    return specs + few_rows_buffers(geometry, few_rows_modes(geometry))
+
+
+def few_rows_modes(geometry: Geometry) -> list[Mode]:
+    """Modes of few rows a request: all but EXTEND."""
+    return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
+
+
+def few_rows_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferSpec]:
+    """What `few_rows.FewRows` keeps for these modes, but the slots."""
+    if not modes:
+        return []
+    cuts = [cut(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in modes]
+    # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
+    pieces, rows = maximum(*(one[0] for one in cuts)), maximum(*(one[1] for one in cuts))
+    formula, dim = "2 · pieces · KV heads · row tiles · block_m", geometry.attention.head_dim
+    return [
+        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (pieces, 4), "int32", Unit.ROWS, "2 · SMs / (KV heads · row tiles)"),
+        BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, dim), "float32", Unit.ROWS, formula),
+        BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
+    ]
 
 
 def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
@@ -49,3 +57,9 @@ def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
     """Row tiles of an EXTEND forward of so many rows and requests, at most."""
     tile = tiling.choose(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len)
     return tiling.ragged_tiles(tile, geometry.attention.group_size, num_rows, num_reqs)
+
+
+def few_rows_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:
+    """Bytes of schedule and partials that a batch of at most q_len rows a request takes; of partials, at most."""
+    pieces, rows = cut(geometry, q_len, num_reqs)
+    return {WORK: pieces * 4 * 4, PARTIAL_OUT: rows * geometry.attention.head_dim * 4, PARTIAL_LSE: rows * 4}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Geometry
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Form, Geometry, Mode
 
 from . import forms, sizing, versions
 from .support import reasons_against
@@ -30,6 +30,8 @@ class TrtllmPlugin(BackendPlugin):
         host_kernels=False,
         runtime=("flashinfer", "draftmark_cuda_triton", "triton"),
         install=f"pip install 'flashinfer-python=={versions.TESTED[-1]}' draftmark-cuda-triton",
+        modes=tuple(Mode),
+        forms=(Form.ENGINE_SLOTS,),
         summary="TensorRT-LLM's XQA via FlashInfer: trees, drafts with topk > 1; EXTEND: cuda_triton's kernel",
         runs_code_of=("cuda_triton",),
     )

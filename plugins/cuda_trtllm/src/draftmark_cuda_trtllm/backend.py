@@ -1,6 +1,7 @@
 """The step path on XQA: four plain methods over the arena's buffers and the batch's own tensors.
 
-EXTEND is cuda_triton's kernel: XQA has no causal prefill, and what FlashInfer has wants host lengths and a plan.
+EXTEND is cuda_triton's kernel: XQA has no causal prefill, and what FlashInfer has wants host lengths and a plan. So are
+rows that the device decides and whole draft blocks, for which XQA has no form.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from draftmark.cache import KVCache
 from draftmark.errors import BatchError
 from draftmark.geometry import ceil_div
 from draftmark.graphs import record_call
-from draftmark_cuda_triton.shared import Extend, write_kv
+from draftmark_cuda_triton.shared import Extend, FewRows, write_kv
 
 from . import forms, launch, sizing
 from .xqa import Xqa
@@ -42,6 +43,8 @@ class XqaBackend:
         slots = self._buffer[sizing.SLOTS]
         if Mode.EXTEND in geometry.modes:
             self._extend = Extend(geometry, slots, self._buffer[sizing.ROW_TILES])
+        if forms.sibling_modes(geometry):
+            self._few_rows = FewRows(geometry, slots, self._buffer)
         self._xqa = self._open() if slots.is_cuda and forms.uniform_modes(geometry) else None
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -49,8 +52,8 @@ class XqaBackend:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Lengths with the tail, slots, masks; one launch, the same in eager, capture and replay."""
-        if batch.uniform is None:
-            self._extend.write_metadata(batch)
+        if sibling := self._sibling(batch):
+            sibling.write_metadata(batch)
             return
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
         extent = batch.uniform
@@ -65,6 +68,8 @@ class XqaBackend:
             forms.mask_words(self.geometry, batch.mode) if masked else 1,
             mutates=[one for one in (lens, slots, indptr, mask) if one is not None],
         )  # fmt: skip
+        if batch.slots is not None:
+            slots.copy_(batch.slots)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
@@ -76,8 +81,8 @@ class XqaBackend:
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """One launch, XQA's or cuda_triton's; a draft step behind its first also moves its rows there and back."""
-        if batch.uniform is None:
-            self._extend.attend(q, cache, batch, out)
+        if sibling := self._sibling(batch):
+            sibling.attend(q, cache, batch, out)
             return
         if self._xqa is None:
             raise BatchError("XQA runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
@@ -97,6 +102,12 @@ class XqaBackend:
         self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK])
         if lanes != q_len:
             launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
+
+    def _sibling(self, batch: ForwardBatch) -> Extend | FewRows | None:
+        """cuda_triton's kernels for a mode that XQA has no form for."""
+        if batch.mode is Mode.EXTEND:
+            return self._extend
+        return self._few_rows if batch.mode in forms.SIBLING_MODES else None
 
     def _staged(self, q: torch.Tensor, requests: int, q_len: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Staged queries, filled, and staged outputs: `lanes` rows a request, the real ones first."""

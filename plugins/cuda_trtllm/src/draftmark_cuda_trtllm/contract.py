@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import Geometry, Mode, Role, ceil_div
+from draftmark import Geometry, Mode, ceil_div
+from draftmark.buffers import OWN_ROLES
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
 from . import forms, gen_sizing, sizing
@@ -22,7 +23,7 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 
 def _meaning(geometry: Geometry, mode: Mode) -> MetadataSpec:
     named = {"slot_mapping": sizing.SLOTS}
-    if mode is not Mode.EXTEND:
+    if mode not in (Mode.EXTEND, *forms.SIBLING_MODES):
         named["kv_lens"] = sizing.LENS
     if mode not in forms.masked_modes(geometry):
         level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, named, masked=True)
@@ -42,7 +43,11 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """
     if forms.uses_gen(geometry):
         return _gen_usage(geometry, batch)
-    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in (Role.SPLIT_SCHEDULE, Role.WORKSPACE)}
+    used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.role in OWN_ROLES}
+    if batch.mode in forms.SIBLING_MODES:
+        from draftmark_cuda_triton import sizing as sibling
+
+        return used | sibling.few_rows_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
     if batch.uniform is None:
         used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
         return used

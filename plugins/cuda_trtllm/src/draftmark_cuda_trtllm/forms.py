@@ -32,6 +32,8 @@ FP8 = "float8_e4m3fn"
 GEN_ARCHS = (100, 103)
 """Devices of FlashInfer's trtllm-gen kernels."""
 XQA_ARCHS = (90, 120, 121)
+SIBLING_MODES = (Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)
+"""Modes that XQA has no form for: rows that the device decides, and rows that see later rows."""
 
 
 def uses_gen(geometry: Geometry) -> bool:
@@ -97,8 +99,13 @@ def stages(geometry: Geometry) -> bool:
 
 
 def uniform_modes(geometry: Geometry) -> list[Mode]:
-    """Modes that XQA runs: all but EXTEND."""
-    return [mode for mode in geometry.modes if mode is not Mode.EXTEND]
+    """Modes that XQA runs: all of one extent but whole blocks, whose rows see later ones."""
+    return [mode for mode in geometry.modes if mode not in (Mode.EXTEND, *SIBLING_MODES)]
+
+
+def sibling_modes(geometry: Geometry) -> list[Mode]:
+    """Modes of few rows that cuda_triton's kernels run."""
+    return [mode for mode in geometry.modes if mode in SIBLING_MODES]
 
 
 def kernels(geometry: Geometry) -> list[int]:

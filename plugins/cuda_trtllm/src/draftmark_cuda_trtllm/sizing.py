@@ -29,6 +29,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         specs.append(_row_tiles(geometry))
+    specs += _of_sibling(geometry)
     if not forms.uniform_modes(geometry):
         return specs
     specs.append(BufferSpec(LENS, Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"))
@@ -36,6 +37,15 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     if forms.stages(geometry):
         specs += _staging(geometry)
     return specs + workspace(geometry)
+
+
+def _of_sibling(geometry: Geometry) -> list[BufferSpec]:
+    modes = forms.sibling_modes(geometry)
+    if not modes:
+        return []
+    from draftmark_cuda_triton import sizing as sibling
+
+    return sibling.few_rows_buffers(geometry, modes)
 
 
 def _tree_form(geometry: Geometry) -> list[BufferSpec]:

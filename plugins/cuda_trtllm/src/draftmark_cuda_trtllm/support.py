@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from draftmark import Geometry, Mode
 
 from . import forms, versions
@@ -21,10 +23,23 @@ def reasons_against(geometry: Geometry) -> list[str]:
     reasons = [*_device(geometry), *_version(geometry), *_attention(geometry)]
     if forms.uses_gen(geometry):
         reasons += _gen(geometry)
+        reasons += [
+            f"mode {mode.value} on sm_{geometry.device.arch} is not served" for mode in forms.sibling_modes(geometry)
+        ]
     # What follows depends on numbers that a proof leaves open, and forks it.
     if geometry.attention.page_size not in forms.PAGES:
         return [*reasons, f"page_size {geometry.attention.page_size} is not served: XQA is built for 16, 32, 64 or 128"]
-    return [*reasons, *_tail(geometry), *_counts(geometry)]
+    return [*reasons, *_tail(geometry), *_counts(geometry), *_sibling(geometry)]
+
+
+def _sibling(geometry: Geometry) -> list[str]:
+    """Modes that run on cuda_triton's kernels want it installed."""
+    if importlib.util.find_spec("draftmark_cuda_triton"):
+        return []
+    return [
+        f"mode {mode.value} is not served here: it runs on cuda_triton's kernels; pip install draftmark-cuda-triton"
+        for mode in forms.sibling_modes(geometry)
+    ]
 
 
 def _device(geometry: Geometry) -> list[str]:
