@@ -28,7 +28,7 @@ class TritonBackend:
         if Mode.EXTEND in geometry.modes:
             self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES])
         if sizing.few_rows_modes(geometry):
-            self._few_rows = FewRows(geometry, self._slots, arena)
+            self._few_rows = FewRows(geometry, self._slots, {name: arena[name] for name in arena})
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: the schedule is made on the device."""

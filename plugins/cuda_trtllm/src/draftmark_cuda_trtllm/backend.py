@@ -56,7 +56,7 @@ class XqaBackend:
             sibling.write_metadata(batch)
             return
         slots = self._buffer[sizing.SLOTS][: batch.num_rows]
-        extent = batch.uniform
+        extent = self.geometry.extent(batch.mode, batch.step)
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
         masked = batch.mode in forms.masked_modes(self.geometry)
         tree = batch.tail.mask if isinstance(batch.tail, Tree) and masked else None
@@ -89,7 +89,7 @@ class XqaBackend:
         self._check(cache, batch, out)
         q, scales = q.contiguous(), self._scales(cache)
         lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], batch.page_table
-        q_len, tail_len = batch.uniform.q_len, batch.uniform.tail_len
+        q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
         if q_len == 1 and not forms.is_fp8(self.geometry):
             self._xqa.decode(q, cache, table, lens, out, scales)
             return
