@@ -37,7 +37,7 @@ def strided(pool, kind):
         return pool
     pages, page, heads, dim = pool.shape
     shape = (pages, 2, page, heads, dim) if kind == "halves" else (pages, page, 2, heads, dim)
-    home = torch.full(shape, float("nan"), dtype=pool.dtype)
+    home = torch.full(shape, float("nan"), dtype=pool.dtype, device=pool.device)
     view = home[:, 1] if kind == "halves" else home[:, :, 1]
     view.copy_(pool)
     return view
@@ -71,11 +71,10 @@ def run(
             outs.append(bench.oracle(*here, seen[None], depth[None], window_left, cap)[0])
     prefix = torch.tensor(lens, dtype=torch.int32)
     indptr = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
-    k, v = strided(k, layout), strided(v, layout)
     q, k, v, table, mask, depths, prefix, indptr = (
-        x.to(bench.device) if layout == "contiguous" or x.is_contiguous() else strided(x.to(bench.device), layout)
-        for x in (q, k, v, table, mask, depths, prefix, indptr)
+        x.to(bench.device) for x in (q, k, v, table, mask, depths, prefix, indptr)
     )
+    k, v = strided(k, layout), strided(v, layout)
     shape = launch.Attention(HEADS[1], HEADS[0] // HEADS[1], DIM, page, DIM**-0.5, cap, window_left)
     tile, extent = tiling.Tile(16, 32, 4, 2, 2), launch.Extent(len(lens), most, most, budget, ragged)
     work, mapping = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(budget, dtype=torch.int64)

@@ -63,7 +63,7 @@ def merge_pieces(
         from_tile = tl.load(work + number * 4 + 1, mask=known, other=0)
         wanted = tl.program_id(2)
         _, _, slots = rows_of(q_indptr, wanted, q_len, tail_len, RAGGED)
-        first, end = tile_range(tl.load(prefix_lens + wanted), slots, window_left, TILE_N, WINDOW)
+        first, end = tile_range(tl.load(prefix_lens + wanted), slots, window_left, TILE_N, WINDOW, RAGGED)
         inside = (owner == wanted) & (from_tile > first) & (from_tile < end)
         cut = smallest(tl.where(inside, number, BLOCK_CUTS), 0)
         cut = tl.where(cut < pieces, cut, 0)
@@ -75,7 +75,7 @@ def merge_pieces(
     who = previous + tl.arange(0, BLOCK_PIECES)
     lengths = tl.load(work + who * 4 + 2, mask=who < pieces, other=0)
     row_begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-    first, end = tile_range(tl.load(prefix_lens + request), slots, window_left, TILE_N, WINDOW)
+    first, end = tile_range(tl.load(prefix_lens + request), slots, window_left, TILE_N, WINDOW, RAGGED)
     if PDL:
         tl.extra.cuda.gdc_wait()
     # This cut lies inside a request, and the one before it does not.

@@ -75,8 +75,10 @@ def write_uniform(
             )
         else:
             slots = tail_len + index * 0
-        first, end = tile_range(tl.load(prefix_lens + index, mask=exists, other=0), slots, window_left, BLOCK_N, WINDOW)
-        length = tl.where(exists, end - first + surplus(slots, ITEM_COST), 0)
+        first, end = tile_range(
+            tl.load(prefix_lens + index, mask=exists, other=0), slots, window_left, BLOCK_N, WINDOW, RAGGED
+        )
+        length = tl.where(exists, end - first + surplus(slots, ITEM_COST, RAGGED), 0)
         upto = running_total(length)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
         start, share = piece(total(length, 0), number, pieces, MIN_TILES)

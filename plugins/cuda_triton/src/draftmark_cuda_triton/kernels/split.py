@@ -17,9 +17,11 @@ from .inline import inline
 
 
 @inline
-def tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
+def tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, RAGGED: tl.constexpr):
     """First tile that any row of a request can see, and the one past the last; (0, 0) where it has no row."""
-    end = tl.where(tail_len > 0, (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N, 0)
+    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
+    if RAGGED:
+        end = tl.where(tail_len > 0, end, 0)
     if WINDOW:
         # The shallowest row stands at L, and no row sees further left than it.
         return tl.minimum(tl.maximum(prefix_len - window_left, 0) // BLOCK_N, end), end
@@ -39,9 +41,12 @@ def rows_of(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
 
 
 @inline
-def surplus(tail_len, ITEM_COST: tl.constexpr):
+def surplus(tail_len, ITEM_COST: tl.constexpr, RAGGED: tl.constexpr):
     """What a request costs beside its tiles; nothing where it has no row."""
-    return tl.where(tail_len > 0, ITEM_COST, 0)
+    if RAGGED:
+        return tl.where(tail_len > 0, ITEM_COST, 0)
+    else:
+        return ITEM_COST
 
 
 @inline

@@ -122,6 +122,9 @@ def attend_uniform(
     packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = packed // group
     col = tl.arange(0, BLOCK_D)
+    uniform_live = packed < q_len * group
+    uniform_slot = tail_len - q_len + row
+    uniform_cells = uniform_live[:, None] & (col < HEAD_DIM)[None, :]
     k_factor, v_factor = 1.0, 1.0
     if SCALED:
         k_factor, v_factor = tl.load(k_scale), tl.load(v_scale)
@@ -129,12 +132,17 @@ def attend_uniform(
     while left > 0:
         prefix_len = tl.load(prefix_lens + request)
         begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-        row_live = packed < rows * group
-        slot_of_row = slots - rows + row
-        cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
-        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW)
+        if RAGGED:
+            row_live = packed < rows * group
+            slot_of_row = row
+            cell_live = row_live[:, None] & (col < HEAD_DIM)[None, :]
+            present = m * BLOCK_M < rows * group
+        else:
+            # Worked out before the loop: in it they would cost a large tile registers.
+            row_live, slot_of_row, cell_live, present = uniform_live, uniform_slot, uniform_cells, True
+        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
         # Otherwise the piece begins in the surplus of a request that others have done, or this row tile has no row.
-        if (tile < end) & (m * BLOCK_M < rows * group):
+        if (tile < end) & present:
             stop = tl.minimum(tile + left, end)
             seen_by_all = prefix_len
             if TAIL == CAUSAL:
@@ -178,8 +186,8 @@ def attend_uniform(
                 tl.store(partial_lse + block, log_mass, mask=row_live)
                 tl.store(partial_out + block.to(tl.int64)[:, None] * HEAD_DIM + col[None, :], acc, mask=cell_live)
         half = 1
-        left -= end + surplus(slots, ITEM_COST) - tile
+        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
         request += 1
         if left > 0:
             _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-            tile, _ = tile_range(tl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW)
+            tile, _ = tile_range(tl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
