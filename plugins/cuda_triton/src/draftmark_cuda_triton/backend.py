@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.graphs import record_call
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, sizing, tiling
 from .extend import Extend, cache_is_contiguous, check_rows
