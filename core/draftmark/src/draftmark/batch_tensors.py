@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
-
-from .buffers import Unit
-from .geometry import DTYPE_BYTES, Geometry
+from .buffers import BufferSpec, Role, Unit
+from .geometry import Geometry
 
 
-@dataclass(frozen=True)
-class BatchTensor:
-    """One tensor of the batch, as large as the largest batch; fields as in `BufferSpec`."""
-
-    name: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-    unit: Unit
-    formula: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-
-def batch_tensors(geometry: Geometry) -> list[BatchTensor]:
-    """Every static tensor of a `ForwardBatch`, in the order of its fields."""
+def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
+    """Every static tensor of a `ForwardBatch`, as large as the largest batch, in the order of its fields."""
     reqs, rows, words = geometry.max_reqs, geometry.max_rows_any, geometry.mask_words
-    table = (reqs, geometry.max_pages_per_req)
+    table, slots = (reqs, geometry.max_pages_per_req), (reqs * geometry.max_tail,)
     return [
-        BatchTensor("prefix_lens", "lengths", (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BatchTensor("page_table", "page_table", table, "int32", Unit.PAGES, "max_reqs × max_pages_per_req"),
-        BatchTensor("positions", "positions", (rows,), "int64", Unit.TOKENS, "max_rows_any"),
-        BatchTensor("mask", "tail_mask", (rows, words), "int32", Unit.WORDS, "max_rows_any × mask_words"),
-        BatchTensor("depth", "tail_depth", (reqs * geometry.max_tail,), "int32", Unit.TOKENS, "max_reqs · max_tail"),
+        BufferSpec("prefix_lens", Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
+        BufferSpec("page_table", Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs × max_pages_per_req"),
+        BufferSpec("positions", Role.POSITIONS, (rows,), "int64", Unit.TOKENS, "max_rows_any"),
+        BufferSpec("mask", Role.TAIL_MASK, (rows, words), "int32", Unit.WORDS, "max_rows_any × mask_words"),
+        BufferSpec("depth", Role.TAIL_DEPTH, slots, "int32", Unit.TOKENS, "max_reqs · max_tail"),
     ]

@@ -1,4 +1,4 @@
-"""What the decoding loop does with draft trees, in one launch each; torch needs dozens. See `draftmark.runtime.TreeOps`."""
+"""What the decoding loop does with draft trees, in one launch each; torch needs dozens: `draftmark.runtime.TreeOps`."""
 
 from __future__ import annotations
 
