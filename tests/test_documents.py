@@ -1,7 +1,8 @@
-"""What the documents print is what runs: the tutorial's package is built and loaded, the README's program is run."""
+"""What the documents print is what runs: the tutorial's package is built and judged, the README's program is run."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CLI = (sys.executable, "-m", "draftmark.cli")
+TUTORIAL = (ROOT / "docs" / "writing-a-backend.md").read_text()
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,27 +24,69 @@ def run(*command: str, path: Path | None = None) -> subprocess.CompletedProcess[
 
 
 @pytest.fixture(scope="module")
-def tugboat(tmp_path_factory):
-    """The tutorial's package, built by pip into a folder of its own."""
-    source, site = tmp_path_factory.mktemp("tugboat"), tmp_path_factory.mktemp("site")
-    for _, name, text in BLOCK.findall((ROOT / "docs" / "writing-a-backend.md").read_text()):
-        if name:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_text(text)
+def written(tmp_path_factory):
+    """The package that `draftmark new-backend tugboat` writes, which is the tutorial's."""
+    folder = tmp_path_factory.mktemp("written")
+    done = run(*CLI, "new-backend", "tugboat", "--folder", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder / "draftmark-tugboat"
+
+
+@pytest.fixture(scope="module")
+def tugboat(written, tmp_path_factory):
+    """The same, built by pip into a folder of its own."""
+    site = tmp_path_factory.mktemp("site")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
-    done = run(*pip, "--target", str(site), str(source))
+    done = run(*pip, "--target", str(site), str(written))
     assert done.returncode == 0, done.stderr
     return site
 
 
+def test_the_tutorial_prints_what_new_backend_writes(written):
+    """Each file of the page is the written file, letter by letter, and no source file is left out."""
+    printed = {name: text for _, name, text in BLOCK.findall(TUTORIAL) if name}
+    for name, text in printed.items():
+        assert text == (written / name).read_text(), f"{name} is not what new-backend writes"
+    sources = {path.relative_to(written).as_posix() for path in written.glob("src/**/*.py")}
+    assert sources | {"pyproject.toml"} == set(printed)
+
+
+def test_every_command_of_the_tutorial_is_one(written):
+    """Each `draftmark` command that the page and the package's README name exists, with the options named."""
+    text = TUTORIAL + (written / "README.md").read_text() + (written / ".github/workflows/contract.yml").read_text()
+    lines = re.findall(r"^(?: {4}|      - run: )?draftmark (.*)$", text, re.MULTILINE)
+    asked = {tuple(line.split("#")[0].split()) for line in lines}
+    assert {"new-backend", "list", "doctor", "size", "prove", "contract", "generate"} <= {words[0] for words in asked}
+    for command, *words in asked:
+        done = run(*CLI, command, "--help")
+        assert done.returncode == 0, command
+        assert not [word for word in words if word.startswith("--") and word not in done.stdout], (command, words)
+
+
 def test_the_tutorials_backend_is_found_sized_and_examined(tugboat):
-    """`list`, `size` and `doctor` of the tutorial's last step work."""
-    cli = (sys.executable, "-m", "draftmark.cli")
-    assert "tugboat" in run(*cli, "list", path=tugboat).stdout
-    size = run(*cli, "size", "tugboat", "--topk", "4", "--num-draft-tokens", "16", path=tugboat)
+    """`list`, `size` and `doctor` of the tutorial's first step work."""
+    assert "tugboat" in run(*CLI, "list", path=tugboat).stdout
+    size = run(*CLI, "size", "tugboat", "--topk", "4", "--num-draft-tokens", "16", path=tugboat)
     assert size.returncode == 0 and "slots" in size.stdout, size.stderr
-    doctor = run(*cli, "doctor", "tugboat", path=tugboat)
+    doctor = run(*CLI, "doctor", "tugboat", path=tugboat)
     assert doctor.returncode == 0 and "ready" in doctor.stdout, doctor.stdout + doctor.stderr
+
+
+def test_the_tutorials_backend_meets_a_sample_of_the_contract(tugboat, tmp_path):
+    """One case of each rule of the sizing and host tiers: nothing fails, and nothing is left unjudged."""
+    record = tmp_path / "verdict.json"
+    done = run(*CLI, "contract", "tugboat", "--sample", "1", "--json", str(record), path=tugboat, timeout=1200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    counts = json.loads(record.read_text())["counts"]
+    assert set(counts) <= {"passed", "refused"}, counts
+
+
+@pytest.mark.slow
+def test_the_tutorials_backend_conforms(tugboat):
+    """Every case of the sizing and host tiers, as the page says."""
+    done = run(*CLI, "contract", "tugboat", path=tugboat, timeout=7200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "tugboat conforms to draftmark contract" in done.stdout
 
 
 SAME_TEXT = """

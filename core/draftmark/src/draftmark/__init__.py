@@ -24,6 +24,7 @@ from .errors import (
     LengthsError,
     LoadFailure,
     ModelError,
+    RanksDisagree,
     RequestError,
 )
 from .geometry import (
@@ -124,6 +125,7 @@ __all__ = [
     "Mode",
     "ModelFacts",
     "ModelError",
+    "RanksDisagree",
     "RequestError",
     "Requirements",
     "Role",

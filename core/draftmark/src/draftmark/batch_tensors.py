@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
-
-from .buffers import Unit
-from .geometry import DTYPE_BYTES, Form, Geometry, Mode, maximum
+from .buffers import BufferSpec, Role, Unit
+from .geometry import Form, Geometry, Mode, maximum
 
 
-@dataclass(frozen=True)
-class BatchTensor:
-    """One tensor of the batch, as large as the largest batch; fields as in `BufferSpec`."""
-
-    name: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-    unit: Unit
-    formula: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-
-def batch_tensors(geometry: Geometry) -> list[BatchTensor]:
-    """Every static tensor of a `ForwardBatch`, in the order of its fields."""
+def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
+    """Every static tensor of a `ForwardBatch`, as large as the largest batch, in the order of its fields."""
     reqs, rows, words = geometry.max_reqs, geometry.max_rows_any, geometry.mask_words
     table = (reqs, geometry.max_pages_per_req)
     depth, depth_formula = reqs * geometry.max_tail, "max_reqs · max_tail"
     if Mode.RAGGED_VERIFY in geometry.modes:  # there by row, and a budget may pass what max_reqs requests fill
         depth, depth_formula = maximum(depth, rows), "max(max_reqs · max_tail, max_rows_any)"
     tensors = [
-        BatchTensor("prefix_lens", "lengths", (reqs,), "int32", Unit.TOKENS, "max_reqs"),
-        BatchTensor("page_table", "page_table", table, "int32", Unit.PAGES, "max_reqs × max_pages_per_req"),
-        BatchTensor("positions", "positions", (rows,), "int64", Unit.TOKENS, "max_rows_any"),
-        BatchTensor("mask", "tail_mask", (rows, words), "int32", Unit.WORDS, "max_rows_any × mask_words"),
-        BatchTensor("depth", "tail_depth", (depth,), "int32", Unit.TOKENS, depth_formula),
+        BufferSpec("prefix_lens", Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),
+        BufferSpec("page_table", Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs × max_pages_per_req"),
+        BufferSpec("positions", Role.POSITIONS, (rows,), "int64", Unit.TOKENS, "max_rows_any"),
+        BufferSpec("mask", Role.TAIL_MASK, (rows, words), "int32", Unit.WORDS, "max_rows_any × mask_words"),
+        BufferSpec("depth", Role.TAIL_DEPTH, (depth,), "int32", Unit.TOKENS, depth_formula),
     ]
     if Mode.RAGGED_VERIFY in geometry.modes:
-        tensors.append(BatchTensor("q_indptr", "qo_indptr", (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"))
+        tensors.append(BufferSpec("q_indptr", Role.QO_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"))
     if Form.ENGINE_SLOTS in geometry.forms:
-        tensors.append(BatchTensor("slots", "slot_mapping", (rows,), "int64", Unit.TOKENS, "max_rows_any"))
+        tensors.append(BufferSpec("slots", Role.SLOT_MAPPING, (rows,), "int64", Unit.TOKENS, "max_rows_any"))
     return tensors

@@ -37,6 +37,8 @@ class Role(StrEnum):
     """KV slot (page · P + offset) that each query row writes."""
     TAIL_DEPTH = "tail_depth"
     """Depth of each tail slot in its draft tree; its position is L + depth."""
+    POSITIONS = "positions"
+    """Model position of each query row, L + depth."""
     QUERY_STAGING = "query_staging"
     """Query rows in the order or padding a kernel wants."""
     OUTPUT_STAGING = "output_staging"

@@ -1,11 +1,12 @@
 """The tensor half of the public API: what an engine hands to a backend on every step, and what both keep meanwhile.
 
-* a forward: `ForwardBatch` with its `Causal` or `Tree` tail, made by `BatchBuffers` or `ragged`;
+* a forward: `ForwardBatch` with its `Causal`, `Tree` or `Block` tail, made by `BatchBuffers` or `ragged`;
 * lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`;
 * memory: the `KVPool` of `KVCache` layers, and the backend's `Arena`;
 * the step path: `AttentionBackend`;
 * draft trees: `write_tail`, `verify_tree`, and the `TreeOps` that a backend may replace;
 * graphs: a `GraphState` by `GraphKey`, and `record_call` for kernels that torch does not see;
+* ranks: `step_digest` and the `RankGuard` that compares it;
 * host and device: `to_device`, `AsyncHostCopy`, `device_profile`.
 
 It imports torch. `draftmark` itself has what needs integers only.
@@ -13,7 +14,7 @@ It imports torch. `draftmark` itself has what needs integers only.
 
 from .arena import Arena
 from .backend import AttentionBackend
-from .batch import BatchBuffers, Causal, ForwardBatch, Tail, Tree, ragged, validate
+from .batch import BatchBuffers, Block, Causal, ForwardBatch, Tail, Tree, ragged, validate
 from .cache import KVCache, KVPool, slots_of
 from .devices import device_profile
 from .graphs import (
@@ -29,6 +30,7 @@ from .graphs import (
     record_call,
 )
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
+from .ranks import RankGuard, step_digest
 from .transfer import AsyncHostCopy, to_device
 from .tree import TorchTreeOps, TreeOps, VerifyResult, verify_tree, write_tail
 
@@ -37,6 +39,7 @@ __all__ = [
     "AsyncHostCopy",
     "AttentionBackend",
     "BatchBuffers",
+    "Block",
     "Causal",
     "Exact",
     "ForwardBatch",
@@ -47,6 +50,7 @@ __all__ = [
     "KVPool",
     "KeyedGraphState",
     "Program",
+    "RankGuard",
     "Recording",
     "SequenceLengths",
     "Tail",
@@ -64,6 +68,7 @@ __all__ = [
     "ragged",
     "record_call",
     "slots_of",
+    "step_digest",
     "to_device",
     "validate",
     "verify_tree",

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import (
-    CONTRACT_MINOR,
-    BackendInfo,
-    BackendPlugin,
-    Geometry,
-    HostLengthsNeed,
-    Requirements,
-)
+from draftmark import CONTRACT_MINOR, BackendInfo, BackendPlugin, Geometry, HostLengthsNeed, Requirements
 
 from . import sizing
 from .support import reasons_against

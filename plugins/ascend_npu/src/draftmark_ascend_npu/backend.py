@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Geometry
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch
-from draftmark.cache import KVCache
-from draftmark.errors import LengthsError
+from draftmark import Geometry, LengthsError
+from draftmark.runtime import Arena, ForwardBatch, KVCache
 
 from .lengths import HostLists, Plans
 from .metadata import Metadata, is_tree

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from draftmark.errors import CaptureError, GraphError
-from draftmark.graphs import GraphKey, KeyedGraphState
+from draftmark import CaptureError, GraphError
+from draftmark.runtime import GraphKey, KeyedGraphState
 
 from .lengths import HostLists, Plans, StepKey
 from .ops import PagedAttention

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from draftmark import Mode
-from draftmark.batch import ForwardBatch
-from draftmark.errors import GraphError, LengthsError
-from draftmark.lengths import Exact, HostLengths
+from draftmark import GraphError, LengthsError, Mode
+from draftmark.runtime import Exact, ForwardBatch, HostLengths
 
 StepKey = tuple[Mode, int]
 """Mode and draft step: forwards of one captured program differ in it."""

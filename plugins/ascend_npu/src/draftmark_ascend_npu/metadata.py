@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import Geometry
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.errors import BatchError
+from draftmark import BatchError, Geometry
+from draftmark.runtime import Arena, ForwardBatch, Tree
 
 from . import sizing
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from draftmark.errors import BackendError
+from draftmark import BackendError
 
 from .support import BLOCK, HEAD_DIM, MAX_GROUP, MAX_HEADS, MAX_REQUESTS, MAX_ROW
 

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import Geometry, Mode
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.errors import BatchError
-from draftmark.graphs import record_call
-from draftmark.lengths import Exact
+from draftmark import BatchError, Geometry, Mode
+from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, levels, sizing
 from .launch import Forward

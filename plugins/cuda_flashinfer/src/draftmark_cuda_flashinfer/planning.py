@@ -18,7 +18,7 @@ from .partition import Partition
 from .vendor import Request
 
 if TYPE_CHECKING:
-    from draftmark.batch import ForwardBatch
+    from draftmark.runtime import ForwardBatch
 
 
 class Planner:

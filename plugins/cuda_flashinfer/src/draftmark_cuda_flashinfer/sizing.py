@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftmark import (
-    BufferSpec,
-    Geometry,
-    Memory,
-    Mode,
-    Role,
-    Unit,
-    ceil_div,
-    maximum,
-    minimum,
-)
+from draftmark import BufferSpec, Geometry, Memory, Mode, Role, Unit, ceil_div, maximum, minimum
 
 from . import levels, partition
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from draftmark import AttentionShape
-from draftmark.cache import KVCache
+from draftmark.runtime import KVCache
 
 from .partition import Partition
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch
-from draftmark.cache import KVCache
-from draftmark.graphs import record_call
+from draftmark.runtime import Arena, ForwardBatch, KVCache, record_call
 
 from . import launch, sizing
 from .extend import Extend

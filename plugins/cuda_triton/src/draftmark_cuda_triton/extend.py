@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Geometry, Mode
-from draftmark.batch import ForwardBatch
-from draftmark.cache import KVCache
-from draftmark.errors import BatchError
-from draftmark.graphs import record_call
+from draftmark import BatchError, Geometry, Mode
+from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import launch, tiling
 from .launch import Attention

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.batch import Block, ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.graphs import record_call
+from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, sizing, tiling
 from .extend import cache_is_contiguous, check_rows

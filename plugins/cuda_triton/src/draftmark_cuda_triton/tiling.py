@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
-from draftmark.geometry import DTYPE_BYTES
+from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
 MIN_TILES = 2
 """Tiles that a piece of work has at least: below this a merge costs more than it spreads."""

@@ -1,4 +1,4 @@
-"""What the decoding loop does with draft trees, in one launch each; torch needs dozens. See `draftmark.tree`."""
+"""What the decoding loop does with draft trees, in one launch each; torch needs dozens: `draftmark.runtime.TreeOps`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import torch
 import triton
 
 from draftmark import Geometry
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVPool
-from draftmark.graphs import record_call
-from draftmark.tree import VerifyResult
+from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, record_call
 
 from .flavours import compiled_or_interpreted
 from .tiling import next_power_of_two
@@ -21,7 +18,7 @@ MOVE_ROWS, MOVE_WORDS, MOVE_WARPS = 4, 512, 4
 
 
 class TritonTreeOps:
-    """`draftmark.tree.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
+    """`draftmark.runtime.TreeOps` for one geometry; on CPU tensors, in Triton's interpreter."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._last_position = geometry.limits.max_context_len - 1

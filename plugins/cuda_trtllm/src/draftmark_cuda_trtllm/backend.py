@@ -10,13 +10,8 @@ from typing import Any
 
 import torch
 
-from draftmark import Geometry, Mode
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.errors import BatchError
-from draftmark.geometry import ceil_div
-from draftmark.graphs import record_call
+from draftmark import BatchError, Geometry, Mode, ceil_div
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call
 from draftmark_cuda_triton.shared import Extend, FewRows, write_kv
 
 from . import forms, launch, sizing

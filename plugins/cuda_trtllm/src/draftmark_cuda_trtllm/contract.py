@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark import Geometry, Mode, ceil_div
-from draftmark.buffers import OWN_ROLES
+from draftmark import Geometry, Mode, Role, ceil_div
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
 from . import forms, gen_sizing, sizing
+
+OWN_ROLES = (Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE)
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Geometry
-from draftmark.arena import Arena
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.cache import KVCache
-from draftmark.errors import BatchError
-from draftmark.graphs import record_call
+from draftmark import BatchError, Geometry
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call
 from draftmark_cuda_triton.shared import write_kv
 
 from . import gen_sizing as sizing

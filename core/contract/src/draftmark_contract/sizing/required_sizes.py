@@ -70,8 +70,8 @@ def required_sizes_of(
         return _page_table(spec, batch, geometry, meta)
     if spec.role is Role.TAIL_MASK:
         return _tail_mask(spec, batch, meta)
-    if spec.role is Role.SLOT_MAPPING:
-        text = "one KV slot per query row, padded rows too"
+    if spec.role in (Role.SLOT_MAPPING, Role.POSITIONS):
+        text = "one per query row, padded rows too"
         return [RequiredSize(spec.name, "entries", batch.rows, spec.numel, text)]
     if spec.role is Role.TAIL_DEPTH:
         slots = total(group.count * group.tail for group in batch.groups)

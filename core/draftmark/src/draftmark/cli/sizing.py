@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..batch_tensors import BatchTensor, batch_tensors
+from ..batch_tensors import batch_tensors
 from ..buffers import BufferSpec
 from ..geometry import Geometry
 from ..loaded import LoadedBackend
@@ -19,24 +19,6 @@ LENGTHS = {
     "mask_words": "ceil(max_tail / 32)",
 }
 """Properties of `Geometry` that decide sizes, with their formulas for readers."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One tensor of the table; fields as in `BufferSpec`."""
-
-    name: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-    unit: str
-    formula: str
-    bytes: int
-
-    @classmethod
-    def of(cls, spec: BufferSpec | BatchTensor) -> Line:
-        """The line of a backend's buffer, or of a tensor of the batch."""
-        return cls(spec.name, str(spec.role), spec.shape, spec.dtype, spec.unit.value, spec.formula, spec.nbytes)
 
 
 @dataclass(frozen=True)
@@ -64,19 +46,19 @@ class Sizing:
     """Everything that one geometry makes a backend and the core allocate."""
 
     lengths: dict[str, int]
-    buffers: list[Line]
-    batch: list[Line]
+    buffers: list[BufferSpec]
+    batch: list[BufferSpec]
     pages: Pages
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the backend's own buffers: its arena."""
-        return sum(line.bytes for line in self.buffers)
+        return sum(spec.nbytes for spec in self.buffers)
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of the core's static batch tensors; one set per engine, whatever the number of backends."""
-        return sum(line.bytes for line in self.batch)
+        return sum(spec.nbytes for spec in self.batch)
 
 
 def sizing(backend: LoadedBackend, geometry: Geometry) -> Sizing:
@@ -90,7 +72,7 @@ def sizing(backend: LoadedBackend, geometry: Geometry) -> Sizing:
     pages = null_pages + geometry.limits.max_num_reqs * geometry.max_pages_per_req
     return Sizing(
         {name: getattr(geometry, name) for name in LENGTHS},
-        [Line.of(spec) for spec in backend.buffers(geometry)],
-        [Line.of(tensor) for tensor in batch_tensors(geometry)],
+        backend.buffers(geometry),
+        batch_tensors(geometry),
         Pages(geometry.page_bytes, pages, null_pages),
     )

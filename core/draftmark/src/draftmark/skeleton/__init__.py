@@ -1,6 +1,8 @@
-"""The package that `draftmark new-backend NAME` writes: it loads, and its contract run says what to fill in next.
+"""The package that `draftmark new-backend NAME` writes: a backend in plain torch that loads and conforms.
 
-Templates are text with ``@name@`` (entry point), ``@package@`` (import name) and ``@distribution@``.
+A vendor puts kernels in one method at a time and runs the contract after each. The tutorial,
+``docs/writing-a-backend.md``, prints these files. Templates are text with ``@name@`` (entry point), ``@package@``
+(import name), ``@distribution@``, ``@group@``, ``@version@`` and ``@minor@``.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from ..version import ENTRY_POINT_GROUP, __version__
+from ..registry import entry
+from ..version import CONTRACT_MINOR, ENTRY_POINT_GROUP, __version__
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PLACES = {"package": "draftmark_@name@", "github": ".github/workflows"}
@@ -20,10 +23,12 @@ def write_skeleton(name: str, folder: Path) -> Path:
     """Write the package for backend `name` and return its root, ``folder/draftmark-NAME``.
 
     Raises:
-        ValueError: the name is no lower-case identifier, or the root exists.
+        ValueError: the name is no lower-case identifier, a backend of that name is installed, or the root exists.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"backend name is {name!r}, but it must be like my_npu: lower-case letters, digits and _")
+    if taken := entry(name):
+        raise ValueError(f"backend {name} is installed already, by {taken.distribution}; choose another name")
     distribution = f"draftmark-{name.replace('_', '-')}"
     root = folder / distribution
     if root.exists():
@@ -34,6 +39,7 @@ def write_skeleton(name: str, folder: Path) -> Path:
         "distribution": distribution,
         "group": ENTRY_POINT_GROUP,
         "version": __version__,
+        "minor": str(CONTRACT_MINOR),
     }
     _copy(files(__package__) / "template", root, words)
     return root
@@ -41,12 +47,12 @@ def write_skeleton(name: str, folder: Path) -> Path:
 
 def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
     target.mkdir(parents=True)
-    for entry in sorted(source.iterdir(), key=lambda one: one.name):
-        if entry.is_dir():
-            _copy(entry, target / _fill(_PLACES.get(entry.name, entry.name), words), words)
-        elif entry.name.endswith(".in"):
-            text = _fill(entry.read_text(encoding="utf-8"), words)
-            (target / entry.name.removesuffix(".in")).write_text(text, encoding="utf-8")
+    for each in sorted(source.iterdir(), key=lambda one: one.name):
+        if each.is_dir():
+            _copy(each, target / _fill(_PLACES.get(each.name, each.name), words), words)
+        elif each.name.endswith(".in"):
+            text = _fill(each.read_text(encoding="utf-8"), words)
+            (target / each.name.removesuffix(".in")).write_text(text, encoding="utf-8")
 
 
 def _fill(text: str, words: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""`draftmark new-backend NAME`: a vendor package's skeleton, to be filled in until the contract holds."""
+"""`draftmark new-backend NAME`: a vendor's package that conforms, to put kernels in one method at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ..errors import SUCCESS, WRONG_ARGUMENTS
 
-SUMMARY = "write a vendor package's skeleton"
+SUMMARY = "write a vendor's package: plain torch that conforms, to put kernels in"
 EXAMPLES = """\
 examples:
   draftmark new-backend my_npu
   draftmark new-backend my_npu --folder plugins
 
-The package it writes installs and loads; `draftmark contract my_npu` then says what to fill in, item by item."""
+The package it writes installs, loads and conforms: plain torch, right everywhere and slow. Put your kernels in one
+method at a time; `draftmark contract my_npu` says what they get wrong."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return WRONG_ARGUMENTS
-    print(f"wrote {root}\nnext: pip install -e {root}, then draftmark contract {args.name}, and fill in what fails")
+    print(f"wrote {root}\nnext: pip install -e '{root}[test]', then draftmark contract {args.name} --sample 3")
     return SUCCESS

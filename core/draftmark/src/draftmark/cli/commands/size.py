@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from ...buffers import BufferSpec
 from ...geometry import Geometry
 from ..errors import SUCCESS
 from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table
-from ..sizing import LENGTHS, Line, Sizing, sizing
+from ..sizing import LENGTHS, Sizing, sizing
 
 SCHEMA = 1
 SUMMARY = "every buffer of a backend: formula, shape, bytes; no device, no torch"
@@ -60,12 +61,17 @@ def as_json(name: str, geometry: Geometry, sized: Sizing) -> dict[str, object]:
         "backend": name,
         "geometry": asdict(geometry),
         "lengths": sized.lengths,
-        "buffers": [asdict(line) for line in sized.buffers],
+        "buffers": [_row(spec) for spec in sized.buffers],
         "total_bytes": sized.buffer_bytes,
-        "batch": [asdict(line) for line in sized.batch],
+        "batch": [_row(spec) for spec in sized.batch],
         "batch_bytes": sized.batch_bytes,
         "kv_pages": asdict(sized.pages) | {"bytes_per_layer": sized.pages.bytes},
     }
+
+
+def _row(spec: BufferSpec) -> dict[str, object]:
+    names = ("name", "role", "shape", "dtype", "unit", "formula")
+    return {name: getattr(spec, name) for name in names} | {"bytes": spec.nbytes}
 
 
 def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
@@ -75,9 +81,9 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
     lengths = [(length, f"{value:,}", LENGTHS[length]) for length, value in sized.lengths.items()]
     show_table((Column("length"), Column("value", right=True), COLUMNS[-1]), lengths)
     show()
-    _show_lines("the backend's buffers", sized.buffers, sized.buffer_bytes)
+    _show_buffers("the backend's buffers", sized.buffers, sized.buffer_bytes)
     show()
-    _show_lines("the core's batch tensors beside them", sized.batch, sized.batch_bytes)
+    _show_buffers("the core's batch tensors beside them", sized.batch, sized.batch_bytes)
     show()
     pages = sized.pages
     show(
@@ -86,11 +92,11 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
     )
 
 
-def _show_lines(title: str, lines: Sequence[Line], total: int) -> None:
+def _show_buffers(title: str, specs: Sequence[BufferSpec], total: int) -> None:
     show(f"{title}: {human_bytes(total)}", "bold")
     rows = [
-        (line.name, line.role, "×".join(map(str, line.shape)), line.dtype, line.unit, f"{line.bytes:,}", line.formula)
-        for line in lines
+        (one.name, one.role, "×".join(map(str, one.shape)), one.dtype, one.unit, f"{one.nbytes:,}", one.formula)
+        for one in specs
     ]
     show_table(COLUMNS, rows, footer=("total", "", "", "", "", f"{total:,}", ""))
 
