@@ -5,6 +5,7 @@
 
 Ids, or beginnings of them, judge only those mutants, anew, and keep the other results. What was decided is kept in
 `--journal`, so that a run which was cut goes on; it starts anew when the package, the core or the suite has changed.
+With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ def main() -> int:
     asked = _asked()
     target = TARGETS[asked.backend]
     every = target.mutations()
-    begins = tuple(asked.begins)
-    chosen = [one for one in every if one.id.startswith(begins or ("",))]
-    journal = Journal(asked.journal, target.name)
+    reviewed = reviews(target.name)
+    plan = campaign.Plan(
+        [one for one in every if one.id.startswith(tuple(asked.begins) or ("",))],
+        again=bool(asked.begins),
+        sample=asked.sample,
+        harmless={name for name, one in reviewed.items() if one.kind.harmless},
+        workers=asked.workers,
+    )
     torch.set_num_threads(1)  # forks of a process with threads may hang
     shown = {one.id: one for one in every}
 
@@ -40,9 +46,9 @@ def main() -> int:
         mutant = shown[one.mutation]
         print(f"{one.status.value}: {mutant.id}: {mutant.before} → {mutant.after}  {one.item}", flush=True)
 
-    campaign.run(target, chosen, journal, asked.workers, tell, again=bool(begins))
+    journal = Journal(asked.journal, target.name)
+    campaign.run(target, plan, journal, tell)
     ended = {name: one for name, one in journal.ended().items() if name in shown}
-    reviewed = reviews(target.name)
     judged_by = (
         f"contract {CONTRACT_MAJOR}.{CONTRACT_MINOR}, {len(suite.items())} items (suite {identity(target)['suite']})"
     )
@@ -61,6 +67,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
     parser.add_argument("--backend", choices=TARGETS, default="reference")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--sample", type=int, default=0, help="cases of each check that a mutant meets; 0 for all")
     parser.add_argument("--page", type=Path, default=page.PAGE)
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")
     return parser.parse_args()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,8 @@ class Known:
 Baseline = dict[str, Known]
 
 
-def measure(target: Target, path: Path) -> Baseline:
-    """Run every item and keep the result in `path`. Call it in a process of its own.
+def measure(target: Target, path: Path, items: Iterable[str]) -> Baseline:
+    """Run the items and keep the result in `path`. Call it in a process of its own.
 
     Raises:
         AssertionError: an item fails on the unchanged copy, so that no mutant could be judged by it.
@@ -38,7 +39,7 @@ def measure(target: Target, path: Path) -> Baseline:
     backend = load_copy(target, reach.change)
     at_load = frozenset(reach.seen)  # every item depends on these
     found: Baseline = {}
-    for item in suite.items():
+    for item in items:
         reach.clear()
         start = time.process_time()
         verdict = suite.verdict(backend, item)

@@ -54,7 +54,7 @@ class Ended:
         item: the item that killed it, or in which it hung.
         message: of that item, cut short.
         changed: for a survivor, ``"passed → refused"`` → items that end otherwise than on the original.
-        met: items that it met.
+        met: items that it met. of: items that reach its statement.
     """
 
     mutation: str
@@ -63,6 +63,12 @@ class Ended:
     message: str = ""
     changed: dict[str, int] = field(default_factory=dict)
     met: int = 0
+    of: int = 0
+
+    @property
+    def final(self) -> bool:
+        """Whether more items could not change the word: it failed one, or met them all."""
+        return self.status not in (Status.SURVIVED, Status.NARROWER) or self.met == self.of
 
     def as_json(self) -> dict[str, Any]:
         """Plain types."""

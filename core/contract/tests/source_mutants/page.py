@@ -118,7 +118,7 @@ def _survivors(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: 
 
 def _end(one: Ended) -> str:
     if one.status is Status.SURVIVED:
-        return f"{one.met} items"
+        return f"{one.met} items" if one.final else f"{one.met} of {one.of} items"
     if one.status is Status.UNREACHED:
         return "reached by no item"
     return ", ".join(f"{count} {change}" for change, count in one.changed.items())

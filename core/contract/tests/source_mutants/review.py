@@ -26,6 +26,11 @@ class Kind(StrEnum):
     HOLE = "hole"
     """Wrong, and the suite should have said so."""
 
+    @property
+    def harmless(self) -> bool:
+        """Whether every result is right."""
+        return self in (Kind.EQUIVALENT, Kind.COST)
+
 
 @dataclass(frozen=True)
 class Review:

@@ -37,7 +37,7 @@ class Score:
     @property
     def reviewed(self) -> float:
         """Killed of all that load and are wrong: without the equivalent ones and those that only cost more."""
-        harmless = self.kinds.get(Kind.EQUIVALENT, 0) + self.kinds.get(Kind.COST, 0)
+        harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
         return self.killed / max(1, self.made - self.stillborn - harmless)
 
 

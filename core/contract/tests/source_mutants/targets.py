@@ -71,14 +71,14 @@ TARGETS = {
             "reference",
             "draftmark.reference",
             "draftmark.mutated_reference",
-            ("__init__", "sizing", "backend", "attention"),
+            ("__init__", "contract", "sizing", "backend", "attention"),
         ),
         Target(
             "cuda_triton",
             "cuda_triton",
             _TRITON,
             f"mutated_{_TRITON}",
-            ("__init__", "support", "sizing", "tiling", "backend", "extend", "launch", "tree_ops"),
+            ("__init__", "contract", "support", "sizing", "tiling", "backend", "extend", "launch", "tree_ops"),
             shared=("interpreter", "flavours"),
         ),
         Target(
