@@ -1,0 +1,77 @@
+"""Judges a backend's source mutants and writes their part of docs/contract-mutation.md.
+
+    python -m core.contract.tests.source_mutants --backend reference --workers 2
+    python -m core.contract.tests.source_mutants --backend reference backend.ReferenceBackend.plan
+
+Ids, or beginnings of them, judge only those mutants, anew, and keep the other results. What was decided is kept in
+`--journal`, so that a run which was cut goes on; it starts anew when the package, the core or the suite has changed.
+With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+
+from . import campaign, page, suite
+from .journal import Journal, identity
+from .judge import Ended
+from .review import reviews
+from .score import complaints, score
+from .targets import TARGETS
+
+
+def main() -> int:
+    """Judge, tell, write; 1 when a survivor is not reviewed or a review has no survivor."""
+    asked = _asked()
+    target = TARGETS[asked.backend]
+    every = target.mutations()
+    reviewed = reviews(target.name)
+    plan = campaign.Plan(
+        [one for one in every if one.id.startswith(tuple(asked.begins) or ("",))],
+        again=bool(asked.begins),
+        sample=asked.sample,
+        harmless={name for name, one in reviewed.items() if one.kind.harmless},
+        workers=asked.workers,
+    )
+    torch.set_num_threads(1)  # forks of a process with threads may hang
+    shown = {one.id: one for one in every}
+
+    def tell(one: Ended) -> None:
+        mutant = shown[one.mutation]
+        print(f"{one.status.value}: {mutant.id}: {mutant.before} → {mutant.after}  {one.item}", flush=True)
+
+    journal = Journal(asked.journal, target.name)
+    campaign.run(target, plan, journal, tell)
+    ended = {name: one for name, one in journal.ended().items() if name in shown}
+    judged_by = (
+        f"contract {CONTRACT_MAJOR}.{CONTRACT_MINOR}, {len(suite.items())} items (suite {identity(target)['suite']})"
+    )
+    page.write(asked.page, target.name, every, ended, reviewed, judged_by)
+    whole = score(every, ended, reviewed)
+    wrong = complaints(every, ended, reviewed)
+    print(*wrong, sep="\n")
+    print(
+        f"{target.name}: {whole.killed} of {whole.made - whole.stillborn} killed, {len(every) - whole.made} not run yet"
+    )
+    return 1 if wrong else 0
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
+    parser.add_argument("--backend", choices=TARGETS, default="reference")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--sample", type=int, default=0, help="cases of each check that a mutant meets; 0 for all")
+    parser.add_argument("--page", type=Path, default=page.PAGE)
+    parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Judges the mutants of one target, goes on where a cut run stopped, and keeps the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from . import baseline, pool, suite
+from .journal import Journal, identity
+from .judge import Ended, Status, judge
+from .mutation import Mutation
+from .order import order, sampled
+from .targets import Target
+
+Tell = Callable[[Ended], None]
+HARMLESS_SAMPLE = 2
+"""No item can kill an equivalent mutant; these see to it that the review is not plainly wrong."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do.
+
+    Attributes:
+        chosen: the mutants to judge.
+        again: judge also those that the journal has a final verdict on.
+        sample: at most so many cases of each check, for all mutants; 0 for every item.
+        harmless: mutants that a review found equal in all results; they meet `HARMLESS_SAMPLE` cases of each check.
+        suite: the items that there are; every one of the sizing and host tiers unless told.
+        workers: processes.
+    """
+
+    chosen: Sequence[Mutation]
+    again: bool = False
+    sample: int = 0
+    harmless: Collection[str] = ()
+    suite: Sequence[str] = ()
+    workers: int = 2
+
+    def items(self, mutation: Mutation, every: Sequence[str]) -> Sequence[str]:
+        """Those that a mutant meets, of all that reach it, in their order."""
+        most = self.sample or (HARMLESS_SAMPLE if mutation.id in self.harmless else 0)
+        return sampled(every, most) if most else every
+
+    def decided(self, mutation: Mutation, before: Ended | None) -> bool:
+        """Whether the verdict that the journal has will do."""
+        return before is not None and not self.again and (before.final or mutation.id in self.harmless)
+
+
+def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
+    """Judge what the plan asks for and the journal has not.
+
+    Raises:
+        RuntimeError: the suite fails on the unchanged copy.
+    """
+    journal.begin(identity(target))
+    known = _baseline(target, journal, plan.suite or suite.items())
+    kills, before = journal.kills(), journal.ended()
+    reaching: dict[str, int] = {}
+
+    def jobs() -> Iterator[tuple[str, pool.Work]]:
+        for one in plan.chosen:
+            if not plan.decided(one, before.get(one.id)):
+                every = order(one, known, kills)
+                reaching[one.id] = len(every)
+                yield one.id, _work(target, one, plan.items(one, every), known)
+
+    for job, rows, code in pool.run(jobs(), plan.workers):
+        ended = replace(_ended(job, rows, code), of=reaching[job])
+        if ended.item:
+            kills[ended.item] += 1
+        journal.note(ended.as_json())
+        tell(ended)
+
+
+def _work(target: Target, mutation: Mutation, items: Sequence[str], known: baseline.Baseline) -> pool.Work:
+    def work(say: pool.Say) -> None:
+        ended = judge(target, mutation, items, known, lambda item: say({"started": item}))
+        say({"ended": ended.as_json()})
+
+    return work
+
+
+def _ended(mutation: str, rows: list[dict[str, object]], code: int) -> Ended:
+    """What a process said, or, if it did not come to say it, what became of it."""
+    if rows and "ended" in rows[-1]:
+        return Ended.from_json(rows[-1]["ended"])  # type: ignore[arg-type]
+    items = [str(row["started"]) for row in rows if "started" in row]
+    if not items:
+        return Ended(mutation, Status.STILLBORN, message=f"the process ended with code {code} while it loaded")
+    return Ended(mutation, Status.HUNG, items[-1], f"the process ended with code {code}", met=len(items))
+
+
+def _baseline(target: Target, journal: Journal, items: Iterable[str]) -> baseline.Baseline:
+    if not journal.baseline.is_file():
+
+        def work(say: pool.Say) -> None:
+            baseline.measure(target, journal.baseline, items)
+
+        for _, _, code in pool.run(iter([("baseline", work)]), 1):
+            if code:
+                raise RuntimeError(f"the suite fails on the unchanged copy of {target.package}: see above")
+    return baseline.read(journal.baseline)

@@ -1,0 +1,31 @@
+"""What tests of the generator share: a plugin of one file, and judging in a fork."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from . import pool
+
+Forked = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture
+def forked() -> Iterator[Forked]:
+    """Call a function in a process of its own and return what it returns, as JSON has it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def call(function: Callable[[], Any]) -> Any:
+        def work(say: pool.Say) -> None:
+            say({"returned": function()})
+
+        ((_, rows, code),) = pool.run(iter([("call", work)]), 1)
+        assert code == 0, f"the function ended its process with code {code}; its traceback is above"
+        return rows[-1]["returned"]
+
+    yield call
+    torch.set_num_threads(before)

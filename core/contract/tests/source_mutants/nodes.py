@@ -1,0 +1,31 @@
+"""Small helpers on syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import Any, TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
+Item = TypeVar("Item")
+
+
+def with_fields(node: Node, **fields: Any) -> Node:
+    """The same node with other fields; children are shared."""
+    new = copy.copy(node)
+    for name, value in fields.items():
+        setattr(new, name, value)
+    return new
+
+
+def without(items: list[Item], index: int) -> list[Item]:
+    """A list that lacks one of its items."""
+    return [*items[:index], *items[index + 1 :]]
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what a call calls, "" for anything else: ``triton.cdiv(a, b)`` → ``cdiv``."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name
+    return ""

@@ -1,0 +1,38 @@
+"""All operators by name. Each takes a site and yields what could stand there instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+from . import arguments, choices, sequences, statements, values
+from .sites import Site
+
+Operator = Callable[[Site], Iterator[ast.AST]]
+
+OPERATORS: dict[str, Operator] = {
+    "arithmetic": values.arithmetic,
+    "operand": values.operand,
+    "rounding": values.rounding,
+    "extremum": values.extremum,
+    "sign": values.sign,
+    "constant": values.constant,
+    "word": values.word,
+    "compare": choices.compare,
+    "boolean": choices.boolean,
+    "condition": choices.condition,
+    "argument": arguments.argument,
+    "swap": arguments.swap,
+    "unwrap": arguments.unwrap,
+    "sibling": arguments.sibling,
+    "slice": sequences.bound,
+    "element": sequences.element,
+    "iterate": sequences.iterate,
+    "drop": statements.drop,
+}
+"""An earlier one gives a change its name where two make the same."""
+
+
+def described() -> dict[str, str]:
+    """What each operator puts there, in its own first line."""
+    return {name: (operator.__doc__ or "").partition("\n")[0] for name, operator in OPERATORS.items()}

@@ -1,0 +1,67 @@
+"""Counts of one target's mutants, and what is wrong with its reviews."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .judge import Ended, Status
+from .mutation import Mutation
+from .review import Kind, Review
+
+LIVE = (Status.SURVIVED, Status.UNREACHED, Status.NARROWER)
+DEAD = (Status.KILLED, Status.HUNG)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of some mutants the suite kills.
+
+    Attributes:
+        made: all of them. stillborn: no backends at all, so nobody's merit.
+        killed: an item fails, hung ones included.
+        kinds: survivors by what the review says of them; None for those that nobody reviewed.
+    """
+
+    made: int
+    stillborn: int
+    killed: int
+    kinds: Mapping[Kind | None, int]
+
+    @property
+    def raw(self) -> float:
+        """Killed of all that load."""
+        return self.killed / max(1, self.made - self.stillborn)
+
+    @property
+    def reviewed(self) -> float:
+        """Killed of all that load and are wrong: without the equivalent ones and those that only cost more."""
+        harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
+        return self.killed / max(1, self.made - self.stillborn - harmless)
+
+
+def score(some: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> Score:
+    """Of those mutants that were judged."""
+    mine = [ended[one.id] for one in some if one.id in ended]
+    status = Counter(one.status for one in mine)
+    live = [one.mutation for one in mine if one.status in LIVE]
+    kinds = Counter(reviewed[one].kind if one in reviewed else None for one in live)
+    return Score(len(mine), status[Status.STILLBORN], sum(status[one] for one in DEAD), kinds)
+
+
+def complaints(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> list[str]:
+    """What makes a run fail: survivors without a review, and reviews without a survivor."""
+    ids = {one.id for one in every}
+    found = [
+        f"{one.id} survives and is not reviewed: {one.before} → {one.after}"
+        for one in every
+        if one.id in ended and ended[one.id].status in LIVE and one.id not in reviewed
+    ]
+    found += [f"{name} is reviewed, but no such mutant is made any more" for name in reviewed if name not in ids]
+    found += [
+        f"{name} is reviewed, but it is {ended[name].status.value}: take it out of reviewed.toml"
+        for name in reviewed
+        if name in ids and name in ended and ended[name].status not in LIVE
+    ]
+    return found

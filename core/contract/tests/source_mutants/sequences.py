@@ -1,0 +1,47 @@
+"""Operators on parts of sequences: which elements are taken, and over which a loop goes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .nodes import with_fields, without
+from .sites import Site
+
+
+def bound(site: Site) -> Iterator[ast.AST]:
+    """a slice without one of its bounds, or with one moved by one"""
+    if not isinstance(site.node, ast.Slice):
+        return
+    for field in ("lower", "upper", "step"):
+        value = getattr(site.node, field)
+        if value is None:
+            continue
+        yield with_fields(site.node, **{field: None})
+        if not isinstance(value, ast.Constant):  # `constant` moves those
+            for op in (ast.Add(), ast.Sub()):
+                yield with_fields(site.node, **{field: ast.BinOp(value, op, ast.Constant(1))})
+
+
+def element(site: Site) -> Iterator[ast.AST]:
+    """a list, tuple or dictionary without one of its elements"""
+    match site.node:
+        case ast.Dict(keys, values):
+            for index in range(len(keys)):
+                yield with_fields(site.node, keys=without(keys, index), values=without(values, index))
+        case (
+            ast.Tuple(elts=elements, ctx=ast.Load()) | ast.List(elts=elements, ctx=ast.Load()) | ast.Set(elts=elements)
+        ):
+            if not isinstance(site.parent, ast.Subscript):
+                for index in range(len(elements)):
+                    yield with_fields(site.node, elts=without(elements, index))
+
+
+def iterate(site: Site) -> Iterator[ast.AST]:
+    """a loop without its first turn, without its last, or with none"""
+    if isinstance(site.node, ast.For | ast.comprehension):
+        every = ast.Tuple([ast.Starred(site.node.iter, ast.Load())], ast.Load())
+        first, last = ast.Slice(ast.Constant(1)), ast.Slice(None, ast.UnaryOp(ast.USub(), ast.Constant(1)))
+        for part in (first, last):
+            yield with_fields(site.node, iter=ast.Subscript(every, part, ast.Load()))
+        yield with_fields(site.node, iter=ast.Tuple([], ast.Load()))

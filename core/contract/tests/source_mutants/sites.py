@@ -1,0 +1,141 @@
+"""Where a source may be changed: every node whose change could change what the program does.
+
+Left out by construction, because no run can tell: docstrings, annotations, imports, what only the type checker sees,
+the text and class of errors, `__repr__`, `__all__`, decorators, and texts for people (`TEXTS`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+Step = tuple[str, int | None]
+"""A field of a node, and the index where the field is a list."""
+
+TEXTS = {"BufferSpec": {5, "formula"}, "BackendInfo": {"summary", "install"}}
+"""Call → positions and names of arguments that people read and nothing else does."""
+SILENT_FUNCTIONS = {"__repr__", "__str__"}
+_VISITED = {
+    ast.FunctionDef: ("args", "body"),
+    ast.AsyncFunctionDef: ("args", "body"),
+    ast.ClassDef: ("body",),
+    ast.arguments: ("defaults", "kw_defaults"),
+    ast.AnnAssign: ("value",),
+    ast.Raise: (),
+    ast.Assert: (),
+    ast.Import: (),
+    ast.ImportFrom: (),
+    ast.JoinedStr: (),
+}
+"""Kinds of nodes of which only some fields are visited; all fields of the others are."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node, and where it stands.
+
+    Attributes:
+        node: the node itself; not to be changed in place.
+        path: steps from the module to it.
+        scope: qualified name of the function or class around it, "" at module level.
+        statement: number, in document order, of the statement that evaluates it; None when that happens at import or
+            in a function that keeps results, so that no single item can be said to reach it.
+        top: steps of `path` that lead to the innermost statement, function or class around it, itself included.
+        parents: nodes from the module down to its parent.
+        names: names that the function around it binds.
+        modules: names that the file imports.
+    """
+
+    node: ast.AST
+    path: tuple[Step, ...] = ()
+    scope: str = ""
+    statement: int | None = None
+    top: int = 0
+    parents: tuple[ast.AST, ...] = ()
+    names: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+
+    @property
+    def parent(self) -> ast.AST:
+        """The node that holds this one."""
+        return self.parents[-1]
+
+
+def sites(tree: ast.Module) -> Iterator[Site]:
+    """Every node that may be changed, in document order."""
+    yield from _below(Site(tree, modules=_imported(tree)), numbers(tree))
+
+
+def numbers(tree: ast.Module) -> dict[ast.stmt, int]:
+    """Statements by their number in document order."""
+    found = [node for node in _in_order(tree) if isinstance(node, ast.stmt)]
+    return {node: number for number, node in enumerate(found)}
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+
+
+def _below(site: Site, number: dict[ast.stmt, int]) -> Iterator[Site]:
+    for field in _VISITED.get(type(site.node), site.node._fields):
+        value = getattr(site.node, field)
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not _left_out(site.node, field, index, child):
+                below = _enter(site, child, (field, index), number)
+                yield below
+                yield from _below(below, number)
+
+
+def _enter(site: Site, child: ast.AST, step: Step, number: dict[ast.stmt, int]) -> Site:
+    path = (*site.path, step)
+    below = replace(site, node=child, path=path, parents=(*site.parents, site.node))
+    if isinstance(child, ast.stmt):
+        below = replace(below, top=len(path))
+        function = next((one for one in reversed(below.parents) if isinstance(one, ast.FunctionDef)), None)
+        if function is not None and not _keeps_results(function):
+            below = replace(below, statement=number[child])
+    if isinstance(child, ast.FunctionDef | ast.ClassDef):
+        scope = f"{site.scope}.{child.name}" if site.scope else child.name
+        below = replace(below, scope=scope, statement=None, names=site.names | _bound(child))
+    return below
+
+
+def _left_out(parent: ast.AST, field: str, index: int | None, child: ast.AST) -> bool:
+    match parent, child:
+        case _, ast.Import() | ast.ImportFrom() | ast.Assert():
+            return True
+        case _, ast.Expr(value=ast.Constant()):
+            return True
+        case _, ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+        case _, ast.Assign(targets=[ast.Name(id="__all__")]):
+            return True
+        case _, ast.FunctionDef(name=name) if name in SILENT_FUNCTIONS:
+            return True
+        case ast.Call(func=ast.Name(id=name)), _ if name in TEXTS:
+            key = child.arg if isinstance(child, ast.keyword) else index
+            return field in ("args", "keywords") and key in TEXTS[name]
+    return isinstance(child, ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop)
+
+
+def _keeps_results(function: ast.FunctionDef) -> bool:
+    return any("cache" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _imported(tree: ast.Module) -> frozenset[str]:
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return frozenset(found)
+
+
+def _bound(scope: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
+    """Names that a function binds; those of a class are not seen by its methods."""
+    if isinstance(scope, ast.ClassDef):
+        return frozenset()
+    stored = {node.id for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return frozenset(stored | {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)})

@@ -1,0 +1,45 @@
+"""The contract suite as this generator uses it: items, and one item's outcome on a loaded backend."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from draftmark.loaded import LoadedBackend
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.check import Tier
+from draftmark_contract.runner.item import Item, Outcome, all_items, run_item
+
+TIERS = (Tier.SIZING, Tier.HOST)
+FAILED = Outcome.FAILED.value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one item ended: the runner's own word for it, and its message."""
+
+    outcome: str
+    message: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it fails the run of `draftmark contract`."""
+        return self.outcome == FAILED
+
+
+@cache
+def items() -> dict[str, Item]:
+    """Every item of the sizing and host tiers, by id."""
+    return {one.id: one for one in all_items(TIERS)}
+
+
+def verdict(backend: LoadedBackend, item: str) -> Verdict:
+    """Run one item as `draftmark contract` does."""
+    one = items()[item]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = run_item(one, BackendUnderTest(backend, "cpu", one.tier), [])
+    return Verdict(result.outcome.value, result.message)

@@ -1,0 +1,105 @@
+"""A mutant is really what runs, and the original stays what it was."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+
+import draftmark
+from draftmark import AttentionShape, Geometry, Limits
+
+from .conftest import Forked
+from .copies import load_copy
+from .mutation import Mutation
+from .reach import Reach
+from .sites import numbers
+from .targets import TARGETS
+
+REFERENCE, TRITON = TARGETS["reference"], TARGETS["cuda_triton"]
+GEOMETRY = Geometry.create(
+    AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=64, page_size=16), Limits(4, 256, 64)
+)
+
+
+def _one(module: str, operator: str, before: str, after: str) -> Mutation:
+    """The only mutant of the reference with such a change."""
+    found = [
+        one
+        for one in REFERENCE.mutations()
+        if (one.module, one.operator) == (module, operator) and before in one.before and after in one.after
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_changed_module_is_what_runs(forked: Forked) -> None:
+    """A buffer that the mutant does not declare is absent from the copy's answer, and there in the original's."""
+    mutation = _one("sizing", "word", "BufferSpec('kv_lens', ", "BufferSpec('kv_lens_', ")
+
+    def names() -> list[list[str]]:
+        copy = load_copy(REFERENCE, lambda name, tree: mutation.apply(tree) if name == "sizing" else None)
+        original = draftmark.load("reference")
+        return [[spec.name for spec in one.buffers(GEOMETRY)] for one in (copy, original)]
+
+    assert forked(names) == [["kv_lens_", "slot_mapping"], ["kv_lens", "slot_mapping"]]
+
+
+def test_the_copy_stands_beside_the_original(forked: Forked) -> None:
+    """A copy is another package with the modules of its own name, and shares those that the target says."""
+
+    def modules() -> list[object]:
+        copy = load_copy(TRITON, lambda name, tree: None)
+        shared = sys.modules["mutated_draftmark_cuda_triton.flavours"] is sys.modules["draftmark_cuda_triton.flavours"]
+        own = sys.modules["mutated_draftmark_cuda_triton.sizing"] is sys.modules["draftmark_cuda_triton.sizing"]
+        return [copy.module, shared, own]
+
+    draftmark.load("cuda_triton")
+    assert forked(modules) == ["mutated_draftmark_cuda_triton", True, False]
+    assert not [name for name in sys.modules if name.startswith("mutated_")]
+
+
+def test_a_copy_that_cannot_be_loaded_says_so(forked: Forked) -> None:
+    """What Python or the core refuses is a load failure, not a crash of the run."""
+
+    def failure() -> str:
+        try:
+            load_copy(REFERENCE, lambda name, tree: ast.parse("1 / 0"))
+        except draftmark.BackendLoadError as error:
+            return str(error)
+        return "loaded"
+
+    assert "ZeroDivisionError" in forked(failure)
+
+
+SOURCE = """
+def f(a):
+    # The first statement.
+    if a:
+        b = 1
+    elif a is None:
+        b = 2
+    else:
+        for b in (1, 2):
+            c = b
+    def g():
+        return b
+    return g
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"), [(1, {4, 5, 11, 13}), (None, {4, 6, 7, 11, 13}), (0, {4, 6, 9, 10, 11, 13})]
+)
+def test_reach_notes_the_statements_that_run(given: object, lines: set[int]) -> None:
+    """Each statement that runs is noted, those of branches not taken and of functions not called are not."""
+    tree = ast.parse(SOURCE)
+    reach = Reach(["m"])
+    scope: dict[str, object] = {}
+    changed = reach.change("m", tree)
+    assert changed is not None and reach.change("other", tree) is None
+    exec(compile(ast.unparse(changed), "m", "exec"), scope)
+    scope["f"](given)  # type: ignore[operator]
+    line = {number: statement.lineno for statement, number in numbers(tree).items()}
+    assert {line[number] for _, number in reach.seen} == lines

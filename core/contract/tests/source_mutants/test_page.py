@@ -1,0 +1,81 @@
+"""The score counts what it says, and the page keeps what it is not asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from . import page
+from .judge import Ended, Status
+from .mutation import mutations
+from .review import Kind, Review, reviews
+from .score import complaints, score
+from .targets import TARGETS
+
+MADE = mutations("m", "def f(a, b):\n    return a + b\n\n\ndef g(a):\n    return not a\n")
+STATUSES = dict(
+    zip([one.id for one in MADE], [Status.KILLED, Status.STILLBORN, Status.SURVIVED, Status.HUNG], strict=True)
+)
+ENDED = {
+    name: Ended(name, status, "check.one[case]" if status is Status.KILLED else "") for name, status in STATUSES.items()
+}
+(SURVIVOR,) = [name for name, status in STATUSES.items() if status is Status.SURVIVED]
+"""Four mutants: one killed, one stillborn, one alive, one hung."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "reviewed"),
+    [(None, 2 / 3), (Kind.HOLE, 2 / 3), (Kind.OUT_OF_REACH, 2 / 3), (Kind.COST, 1), (Kind.EQUIVALENT, 1)],
+)
+def test_score(kind: Kind | None, reviewed: float) -> None:
+    """The stillborn count for nobody; only mutants that give right results leave the score, and only by review."""
+    one = score(MADE, ENDED, {} if kind is None else {SURVIVOR: Review(kind, "why")})
+    assert (one.made, one.stillborn, one.killed) == (4, 1, 2)
+    assert (one.raw, one.reviewed) == (pytest.approx(2 / 3), pytest.approx(reviewed))
+
+
+def test_a_run_fails_on_a_survivor_that_nobody_reviewed() -> None:
+    """The complaint shows the mutant."""
+    (wrong,) = complaints(MADE, ENDED, {})
+    assert SURVIVOR in wrong and "→" in wrong
+    assert complaints(MADE, ENDED, {SURVIVOR: Review(Kind.COST, "why")}) == []
+
+
+def test_a_run_fails_on_a_review_that_does_not_hold() -> None:
+    """A review of a mutant that dies now, or is no longer made, is to be taken out."""
+    review = Review(Kind.EQUIVALENT, "why")
+    wrong = complaints(MADE, ENDED, {SURVIVOR: review, MADE[0].id: review, "m.f/gone-123456": review})
+    assert len(wrong) == 2
+    assert "killed" in next(one for one in wrong if MADE[0].id in one)
+
+
+def test_reviews_are_read(tmp_path: Path) -> None:
+    """An entry speaks of all its mutants, of one target; a mutant has one review."""
+    file = tmp_path / "reviewed.toml"
+    entry = '[[survivor]]\ntarget = "t"\nkind = "cost"\nmutants = ["a", "b"]\nreason = """one\n  reason"""\n'
+    file.write_text(entry + entry.replace('"t"', '"u"'))
+    assert reviews("t", file) == {name: Review(Kind.COST, "one reason") for name in "ab"}
+    file.write_text(entry + entry)
+    with pytest.raises(ValueError, match="reviews a of t twice"):
+        reviews("t", file)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_reviews_speak_of_mutants_that_are_made(name: str) -> None:
+    """When a reviewed statement changes, its review goes."""
+    made = {one.id for one in TARGETS[name].mutations()}
+    assert not set(reviews(name)) - made
+
+
+def test_the_page_keeps_other_targets(tmp_path: Path) -> None:
+    """A run writes the part of its own target, once, and leaves the others as they are."""
+    path = tmp_path / "page.md"
+    page.write(path, "one", MADE, ENDED, {}, "contract 1.0")
+    first = path.read_text()
+    page.write(path, "two", MADE, {}, {}, "contract 1.1")
+    page.write(path, "two", MADE, ENDED, {SURVIVOR: Review(Kind.HOLE, "a reason")}, "contract 1.2")
+    text = path.read_text()
+    assert text.startswith(first.rstrip())
+    assert text.count("## Target") == 2 and "contract 1.1" not in text
+    assert "2 of 3 killed: raw score 66.7 %" in text and "a reason" in text and "**not reviewed**" in text
