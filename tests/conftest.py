@@ -1,0 +1,128 @@
+"""Wheels of every distribution here, and environments that hold some of them and what their metadata asks for.
+
+Nothing is downloaded: what a wheel requires is linked from the environment of the tests. A requirement that a wheel
+forgets is not linked, so that its import fails as it would fail for a user.
+"""
+
+from __future__ import annotations
+
+import email
+import fcntl
+import importlib.metadata as md
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [
+    path.parent for kind in ("core", "plugins", "heads") for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))
+]
+NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", "emulator", "tests", "training")
+BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+Wheels = dict[str, Path]
+
+
+def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command that sees no Python path and no pytest options of its caller."""
+    ours = ("PYTHONPATH", "PYTEST_ADDOPTS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """One worker at a time."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(source: Path, folder: Path) -> Path:
+    """One wheel, from a copy, so that no build folder is left in the tree to leak old files into a later wheel."""
+    copy = shutil.copytree(source, folder / "sources" / source.name, ignore=NOT_COPIED)
+    done = run(sys.executable, "-c", BUILD, folder, cwd=copy)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+@pytest.fixture(name="build", scope="session")
+def _build() -> Callable[[Path, Path], Path]:
+    """(source, folder) → the wheel of a distribution that is not one of ours."""
+    return build
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    """Distribution name → wheel, of all of them; the first worker that asks builds them for all workers."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "wheels"
+    folder.mkdir(exist_ok=True)
+    with alone(folder / "lock"):
+        if not (folder / "built").exists():
+            for source in SOURCES:
+                build(source, folder)
+            (folder / "built").touch()
+    return {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
+
+
+def requirements(name: str, extras: set[str], wheels: Wheels) -> list[Requirement]:
+    """What a distribution asks for here, with these extras: of a wheel of ours, else of what is installed."""
+    if name in wheels:
+        with zipfile.ZipFile(wheels[name]) as wheel:
+            [metadata] = [entry for entry in wheel.namelist() if entry.endswith(".dist-info/METADATA")]
+            told = email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist") or []
+    else:
+        told = md.requires(name) or []
+    wanted = [Requirement(line) for line in told]
+    return [
+        one for one in wanted if one.marker is None or any(one.marker.evaluate({"extra": x}) for x in extras | {""})
+    ]
+
+
+def closure(asked: list[str], wheels: Wheels) -> set[str]:
+    """Names of all that pip would install for these requirements."""
+    waiting, found = [Requirement(line) for line in asked], {}
+    while waiting:
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        if name not in found or not one.extras <= found[name]:
+            found[name] = found.get(name, set()) | one.extras
+            waiting += requirements(name, found[name], wheels)
+    return set(found)
+
+
+@pytest.fixture
+def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
+    """(requirements, wheels to install without theirs) → the folder of commands of a new environment."""
+
+    def make(*asked: str, bare: tuple[str | Path, ...] = ()) -> Path:
+        venv.create(tmp_path / "env", symlinks=True)
+        [site] = (tmp_path / "env").glob("lib/python*/site-packages")
+        names = closure(list(asked), wheels)
+        for name in names - set(wheels):
+            for top in {file.parts[0] for file in md.files(name) or () if file.parts[0] not in ("..", "__pycache__")}:
+                if not (site / top).exists():
+                    (site / top).symlink_to(md.distribution(name).locate_file(top))
+        python = tmp_path / "env" / "bin" / "python"
+        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python, "install")
+        done = run(
+            *pip,
+            "--no-deps",
+            "--no-index",
+            *[wheels[name] for name in names & set(wheels)],
+            *[wheels.get(one, one) for one in bare],
+        )
+        assert done.returncode == 0, done.stderr
+        return python.parent
+
+    return make
