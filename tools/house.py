@@ -24,8 +24,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-WHEELS = {"core/draftmark": "draftmark", "core/contract": "draftmark_contract", "core/speculative": "draftmark_speculative"}
-TASKS = ("draftmark.plugin:BackendPlugin.buffers", "draftmark.plugin:BackendPlugin.open_backend", "draftmark.hookspecs:BackendInfo")
+WHEELS = {
+    "core/draftmark": "draftmark",
+    "core/contract": "draftmark_contract",
+    "core/speculative": "draftmark_speculative",
+}
+PLUGIN = "draftmark.plugin:BackendPlugin"
+TASKS = (PLUGIN, "draftmark.hookspecs:BackendInfo", f"{PLUGIN}.buffers", f"{PLUGIN}.open_backend")
 STEP_PATH = "draftmark.backend:AttentionBackend"
 TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 
@@ -48,7 +53,9 @@ def wheels() -> str:
         needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
         rows.append(f"| {module.replace('_', '-')} | {len(texts)} | {lines:,} | {needs} | {seconds(module):.2f} s |")
     api = {name: importlib.import_module(name).__all__ for name in ("draftmark", "draftmark.runtime")}
-    return "\n".join([*rows, "", "public names: " + ", ".join(f"{len(found)} in {name}" for name, found in api.items())])
+    return "\n".join(
+        [*rows, "", "public names: " + ", ".join(f"{len(found)} in {name}" for name, found in api.items())]
+    )
 
 
 def seconds(module: str) -> float:
@@ -61,7 +68,7 @@ def concepts(start: Iterable[str]) -> str:
     """Classes, enumeration members and fields that are reached from `start`."""
     known = classes()
     waiting = [target(where) for where in start]
-    met: dict[str, type] = {}
+    met = {thing.__name__: thing for thing in waiting if isinstance(thing, type)}
     while waiting:
         for name in re.findall(r"\w+", " ".join(annotations(waiting.pop()))):
             if name in known and name not in met:
@@ -70,7 +77,8 @@ def concepts(start: Iterable[str]) -> str:
     enums = [kind for kind in met.values() if issubclass(kind, Enum)]
     members = sum(len(kind) for kind in enums)
     parts = sum(len(fields(kind)) for kind in met.values() if is_dataclass(kind))
-    return f"{len(met)} classes ({len(enums)} of them enumerations with {members} members), {parts} fields: " + ", ".join(sorted(met))
+    counts = f"{len(met)} classes ({len(enums)} of them enumerations with {members} members), {parts} fields"
+    return f"{counts}: {', '.join(sorted(met))}"
 
 
 def target(where: str) -> Any:
