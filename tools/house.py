@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).parent.parent
 WHEELS = {
@@ -32,6 +32,7 @@ WHEELS = {
 PLUGIN = "draftmark.plugin:BackendPlugin"
 TASKS = (PLUGIN, "draftmark.hookspecs:BackendInfo", f"{PLUGIN}.buffers", f"{PLUGIN}.open_backend")
 STEP_PATH = "draftmark.backend:AttentionBackend"
+UNIONS = re.compile(r"\b(Tail|HostLengths)\b")
 TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 
 
@@ -53,9 +54,7 @@ def wheels() -> str:
         needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
         rows.append(f"| {module.replace('_', '-')} | {len(texts)} | {lines:,} | {needs} | {seconds(module):.2f} s |")
     api = {name: importlib.import_module(name).__all__ for name in ("draftmark", "draftmark.runtime")}
-    return "\n".join(
-        [*rows, "", "public names: " + ", ".join(f"{len(found)} in {name}" for name, found in api.items())]
-    )
+    return "\n".join([*rows, "", *(f"{len(names)} public names in {module}" for module, names in api.items())])
 
 
 def seconds(module: str) -> float:
@@ -70,7 +69,8 @@ def concepts(start: Iterable[str]) -> str:
     waiting = [target(where) for where in start]
     met = {thing.__name__: thing for thing in waiting if isinstance(thing, type)}
     while waiting:
-        for name in re.findall(r"\w+", " ".join(annotations(waiting.pop()))):
+        said = " ".join(annotations(waiting.pop()))
+        for name in re.findall(r"\w+", UNIONS.sub(lambda word: joined(word[0]), said)):
             if name in known and name not in met:
                 met[name] = known[name]
                 waiting.append(known[name])
@@ -79,6 +79,12 @@ def concepts(start: Iterable[str]) -> str:
     parts = sum(len(fields(kind)) for kind in met.values() if is_dataclass(kind))
     counts = f"{len(met)} classes ({len(enums)} of them enumerations with {members} members), {parts} fields"
     return f"{counts}: {', '.join(sorted(met))}"
+
+
+def joined(alias: str) -> str:
+    """The classes that an alias of a union joins."""
+    home = "draftmark.batch" if alias == "Tail" else "draftmark.lengths"
+    return " ".join(kind.__name__ for kind in get_args(target(f"{home}:{alias}")))
 
 
 def target(where: str) -> Any:
@@ -104,19 +110,16 @@ def classes() -> dict[str, type]:
 
 
 def annotations(thing: Any) -> list[str]:
-    """What a function's or a class's annotations say, as text; aliases of a union count as what they join."""
+    """What a function's or a class's annotations say, as text."""
     if inspect.isfunction(thing):
-        return [ALIASES.get(str(text), str(text)) for text in thing.__annotations__.values()]
+        return [str(text) for text in thing.__annotations__.values()]
     found = [str(text) for text in vars(thing).get("__annotations__", {}).values()]
     for name, value in vars(thing).items():
         if isinstance(value, property) and value.fget is not None:
             found += annotations(value.fget)
         elif inspect.isfunction(value) and getattr(thing, "_is_protocol", False) and not name.startswith("_"):
             found += annotations(value)
-    return [ALIASES.get(text, text) for text in found]
-
-
-ALIASES = {"Tail": "Causal | Tree", "HostLengths": "Exact | UpperBound | Unknown"}
+    return found
 
 
 if __name__ == "__main__":
