@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks import origin
+from draftmark import AttentionShape, Geometry
 from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
 from draftmark_speculative.eagle.tiny import tiny_pair
 
@@ -65,11 +66,9 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
     )  # fmt: skip
     if draw.random() < 0.5:
         # One request at its longest, and little more: requests wait, and are sent back.
-        shape = config.draft_shape
-        tail = max(1, shape.num_draft_tokens, shape.topk * (shape.num_steps - 1))
-        longest = -(-(CONTEXT + 2 * tail) // page_size)
-        padded = max(reqs, *config.capture_batch_sizes, 1)
-        nulls = padded * -(-tail // page_size)
+        geometry = Geometry.create(AttentionShape(1, 1, 1, page_size), config.limits, config.draft_shape)
+        longest = geometry.max_pages_per_req
+        nulls = geometry.null_pages(unique_slots=True)
         config = replace(config, num_pages=nulls + longest + draw.randint(0, longest))
     return config
 

@@ -69,7 +69,7 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
     for geometry in geometries(make_geometry):
         found: dict[str, int] = {}
         for mode, count in product((m for m in geometry.modes if m is not Mode.EXTEND), range(1, 81)):
-            step = levels.last_step(geometry, mode)
+            step = geometry.last_step(mode)
             extent = geometry.extent(mode, step)
             batch = PlainBatch(BatchShape(mode, step, (Group(count, 900, extent.q_len, extent.tail_len),)))
             for name, size in contract.counted(geometry, batch).items():

@@ -53,8 +53,7 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
 
 def tree_extents(geometry: Geometry, reqs: Any) -> tuple[Any, ...]:
     """Requests, rows, tail slots and row-slot pairs of the largest tree forwards of so many requests."""
-    last = maximum(geometry.num_draft_steps - 1, 0)
-    found = [mode_extents(reqs, geometry.extent(mode, last)) for mode in tree_modes(geometry)]
+    found = [mode_extents(reqs, geometry.extent(mode, geometry.last_step(mode))) for mode in tree_modes(geometry)]
     return tuple(maximum(*each) for each in zip(*found, strict=True))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import Geometry, Mode, ceil_div, maximum, minimum
+from draftmark import Geometry, Mode, ceil_div, minimum
 
 
 def is_masked(geometry: Geometry, mode: Mode) -> bool:
@@ -31,11 +31,6 @@ def draft_steps_share_a_plan(geometry: Geometry) -> bool:
     A causal level also holds the tail, and with a window the common level begins where the tail's length says.
     """
     return is_masked(geometry, Mode.DRAFT) and bool(geometry.attention.window_left < 0)
-
-
-def last_step(geometry: Geometry, mode: Mode) -> Any:
-    """The step with the longest tail."""
-    return maximum(0, geometry.draft.num_steps - 2) if mode is Mode.DRAFT else 0
 
 
 def head_len(geometry: Geometry, tail_len: Any) -> Any:

@@ -78,7 +78,7 @@ class Planner:
             geometry, masked = self._geometry, None
             if levels.is_masked(geometry, mode):
                 # A chunk that holds the longest tail makes one plan serve every step of a draft program.
-                extent = geometry.extent(mode, levels.last_step(geometry, mode))
+                extent = geometry.extent(mode, geometry.last_step(mode))
                 masked = partition.masked(geometry, q_len, count, levels.masked_len(geometry, extent.tail_len))
             self._partitions[key] = partition.uniform(geometry, q_len, count), masked
         return self._partitions[key]

@@ -43,7 +43,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
 
 def _masked_level(geometry: Geometry) -> list[BufferSpec]:
     a, reqs = geometry.attention, geometry.max_reqs
-    extents = [geometry.extent(m, levels.last_step(geometry, m)) for m in levels.masked_modes(geometry)]
+    extents = [geometry.extent(m, geometry.last_step(m)) for m in levels.masked_modes(geometry)]
     if not extents:
         return []
     tokens = maximum(*(levels.masked_len(geometry, one.tail_len) for one in extents))
@@ -123,7 +123,7 @@ def int_workspace(geometry: Geometry) -> Any:
     """
     main, _ = plan_bytes(geometry)
     ends = [
-        plan_offset(geometry, mode, levels.last_step(geometry, mode)) + maximum(*_uniform_plans(geometry, mode))
+        plan_offset(geometry, mode, geometry.last_step(mode)) + maximum(*_uniform_plans(geometry, mode))
         for mode in (Mode.DRAFT, Mode.DRAFT_EXTEND) if mode in geometry.modes
     ]  # fmt: skip
     return maximum(main, *ends)

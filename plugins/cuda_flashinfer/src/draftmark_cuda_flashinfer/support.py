@@ -66,7 +66,7 @@ def _indices(geometry: Geometry) -> list[str]:
             return [f"{pages} pages over all requests are not served: FlashInfer's indptr holds {INT32_MAX}"]
         return []
     slots = (1 + pages) * geometry.attention.page_size - 1
-    extents = [geometry.extent(mode, levels.last_step(geometry, mode)) for mode in modes]
+    extents = [geometry.extent(mode, geometry.last_step(mode)) for mode in modes]
     masks = [levels.mask_bytes(one.q_len, levels.masked_len(geometry, one.tail_len)) for one in extents]
     largest = maximum(slots, *(geometry.max_reqs * size for size in masks))
     if largest > INT32_MAX:

@@ -52,7 +52,7 @@ def q_rows(geometry: Geometry, mode: Mode) -> Any:
     if mode is Mode.DECODE:
         return 2
     if mode is Mode.DRAFT:
-        words = ceil_div(draft.topk * (draft.num_steps - 1), MASK_BITS)
+        words = ceil_div(geometry.max_draft_tail, MASK_BITS)
         return maximum(2, draft.topk, MASK_BITS * (words - 1) + 1)
     return maximum(2, draft.num_draft_tokens)
 
@@ -61,7 +61,7 @@ def mask_words(geometry: Geometry, mode: Mode) -> Any:
     """int32 words of one row of the kernel's mask: ``ceil(q_rows / 32)``, in a form that is short to prove with."""
     draft = geometry.draft
     if mode is Mode.DRAFT:
-        return maximum(1, ceil_div(draft.topk * (draft.num_steps - 1), MASK_BITS))
+        return maximum(1, ceil_div(geometry.max_draft_tail, MASK_BITS))
     if mode is Mode.DECODE:
         return ceil_div(q_rows(geometry, mode), MASK_BITS)
     return ceil_div(draft.num_draft_tokens, MASK_BITS)
@@ -70,7 +70,7 @@ def mask_words(geometry: Geometry, mode: Mode) -> Any:
 def max_lanes(geometry: Geometry, mode: Mode) -> Any:
     """Rows per request in the kernel's layout, dummies included, of the largest forward of a uniform mode."""
     if mode is Mode.DRAFT:
-        return maximum(1, geometry.draft.topk * (geometry.draft.num_steps - 1))
+        return maximum(1, geometry.max_draft_tail)
     return geometry.extent(mode).q_len
 
 

@@ -43,9 +43,9 @@ def _of_sibling(geometry: Geometry) -> list[BufferSpec]:
     modes = forms.sibling_modes(geometry)
     if not modes:
         return []
-    from draftmark_cuda_triton import sizing as sibling
+    from draftmark_cuda_triton.shared_sizing import few_rows_buffers
 
-    return sibling.few_rows_buffers(geometry, modes)
+    return few_rows_buffers(geometry, modes)
 
 
 def _tree_form(geometry: Geometry) -> list[BufferSpec]:

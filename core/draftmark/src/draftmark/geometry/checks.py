@@ -31,7 +31,7 @@ def check(geometry: Geometry) -> None:
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
     if Mode.DRAFT_BLOCK in modes:
         _at_least("draft.block_size", block, 1, "give the rows of a block, or leave DRAFT_BLOCK out")
-    longest = max(geometry.limits.max_context_len + 2 * geometry.max_tail, geometry.limits.max_kv_len or 0)
+    longest = geometry.max_kv_len
     if longest > INT32_MAX:
         raise GeometryError(
             "limits.max_context_len",

@@ -65,8 +65,12 @@ class Geometry:
     @property
     def max_tail(self) -> int:
         """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1), block_size)``."""
-        d = self.draft
-        return maximum(1, d.num_draft_tokens, d.topk * (d.num_steps - 1), d.block_size)
+        return maximum(1, self.draft.num_draft_tokens, self.max_draft_tail, self.draft.block_size)
+
+    @property
+    def max_draft_tail(self) -> int:
+        """Tail slots of the last DRAFT forward: ``k·(S-1)``, 0 where the draft model makes no forward of its own."""
+        return self.draft.topk * self.num_draft_steps
 
     @property
     def max_prefix_len(self) -> int:
@@ -152,6 +156,10 @@ class Geometry:
     def num_draft_steps(self) -> int:
         """DRAFT forwards of one round: S - 1."""
         return self.draft.num_steps - 1
+
+    def last_step(self, mode: Mode) -> int:
+        """Step of the largest forward of `mode`: S - 2 in DRAFT (0 where there is none), 0 in the other modes."""
+        return maximum(0, self.num_draft_steps - 1) if mode == Mode.DRAFT else 0
 
     # -- bytes --------------------------------------------------------------------------------------------
 

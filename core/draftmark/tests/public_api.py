@@ -1,0 +1,82 @@
+"""The public API as text: every public name of `draftmark` and `draftmark.runtime` with its signature.
+
+``python core/draftmark/tests/public_api.py`` writes ``public_api.txt`` anew; the diff is what changed for users.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MODULES = ("draftmark", "draftmark.runtime")
+"""The public modules; every other one is internal."""
+OPERATORS = ("__getitem__", "__iter__")
+"""Of the special methods, those that a caller uses by their operator."""
+FILE = Path(__file__).with_name("public_api.txt")
+
+
+def api_text() -> str:
+    """The whole API, one name a line."""
+    parts = [_module(importlib.import_module(name)) for name in MODULES]
+    names = sum(len(importlib.import_module(name).__all__) for name in MODULES)
+    return "\n\n".join([f"# {names} names; written by core/draftmark/tests/public_api.py", *parts]) + "\n"
+
+
+def _module(module: ModuleType) -> str:
+    return "\n".join([f"{module.__name__}:", *(_name(name, getattr(module, name)) for name in sorted(module.__all__))])
+
+
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, type):
+        shown = _signature(value) if inspect.isfunction(value) else f": {type(value).__name__}"
+        return f"  {name}{shown}"
+    if issubclass(value, Enum):
+        return f"  {name}: {' | '.join(member.name for member in value)}"
+    bases = ", ".join(base.__name__ for base in value.__bases__ if base.__module__.startswith("draftmark"))
+    init = "" if "__init__" not in vars(value) or getattr(value, "_is_protocol", False) else _signature(value.__init__)
+    head = f"  class {name}{f'[{bases}]' if bases else ''}{init}"
+    return "\n".join([head, *(f"    {line}" for line in _members(value))])
+
+
+def _members(kind: type) -> Iterator[str]:
+    """What the class itself defines; what it inherits stands with its base, and hooks with `draftmark.hookspecs`."""
+    fields = getattr(kind, "_fields", ())
+    if fields:
+        yield f"fields: {', '.join(fields)}"
+    for name, value in sorted(vars(kind).items()):
+        public = not name.startswith(("_", "draftmark_")) or name in OPERATORS
+        if not (public or getattr(value, "__isabstractmethod__", False)) or name in fields:
+            continue
+        if isinstance(value, property):
+            yield f".{name}: {_annotation(value)}"
+        elif isinstance(value, classmethod | staticmethod):
+            yield f"{type(value).__name__} .{name}{_signature(value.__func__)}"
+        elif inspect.isfunction(value):
+            yield f".{name}{_signature(value)}"
+
+
+def _annotation(value: property) -> str:
+    return str(inspect.signature(value.fget).return_annotation) if value.fget else ""
+
+
+class _Bare(str):
+    """An annotation that is a string already, shown without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _signature(function: Any) -> str:
+    signature = inspect.signature(function)
+    parameters = [one.replace(annotation=_Bare(one.annotation)) for one in signature.parameters.values()]
+    shown = [one for one in parameters if one.name not in ("self", "cls")]
+    return str(signature.replace(parameters=shown, return_annotation=_Bare(signature.return_annotation)))
+
+
+if __name__ == "__main__":
+    FILE.write_text(api_text())
+    print(f"wrote {FILE}")

@@ -1,0 +1,126 @@
+"""The tables of docs/design.md, section 7: the wheels, the public names, and what a plugin's author meets first.
+
+    python tools/house.py wheels
+    python tools/house.py concepts
+
+`concepts` follows the annotations of what a plugin has to write: each class of draftmark that a parameter, a result, a
+field or a property names, and the classes that those name in turn. Errors are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+ROOT = Path(__file__).parent.parent
+WHEELS = {
+    "core/draftmark": "draftmark",
+    "core/contract": "draftmark_contract",
+    "core/speculative": "draftmark_speculative",
+}
+PLUGIN = "draftmark.plugin:BackendPlugin"
+TASKS = (PLUGIN, "draftmark.hookspecs:BackendInfo", f"{PLUGIN}.buffers", f"{PLUGIN}.open_backend")
+STEP_PATH = "draftmark.backend:AttentionBackend"
+UNIONS = re.compile(r"\b(Tail|HostLengths)\b")
+TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+
+
+def main() -> None:
+    """Print one of the tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("wheels", "concepts"))
+    parser.add_argument("--of", nargs="*", default=TASKS, metavar="MODULE:NAME", help="what a plugin has to write")
+    asked = parser.parse_args()
+    print(wheels() if asked.table == "wheels" else concepts([*asked.of, STEP_PATH]))
+
+
+def wheels() -> str:
+    """Lines, files, dependencies and seconds to import of each distribution in core."""
+    rows = ["| wheel | files | lines | needs | import |", "|---|---|---|---|---|"]
+    for folder, module in WHEELS.items():
+        texts = [path.read_text() for path in (ROOT / folder / "src").rglob("*.py")]
+        lines = sum(len(text.splitlines()) for text in texts)
+        needs = ", ".join(tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["dependencies"])
+        rows.append(f"| {module.replace('_', '-')} | {len(texts)} | {lines:,} | {needs} | {seconds(module):.2f} s |")
+    api = {name: importlib.import_module(name).__all__ for name in ("draftmark", "draftmark.runtime")}
+    return "\n".join([*rows, "", *(f"{len(names)} public names in {module}" for module, names in api.items())])
+
+
+def seconds(module: str) -> float:
+    """The quickest of five imports, each in a fresh process."""
+    command = (sys.executable, "-c", TIMED.format(module))
+    return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5))
+
+
+def concepts(start: Iterable[str]) -> str:
+    """Classes, enumeration members and fields that are reached from `start`."""
+    known = classes()
+    waiting = [target(where) for where in start]
+    met = {thing.__name__: thing for thing in waiting if isinstance(thing, type)}
+    while waiting:
+        said = " ".join(annotations(waiting.pop()))
+        for name in re.findall(r"\w+", UNIONS.sub(lambda word: joined(word[0]), said)):
+            if name in known and name not in met:
+                met[name] = known[name]
+                waiting.append(known[name])
+    enums = [kind for kind in met.values() if issubclass(kind, Enum)]
+    members = sum(len(kind) for kind in enums)
+    parts = sum(len(fields(kind)) for kind in met.values() if is_dataclass(kind))
+    counts = f"{len(met)} classes ({len(enums)} of them enumerations with {members} members), {parts} fields"
+    return f"{counts}: {', '.join(sorted(met))}"
+
+
+def joined(alias: str) -> str:
+    """The classes that an alias of a union joins."""
+    home = "draftmark.batch" if alias == "Tail" else "draftmark.lengths"
+    return " ".join(kind.__name__ for kind in get_args(target(f"{home}:{alias}")))
+
+
+def target(where: str) -> Any:
+    """What ``module:a.b`` names."""
+    module, _, path = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def classes() -> dict[str, type]:
+    """Every public class of draftmark but the errors and the command line's."""
+    package, found = importlib.import_module("draftmark"), {}
+    for row in pkgutil.walk_packages(package.__path__, "draftmark."):
+        if row.name.startswith(("draftmark.cli", "draftmark.reference", "draftmark.skeleton")):
+            continue
+        for name, kind in vars(importlib.import_module(row.name)).items():
+            own = isinstance(kind, type) and kind.__module__.startswith("draftmark") and not issubclass(kind, Exception)
+            if own and not name.startswith("_"):
+                found[name] = kind
+    return found
+
+
+def annotations(thing: Any) -> list[str]:
+    """What a function's or a class's annotations say, as text."""
+    if inspect.isfunction(thing):
+        return [str(text) for text in thing.__annotations__.values()]
+    found = [str(text) for text in vars(thing).get("__annotations__", {}).values()]
+    for name, value in vars(thing).items():
+        if isinstance(value, property) and value.fget is not None:
+            found += annotations(value.fget)
+        elif inspect.isfunction(value) and getattr(thing, "_is_protocol", False) and not name.startswith("_"):
+            found += annotations(value)
+    return found
+
+
+if __name__ == "__main__":
+    main()
