@@ -6,15 +6,15 @@ The items that matter run for real; every other one is taken to have ended as we
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from verdicts import verdict
 
-from draftmark import BackendInfo, Geometry, Mode, hookimpl, reference
-from draftmark.hookspecs import HOOKS
-from draftmark.loaded import LoadedBackend
+from draftmark import Geometry, LoadedBackend, Mode
+from draftmark.reference import ReferencePlugin
+from draftmark.runtime import Arena, AttentionBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Refused, Tier
 from draftmark_contract.profiles import Profile, profiles_of
@@ -26,30 +26,31 @@ from draftmark_contract.runner.verdict import Word
 ITEMS: dict[str, Item] = {item.id: item for item in all_items()}
 DECODE = "numerics.match_float64[mandatory-decode]"
 TREE128 = "numerics.match_float64[bf16-gqa4-128-page128-verify]"
+Attend = Callable[..., None]
 EVERYTHING = KnownFailure("all", "*", "not written yet", "https://example.org", "plugin")
 
 
-def _plugin(
-    attend: Callable[..., None] | None = None, supports: Callable[[Geometry], list[str]] | None = None, minor: int = 2
-) -> LoadedBackend:
-    """The reference with another `attend`, given (the right one, its arguments), or with other limits."""
-    base: ModuleType = reference
-    hooks: dict[str, Any] = {name: getattr(base, name) for name in HOOKS}
-    hooks["draftmark_describe"] = hookimpl(lambda: BackendInfo("false", "any", minor, host_kernels=True))
-    if supports is not None:
-        refuse = supports
-        hooks["draftmark_supports"] = hookimpl(lambda geometry: refuse(geometry))
-    if attend is not None:
-        wrong = attend
+class _False(ReferencePlugin):
+    """The reference with another `attend`, which is handed the right one, or with other limits."""
 
-        def open_backend(geometry: Geometry, arena: Any) -> Any:
-            backend = base.draftmark_open_backend(geometry, arena)
-            right = backend.attend
+    def __init__(self, attend: Attend | None = None, supports: Callable[[Geometry], list[str]] | None = None) -> None:
+        self._attend, self._supports = attend, supports
+
+    def supports(self, geometry: Geometry) -> list[str]:
+        return self._supports(geometry) if self._supports else super().supports(geometry)
+
+    def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
+        backend: Any = super().open_backend(geometry, arena)
+        right, wrong = backend.attend, self._attend
+        if wrong is not None:
             backend.attend = lambda *args: wrong(right, *args)
-            return backend
+        return backend
 
-        hooks["draftmark_open_backend"] = hookimpl(open_backend)
-    return LoadedBackend("false", SimpleNamespace(**hooks))
+
+def _plugin(attend: Attend | None = None, minor: int = 2, **more: Any) -> LoadedBackend:
+    loaded = LoadedBackend("reference", _False(attend, **more))
+    loaded.info = replace(loaded.info, contract_minor=minor)
+    return loaded
 
 
 def _end(backend: LoadedBackend, item: str, *known: KnownFailure) -> Result:

@@ -258,11 +258,9 @@ def test_one_item_runs_alone(tmp_path: Path) -> None:
 
 
 ZEROS = """
-from draftmark.reference import draftmark_open_backend as _open
-
 @hookimpl
 def draftmark_open_backend(geometry, arena):
-    backend = _open(geometry, arena)
+    backend = _reference.open_backend(geometry, arena)
     backend.attend = lambda q, cache, batch, out: out.zero_()
     return backend
 """

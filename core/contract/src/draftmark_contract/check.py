@@ -91,7 +91,7 @@ class ContractViolation(AssertionError):
         remedy: what to change.
 
     Attributes:
-        details: what the arguments said, by the words that the message shows; the runner adds what it knows.
+        details: what the arguments said, by the words that the message shows.
     """
 
     def __init__(
@@ -112,16 +112,11 @@ class ContractViolation(AssertionError):
             "got": got,
             "expected": expected,
             "poison": poison,
-            "eagerly": "",
             "formula": formula,
             "known from": bug,
             "remedy": remedy,
         }
         super().__init__(what)
-
-    def eagerly(self, told: str) -> None:
-        """Say how the same batch ends when it is run eagerly in a fresh arena; for a failed capture or replay."""
-        self.details["eagerly"] = told
 
     def __str__(self) -> str:
         shown = [f"  {name}: {value}" for name, value in self.details.items() if value is not None and value != ""]

@@ -12,7 +12,6 @@ from ..cases.forwards import ForwardCase
 from ..check import Case
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
     from ..harness.harness import Harness
 
 ALSO = ("target-overlap", "target-page32-long")

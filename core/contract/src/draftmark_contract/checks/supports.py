@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import DraftShape, Geometry, Limits, Mode
 from draftmark.registry import available
 
-from ..behaviour import behaviour
+from ..behaviour import Given, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.batches import brief
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
@@ -64,7 +64,7 @@ def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
     _answers(subject, geometry)
 
 
-@behaviour(cases=odd_geometries, bugs=("sglang#32920",))
+@behaviour(Given.SUBJECT, cases=odd_geometries, bugs=("sglang#32920",))
 def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> None:
     """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
     subject.open(geometry)
@@ -85,7 +85,7 @@ def _once() -> Sequence[Case]:
     return [Case("odd-geometries", None)]
 
 
-@behaviour(cases=_once, since=(1, 2), bugs=("sglang#32920",))
+@behaviour(Given.SUBJECT, cases=_once, since=(1, 2), bugs=("sglang#32920",))
 def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
     """What supports() says here, with torch and the backend in use, it says in a fresh process without them."""
     if subject.backend.name not in {row.name for row in available()}:
@@ -94,7 +94,7 @@ def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
     cases, device = odd_geometries(), subject.profile
     command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]
     command += [device.kind, str(device.arch), str(device.num_sms)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     answers = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])
     for case, there in zip(cases, answers, strict=True):
         here = subject.backend.supports(subject.fit(case.value))

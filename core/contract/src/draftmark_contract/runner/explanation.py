@@ -17,13 +17,15 @@ from .limits import TimeLimit
 def explanation(error: BaseException, check: Check, case: Case, subject: BackendUnderTest) -> str:
     """Several lines, complete enough for a bug report.
 
-    The batch is shown whatever was raised: a violation's own, else the forward or geometry that the item was at.
+    The batch is shown whatever was raised: a violation's own, else the forward or geometry that the item was at; and so
+    are notes, such as how the batch of a failed replay ends eagerly (`harness.eagerly`).
     """
     violation = error if isinstance(error, ContractViolation) else None
     lines = [f"{check.name}: {check.doc}", str(violation) if violation else _raised(error)]
     if (violation is None or violation.details["batch"] is None) and subject.current is not None:
         at = subject.current
         lines.append(f"  batch: {brief(at) if isinstance(at, Geometry) else at}")
+    lines += [f"  {note}" for note in getattr(error, "__notes__", ())]
     if check.bugs and not (violation and violation.details["known from"]):
         lines.append(f"  bugs of this class: {', '.join(check.bugs)}")
     device = subject.device if subject.tier is Tier.DEVICE else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEP_PATH = (
     *("arena", "backend", "batch", "batch_tensors", "buffers", "cache", "devices", "geometry", "graphs", "lengths"),
-    *("metadata", "transfer", "tree"),
+    *("requirements", "transfer", "tree"),
 )
 """Modules and packages of draftmark whose code runs, or decides sizes, from `open` to the end of a step."""
 BESIDE = ("errors", "version", "hookspecs")

@@ -17,11 +17,12 @@ from draftmark.errors import DraftmarkError
 
 from ..check import Tier
 from .identity import identity_of, parts_of
+from .limits import LIMIT_S
 from .machine import machine_of
-from .session import LOAD_LIMIT_S, NO_DEVICE, ContractSession
+from .session import NO_DEVICE, ContractSession
 from .source import source_of
 
-LIMIT_S = 10 * LOAD_LIMIT_S
+STALLED_S = 1.5 * LIMIT_S
 """The plugin's own limit is in the process; this one is for a plugin that hangs in native code."""
 
 
@@ -29,9 +30,9 @@ def probe(name: str, tier: str, device: str) -> dict[str, Any]:
     """What to begin the run of a backend with, from a process of its own."""
     command = [sys.executable, "-m", __name__, name, tier, *([device] if device else [])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=STALLED_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"loading {name!r} took longer than {LIMIT_S:g} s"}
+        return {"error": f"loading {name!r} took longer than {STALLED_S:g} s"}
     try:
         found: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
     except json.JSONDecodeError:
