@@ -10,7 +10,9 @@ TOOLS = mypy pytest-xdist ruff scipy setuptools wheel
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-npu test-npu-hardware test-slow contract-full kills soak lint clean
+RECORDS = benchmarks/results/contract-*.json
+
+.PHONY: demo test test-npu test-npu-hardware test-slow contract-full release-check verdicts kills soak lint clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
@@ -21,12 +23,23 @@ test: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow and not device"
 	OMP_NUM_THREADS=1 $(BIN)/draftmark contract reference --workers 2
-	for name in $(BACKENDS); do OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --sample 3 --workers 2 || exit 1; done
+	for name in $(BACKENDS); do \
+	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --sample 3 --workers 2 --allow-known || exit 1; done
+	$(BIN)/python -m draftmark_contract.runner.staleness $(RECORDS)
 
 # Every item of the sizing and host tiers, for every backend here.
 contract-full: $(VENV)/dev.stamp
 	for name in reference $(BACKENDS); do \
-	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --workers 2 || exit 1; done
+	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --workers 2 --allow-known || exit 1; done
+
+# Fails unless every recorded verdict is of today's code, of a commit in this history that holds it, with all tiers run.
+release-check: $(VENV)/dev.stamp
+	$(BIN)/python -m draftmark_contract.runner.staleness --strict $(RECORDS)
+	$(BIN)/python -m pytest -q tests/test_verdicts.py
+
+# The table of verdicts in README.md, from the records.
+verdicts: $(VENV)/dev.stamp
+	$(BIN)/python -m draftmark_contract.runner.table $(RECORDS) --write README.md
 
 test-slow: $(VENV)/dev.stamp
 	$(PYTEST) -m "slow and not device" --timeout 1800

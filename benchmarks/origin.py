@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from draftmark_contract.runner.verdict import COMMIT_VARIABLE
+from draftmark_contract.runner.source import COMMIT_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 """The checkout."""

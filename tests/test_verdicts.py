@@ -1,37 +1,56 @@
-"""Recorded verdicts under benchmarks/results: whole, clean, and of the plugin's files as they are now."""
+"""Recorded verdicts under benchmarks/results: whole, short, and shown in README as they are.
+
+Whether they are of today's code is a warning here; `make release-check` makes it an error.
+"""
 
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 
-import draftmark
-from draftmark_contract.runner.verdict import stale
+from draftmark_contract.profiles import Profile
+from draftmark_contract.runner.record import MOST_BYTES, SCHEMA
+from draftmark_contract.runner.staleness import standing
+from draftmark_contract.runner.table import table, written
 
-RECORDS = sorted((Path(__file__).parent.parent / "benchmarks" / "results").glob("contract-*.json"))
+ROOT = Path(__file__).parent.parent
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_recorded_verdict_is_of_todays_files(path):
-    """A record names its commit, a clean tree and its item count, and is refused once the plugin's files change."""
+def test_a_recorded_verdict_is_whole_and_short(path):
+    """All tiers, six counts that add up, profiles that exist, and what did not pass by name or by number."""
     record = json.loads(path.read_text())
-    assert record["verdict"] == "conforms", record["line"]
-    assert record["source"]["commit"] and record["source"]["clean"], "record it from a clean tree"
-    assert record["items"] == sum(record["denominator"].values())
-    reasons = stale(record, draftmark.load(record["backend"]))
-    assert not reasons, f"{path.name} is out of date: {reasons}; run the contract again and record it"
+    assert (record["schema"], record["tiers_run"]) == (SCHEMA, list(record["items"]))
+    assert record["verdict"] in ("conforms", "conforms with known failures"), record["line"]
+    assert sum(record["counts"].values()) == sum(record["items"].values())
+    assert set(record["profiles"]) <= set(Profile) and record["source"]["commit"]
+    by_check = [sum(counts.get(name, 0) for counts in record["checks"].values()) for name in ("passed", "refused")]
+    assert by_check == [record["counts"]["passed"], record["counts"]["refused"]]
+    listed = sum(row["items"] for row in record["not_passed"])
+    assert listed == sum(record["counts"][name] for name in ("declared", "unjudged", "failed"))
+    assert path.stat().st_size <= MOST_BYTES
 
 
-def test_a_change_of_the_plugins_files_is_seen(tmp_path):
-    """The same record with another hash of the files is refused, with a sentence."""
-    record = json.loads(RECORDS[0].read_text())
-    record["source"]["files_sha256"] = "0" * 64
-    assert stale(record, draftmark.load(record["backend"]))
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_stale_verdict_is_told(path):
+    """A verdict on other code than today's is no failure of the tests, and no secret either."""
+    reasons = standing(path)
+    if reasons:
+        warnings.warn(f"{path.name} is stale: {'; '.join(reasons)}; run the contract and record it again", stacklevel=1)
+
+
+def test_readme_shows_the_records():
+    """The table between README's marks is the one that the records make; `make verdicts` writes it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    made = table([(path, json.loads(path.read_text(encoding="utf-8"))) for path in RECORDS], ROOT)
+    assert written(text, made) == text
 
 
 def test_there_is_a_record_of_every_backend_that_was_judged():
-    """Those that README says have a verdict on today's files, device tier included."""
+    """Those that README says have a verdict, device tier included."""
     judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from draftmark.registry import load
-from draftmark_contract.runner.item import Outcome, Result, all_items
-from draftmark_contract.runner.journal import ForeignJournal, Journal, Judged
-from draftmark_contract.runner.known import hash_of, plugin_folder
+from draftmark_contract.runner.item import all_items
+from draftmark_contract.runner.journal import ForeignJournal, Journal
+from draftmark_contract.runner.outcome import Outcome, Result
+
+JUDGED = {"backend": "reference", "identity": {"plugin": "a", "core": "b", "suite": "c"}}
+HERE = {"date": "2026-01-01", "source": {"commit": "1", "tree": "unverified"}}
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     """A journal of the reference, begun."""
     made = Journal(tmp_path / "run.jsonl")
-    made.begin("reference")
+    made.begin(JUDGED, HERE)
     return made
 
 
@@ -29,33 +31,53 @@ def passed(number: int) -> dict[str, object]:
     return Result(item.id, item.tier.value, Outcome.PASSED).as_json()
 
 
-def test_the_hash_is_that_of_the_verdict() -> None:
-    """Found without importing the plugin, and yet of the same files."""
-    assert Judged.now("reference").files_sha256 == hash_of(plugin_folder(load("reference")))
-
-
 def test_a_later_run_has_what_was_decided(journal: Journal) -> None:
     """Results stay; each run is counted by what it decided last."""
     journal.note(passed(0))
     journal.note(passed(1))
-    journal.begin("reference")
+    journal.begin(JUDGED, HERE)
     journal.note(passed(2))
     assert list(journal.ended()) == [item.id for item in all_items()[:3]]
     assert [run["items"] for run in journal.runs()] == [2, 1]
-    assert journal.runs()[0]["versions"]["draftmark"]
+    assert journal.runs()[0]["date"] == "2026-01-01"
 
 
-@pytest.mark.parametrize("field, value", [("files_sha256", "0" * 64), ("backend", "other"), ("items", 1)])
-def test_results_of_other_code_are_refused(journal: Journal, field: str, value: object) -> None:
+def test_one_run_that_proved_its_tree_speaks_for_all(journal: Journal) -> None:
+    """A device that is only lent knows no history; the machine with the repository ran the same code."""
+    journal.note(passed(0))
+    assert journal.source() is None
+    proved = {"commit": "1", "tree": "clean"}
+    journal.begin(JUDGED, {**HERE, "source": proved})
+    journal.note(passed(1))
+    journal.begin(JUDGED, HERE)
+    journal.note(passed(2))
+    assert journal.source() == proved
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({**JUDGED, "backend": "other"}, "backend is 'reference', now 'other'"),
+        ({**JUDGED, "identity": {**JUDGED["identity"], "core": "x"}}, "the code of 'core' is other than it was"),  # type: ignore[dict-item]
+        ({**JUDGED, "identity": {"plugin": "a", "core": "b"}}, "the code of 'suite' is other than it was"),
+    ],
+    ids=["backend", "code", "part"],
+)
+def test_results_of_other_code_are_refused(journal: Journal, other: dict[str, object], words: str) -> None:
     """With what differs, and what to do; the file stays as it is."""
-    first, *rest = journal.path.read_text().splitlines()
-    row = json.loads(first)
-    row["journal"][field] = value
-    journal.path.write_text("\n".join([json.dumps(row), *rest]) + "\n")
     before = journal.path.read_text()
-    with pytest.raises(ForeignJournal, match=f"{field} is .* now .*; name a new file"):
-        journal.begin("reference")
+    with pytest.raises(ForeignJournal, match=f"{words}; name a new file"):
+        journal.begin(other, HERE)
     assert journal.path.read_text() == before
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    """A run is not appended to somebody's notes."""
+    notes = tmp_path / "notes.md"
+    notes.write_text("# to do\n")
+    with pytest.raises(ForeignJournal, match="is no journal of a contract run"):
+        Journal(notes).begin(JUDGED, HERE)
+    assert notes.read_text() == "# to do\n"
 
 
 def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> None:
@@ -65,11 +87,13 @@ def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> No
     with journal.path.open("a") as file:
         file.write('{"item": "cut')
         file.write("\n")
-    journal.begin("reference")
+    journal.begin(JUDGED, HERE)
     assert not journal.ended() and not journal.fail_unfinished("died")
     journal.note({"started": second})
     assert journal.fail_unfinished("died")
-    assert journal.ended()[second].outcome is Outcome.FAILED
+    died = journal.ended()[second]
+    assert died.outcome is Outcome.FAILED
+    assert died.message.endswith(f"draftmark contract reference --item '{second}'")
 
 
 def test_a_second_command_runs_what_is_left(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from sizing_backends import correct
 
+from draftmark.errors import BackendRefusal
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier
-from draftmark_contract.runner.item import Item, Outcome, Result, run_item
+from draftmark_contract.runner.item import Item, run_item
 from draftmark_contract.runner.known import KnownFailure
 from draftmark_contract.runner.limits import LIMIT_S
+from draftmark_contract.runner.outcome import Counts, Outcome, Result
 
 
 def _raise(error: BaseException) -> Callable[[Any, Any], None]:
@@ -46,9 +48,10 @@ def _end(
     known: tuple[KnownFailure, ...] = (),
     since: tuple[int, int] = (1, 0),
     case_since: tuple[int, int] = (1, 0),
+    subject: BackendUnderTest | None = None,
 ) -> Result:
-    check = Check("some.check", Tier.SIZING, lambda: [], run, since, (), "A rule.")
-    return run_item(Item(check, Case("a", None, case_since)), correct("page_table"), list(known))
+    check = Check("some.check", Tier.SIZING, lambda: [], run, since, ("sglang#1",), "A rule.")
+    return run_item(Item(check, Case("a", None, case_since)), subject or correct("page_table"), list(known))
 
 
 KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", "https://example.org/1", "vendor")
@@ -61,9 +64,11 @@ KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", 
         (_raise(SystemExit(3)), "raised SystemExit: 3"),
         (_raise(ContractViolation("too small", batch="R=1", got=1, expected=2)), "too small\n  batch: R=1\n  got: 1"),
         (_hang, f"took longer than {LIMIT_S:g} s, stuck in _hang"),
-        (_print, "the backend printed 'hello from the plugin"),
+        (_print, "the backend printed\n  got: 'hello from the plugin"),
+        (_raise(Refused(["not today"])), "a refusal counts from supports() alone: not today"),
+        (_raise(BackendRefusal("b", ["not today"])), "a refusal counts from supports() alone: backend 'b'"),
     ],
-    ids=["raises", "exits", "violates", "hangs", "prints"],
+    ids=["raises", "exits", "violates", "hangs", "prints", "refuses by the suite's error", "refuses late"],
 )
 def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], words: str) -> None:
     """An exception, an exit, a hang that swallows exceptions and a print each fail the item alone."""
@@ -73,15 +78,66 @@ def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], word
     assert words in result.message
 
 
-def test_refusal_meets_an_item() -> None:
-    """A geometry that is refused alike everywhere counts as met, with its reasons."""
-    result = _end(_raise(Refused(["page_size 3 is not served"])))
+def test_refusal_is_the_subjects_own() -> None:
+    """A geometry that supports() refuses, alike everywhere, is an outcome of its own, with its reasons."""
+
+    def run(subject: BackendUnderTest, case: Any) -> None:
+        raise subject.refusal(["page_size 3 is not served"])
+
+    result = _end(run)
     assert (result.outcome, result.message) == (Outcome.REFUSED, "page_size 3 is not served")
+
+
+def test_an_item_that_is_judged_in_part_says_so() -> None:
+    """A check that takes some geometries and finds others refused passes, with a mark."""
+
+    def run(subject: BackendUnderTest, case: Any) -> None:
+        subject.refusal(["page_size 3 is not served"])
+
+    result = _end(run)
+    assert (result.outcome, result.marks) == (Outcome.PASSED, ("partly refused",))
+
+
+@pytest.mark.parametrize("mark, words", [("interpreted", "the suite computed the output"), ("opaque", "is opaque")])
+def test_what_the_suite_computed_itself_has_not_passed(mark: str, words: str) -> None:
+    """Neither an output by the suite's interpreter nor a layout that nobody reads is a proof of anything."""
+
+    def run(subject: BackendUnderTest, case: Any) -> None:
+        getattr(subject, mark)()
+
+    result = _end(run)
+    assert result.outcome is Outcome.UNJUDGED
+    assert words in result.message
+
+
+def test_the_batch_is_shown_whatever_was_raised() -> None:
+    """An exception of the plugin comes with the forward that it was in, the known bugs, and a command."""
+
+    def run(subject: BackendUnderTest, case: Any) -> None:
+        subject.current = "r0: L=3"
+        raise ValueError("odd")
+
+    lines = _end(run).message.splitlines()
+    assert lines[-3:] == [
+        "  batch: r0: L=3",
+        "  bugs of this class: sglang#1",
+        "  run it again: draftmark contract sized --item 'some.check[a]'",
+    ]
+
+
+def test_six_counts() -> None:
+    """Every outcome has a number of its own, and what did not run is the rest."""
+    outcomes = (Outcome.PASSED, Outcome.PASSED, Outcome.REFUSED, Outcome.UNJUDGED, Outcome.FAILED)
+    counts = Counts.of([Result(str(n), "host", outcome) for n, outcome in enumerate(outcomes)], 9)
+    assert (counts.passed, counts.refused, counts.declared, counts.unjudged, counts.failed, counts.not_run) == (
+        *(2, 1, 0, 1, 1, 4),
+    )
+    assert str(counts) == "2 passed, 1 refused, 0 declared, 1 unjudged, 1 failed"
 
 
 def test_known_failure_is_strict() -> None:
     """It excuses a failure that still happens, and fails once the failure is gone."""
-    assert _end(_raise(ValueError("x")), (KNOWN,)).outcome is Outcome.KNOWN
+    assert _end(_raise(ValueError("x")), (KNOWN,)).outcome is Outcome.DECLARED
     passed = _end(_pass, (KNOWN,))
     assert passed.outcome is Outcome.FAILED
     assert "remove it from contract.toml" in passed.message
@@ -107,8 +163,9 @@ def test_marks_are_those_of_one_item() -> None:
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.interpreted()
 
-    assert _end(run).marks == ("interpreted",)
-    assert _end(_pass).marks == ()
+    subject = correct("page_table")
+    assert _end(run, subject=subject).marks == ("interpreted",)
+    assert _end(_pass, subject=subject).marks == ()
 
 
 def test_result_survives_json() -> None:

@@ -1,89 +1,133 @@
-"""The verdict: its words follow from what ran, and a recorded one goes stale when the plugin changes."""
+"""The verdict's words: each follows from what ran and how it ended, and none says more."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
+from verdicts import backend, verdict
 
-from draftmark import load
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from draftmark_contract.backend_under_test import INTERPRETED, OPAQUE
 from draftmark_contract.check import Tier
-from draftmark_contract.runner import verdict as module
-from draftmark_contract.runner.item import Outcome, Result, all_items
-from draftmark_contract.runner.verdict import Verdict, judge, stale
+from draftmark_contract.profiles import Profile
+from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.judging import judge
+from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_contract.runner.verdict import Scope, Word
 
 VERSION = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
+ALL = ", ".join(Profile)
+HOST = len(all_items(Tier.HOST.includes))
+DEVICE = len(all_items((Tier.DEVICE,)))
 
 
-@pytest.fixture(scope="module")
-def passed() -> Verdict:
-    """Everything of the sizing tier passed."""
-    results = [Result(item.id, item.tier.value, Outcome.PASSED) for item in all_items((Tier.SIZING,))]
-    return judge("reference", load("reference"), results)
+def _needing(profile: Profile, outcome: Outcome):
+    return lambda item: outcome if profile in item.needs else None
 
 
-def test_tier_that_did_not_run_is_named(passed: Verdict) -> None:
-    """The line carries the whole denominator and what was not run."""
-    total = len(all_items())
-    assert passed.conforms
-    assert passed.line.startswith(
-        f"reference conforms to draftmark contract {VERSION}: {len(passed.results)} of {total} items"
+def _in_core(item: Item) -> bool:
+    return not item.needs
+
+
+def test_a_whole_run_names_its_profiles_and_every_count() -> None:
+    """Nothing reads as a share of what was never run."""
+    told = verdict()
+    assert told.line == (
+        f"reference conforms to draftmark contract {VERSION} ({ALL}): {HOST:,} passed, 0 refused, 0 declared, "
+        f"0 unjudged, 0 failed; device tier not run ({DEVICE:,} items)"
     )
-    assert f"not run: host ({passed.denominator['host']} items), device" in passed.line
+    assert (told.word, told.exit_code()) == (Word.CONFORMS, 0)
 
 
-def test_one_failure_is_enough(passed: Verdict) -> None:
-    """A failed item, a known failure and an upcoming one are counted apart; only the first denies conformance."""
-    first, second, third, *rest = passed.results
-    changed = replace(
-        passed,
-        results=(
-            replace(first, outcome=Outcome.FAILED),
-            replace(second, outcome=Outcome.KNOWN),
-            replace(third, outcome=Outcome.UPCOMING),
-            *rest,
-        ),
-    )
-    assert not changed.conforms
-    assert "does not conform" in changed.line
-    assert "1 failed; 1 known failures; 1 upcoming" in changed.line
-    assert replace(changed, results=(*changed.results[1:], first)).conforms
+def test_what_is_refused_is_not_named() -> None:
+    """Refusals are a number of their own, and the profile that they are of is not served in full."""
+    told = verdict(_needing(Profile.FP8, Outcome.REFUSED))
+    refused = sum(Profile.FP8 in item.needs for item in all_items(Tier.HOST.includes))
+    assert told.word is Word.CONFORMS
+    assert ALL.replace(", fp8", "") in told.line
+    assert f": {HOST - refused:,} passed, {refused:,} refused, 0 declared" in told.line
 
 
-def test_some_items_give_no_verdict(passed: Verdict) -> None:
-    """A selection (-k) neither conforms nor fails."""
-    few = judge("reference", load("reference"), passed.results[:5])
-    assert not few.conforms
-    assert "has no verdict on" in few.line
-    assert "only 5 items selected" in few.line
+def test_known_failures_are_a_word_of_their_own() -> None:
+    """Declared failures take their profile away, and the exit code needs leave."""
+    told = verdict(_needing(Profile.WINDOW, Outcome.DECLARED))
+    assert told.line.startswith(f"reference conforms with known failures to draftmark contract {VERSION} (core, ")
+    assert Profile.WINDOW not in told.profiles
+    assert (told.exit_code(), told.exit_code(allow_known=True)) == (1, 0)
 
 
-def test_interpreted_items_are_counted(passed: Verdict) -> None:
-    """Items that ran without the backend's kernels show in the line."""
-    results = [replace(passed.results[0], marks=("interpreted",)), *passed.results[1:]]
-    assert "1 by the metadata interpreter" in judge("reference", load("reference"), results).line
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.DECLARED, Outcome.FAILED])
+def test_nothing_in_the_core_profile_may_be_missing(outcome: Outcome) -> None:
+    """One item of the core that is refused, declared or wrong is enough."""
+    only = next(item.id for item in all_items() if _in_core(item))
+    told = verdict(lambda item: outcome if item.id == only else None)
+    assert told.word is Word.DOES_NOT
+    assert told.line.startswith(f"reference does not conform to draftmark contract {VERSION}: ")
+    assert outcome is Outcome.FAILED or f"of the core profile 1 {outcome}" in told.line
+    assert told.exit_code(allow_known=True) == 1
 
 
-def test_record_has_a_schema_and_reads_back(passed: Verdict, tmp_path: Path) -> None:
-    """The JSON names schema, contract, source and counts."""
-    passed.write(tmp_path / "verdict.json")
-    record = json.loads((tmp_path / "verdict.json").read_text())
-    assert (record["schema"], record["verdict"]) == (1, "conforms")
-    assert record["contract"] == [CONTRACT_MAJOR, CONTRACT_MINOR]
-    assert record["items"] == sum(record["denominator"].values()) == len(all_items())
-    assert set(record["source"]) == {"distribution", "version", "commit", "clean", "files_sha256"}
+def test_a_core_that_was_not_looked_at_gives_no_verdict() -> None:
+    """An opaque layout without kernels fails nothing and shows nothing."""
+    told = verdict(lambda item: Result(item.id, "host", Outcome.UNJUDGED, OPAQUE) if item.tier is Tier.HOST else None)
+    assert told.word is Word.NONE
+    assert "of the core profile" in told.line and "unjudged" in told.line
+    assert told.exit_code() == 1
 
 
-def test_recorded_verdict_goes_stale(passed: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changed files, a dirty tree and another item count each refuse a record."""
-    backend = load("reference")
-    record = passed.as_json()
-    record["source"] = {**record["source"], "clean": True}
-    assert stale(record, backend) == []
-    assert "uncommitted" in stale({**record, "source": {**record["source"], "clean": False}}, backend)[0]
-    assert "items now" in stale({**record, "items": 3}, backend)[0]
-    monkeypatch.setattr(module, "hash_of", lambda folder: "changed")
-    assert stale(record, backend) == ["the plugin's files have changed since"]
+def _interpreted(item: Item) -> Result | None:
+    judged_here = item.tier is not Tier.HOST or item.check.name.startswith("metadata.")
+    return None if judged_here else Result(item.id, "host", Outcome.UNJUDGED, INTERPRETED)
+
+
+def test_without_kernels_the_word_is_said_of_sizes_and_metadata() -> None:
+    """What the suite computed itself is unjudged; the sentence's subject says what was judged."""
+    told = verdict(_interpreted, host_kernels=False)
+    assert (told.word, told.scope) == (Word.CONFORMS, Scope.METADATA)
+    assert told.line.startswith(f"sizing and metadata of reference conform to draftmark contract {VERSION} (core, ")
+    assert f", {told.counts.unjudged:,} unjudged, 0 failed; its kernels did not run; device tier not run" in told.line
+    assert told.counts.unjudged > told.counts.passed / 10
+
+
+def test_the_device_decides_what_the_host_left_open() -> None:
+    """An item that the host tier could not judge counts as unjudged and costs no profile once its twin has passed."""
+    told = verdict(_interpreted, Tier.DEVICE, host_kernels=False)
+    assert (told.word, told.scope, list(told.profiles)) == (Word.CONFORMS, Scope.BACKEND, list(Profile))
+    assert told.counts.unjudged
+
+
+def test_sizes_alone_are_said_to_be_alone() -> None:
+    """A run of the first tier says nothing of the backend itself."""
+    told = verdict(tier=Tier.SIZING)
+    assert told.line.startswith("sizing of reference conforms to")
+    assert told.line.endswith(f"host tier not run ({DEVICE:,} items), device tier not run ({DEVICE:,} items)")
+
+
+def test_some_items_give_no_verdict() -> None:
+    """A selection neither conforms nor fails; one that fails does."""
+    some = verdict().results[:5]
+    few = judge("reference", backend(), some)
+    assert few.line.startswith(f"reference has no verdict on draftmark contract {VERSION}: 5 items selected; 5 passed")
+    assert few.line.endswith(f"{len(all_items()) - 5:,} items not run")
+    assert (few.conforms, few.exit_code()) == (False, 0)
+    wrong = Result(some[0].item, some[0].tier, Outcome.FAILED, "why")
+    assert judge("reference", backend(), [wrong]).exit_code() == 1
+
+
+def test_the_line_names_the_contract_that_is_targeted() -> None:
+    """Newer items are counted apart, and one that fails takes its profile's name away, but not the core's."""
+    newer = {item.id for item in all_items(Tier.HOST.includes) if item.since > (1, 0)}
+    failing = {item.id for item in all_items() if item.id in newer and Profile.TREE in item.needs}
+    told = verdict(lambda item: Outcome.FAILED if item.id in failing else None, contract_minor=0)
+    assert told.line.startswith("reference conforms to draftmark contract 1.0 (core, ")
+    assert Profile.TREE not in told.profiles
+    assert f"; upcoming: {len(newer):,} newer items, up to {VERSION}, of which {len(failing):,} fail; " in told.line
+    assert told.counts.passed == HOST - len(newer)
+    core = verdict(lambda item: Outcome.FAILED if item.id in newer and _in_core(item) else None, contract_minor=0)
+    assert core.word is Word.CONFORMS and Profile.CORE in core.profiles
+
+
+def test_a_backend_that_does_not_load_has_a_verdict() -> None:
+    """With its cause, and nothing counted."""
+    told = judge("nobody", None, [], "it does not load: no such thing")
+    assert told.line.startswith(f"nobody does not conform to draftmark contract {VERSION}: it does not load: no such")
+    assert (told.counts.not_run, told.exit_code(True)) == (len(all_items()), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from draftmark.errors import BackendRefusal
 from draftmark.geometry import DeviceProfile, Geometry, Mode
 from draftmark.loaded import LoadedBackend
+from draftmark.requirements import HostLengthsNeed
 
 from .check import ContractViolation, Refused, Tier
 from .layouts import MetadataSpec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from draftmark.backend import AttentionBackend
     from draftmark.graphs import GraphState
 
+OPAQUE = "the layout is opaque or not declared, and no kernel that reads it ran here"
+INTERPRETED = "the metadata is right, but the suite computed the output from it: the backend's kernels did not run here"
 _TYPICAL = {"cuda": DeviceProfile("cuda", 90, 132), "npu": DeviceProfile("npu", 0, 24)}
 
 
@@ -34,6 +37,8 @@ class BackendUnderTest:
         tier: the tier of the item that runs.
         marks: what the item says about itself for the verdict, see `interpreted`.
         attended: whether the backend's own kernels ran.
+        refused: the refusals of this item that came from `supports`; no other one counts.
+        current: the forward, or the geometry, that the item is at, for the message of whatever is raised.
     """
 
     backend: LoadedBackend
@@ -41,6 +46,12 @@ class BackendUnderTest:
     tier: Tier
     marks: set[str] = field(default_factory=set)
     attended: bool = False
+    refused: list[Refused] = field(default_factory=list)
+    current: object = None
+
+    def for_item(self, tier: Tier) -> BackendUnderTest:
+        """The same backend, as the next item sees it."""
+        return BackendUnderTest(self.backend, self.device, tier)
 
     @property
     def kernels(self) -> bool:
@@ -48,7 +59,7 @@ class BackendUnderTest:
         return self.tier is Tier.DEVICE or self.backend.info.host_kernels
 
     def interpreted(self) -> None:
-        """Say that this item read the metadata with the contract's interpreter, not with the backend's kernels."""
+        """Say that the suite computed an output of this item from the backend's metadata, since no kernel runs here."""
         self.marks.add("interpreted")
 
     @cached_property
@@ -67,9 +78,11 @@ class BackendUnderTest:
         self.marks.add("opaque")
 
     @property
-    def unjudged(self) -> bool:
-        """Whether what rows see was left open: the layout is opaque, and no kernel's output told either."""
-        return "opaque" in self.marks and not self.attended
+    def unjudged(self) -> str:
+        """Why the item decides nothing although nothing was found wrong; empty when it decides."""
+        if "opaque" in self.marks and not self.attended:
+            return OPAQUE
+        return INTERPRETED if "interpreted" in self.marks else ""
 
     @property
     def profile(self) -> DeviceProfile:
@@ -88,12 +101,40 @@ class BackendUnderTest:
 
     def require(self, geometry: Geometry) -> None:
         """Raise `Refused` when the backend refuses `geometry`, after checking that it says so everywhere alike."""
-        geometry = self.fit(geometry)
+        geometry = self.current = self.fit(geometry)
+        reasons = self._reasons(geometry)
+        if reasons:
+            self._refused_alike(geometry, reasons)
+            raise self.refusal(reasons)
+
+    def refusal(self, reasons: Sequence[str]) -> Refused:
+        """A refusal that counts: of what `require` was told, or of several such together."""
+        made = Refused(reasons)
+        self.refused.append(made)
+        return made
+
+    def _reasons(self, geometry: Geometry) -> tuple[str, ...]:
+        """What supports() answers; else the core's own reason, exact lengths of a host that lags."""
         try:
-            self.backend.require(geometry)
+            reasons = self.backend.supports(geometry)
         except BackendRefusal as refusal:
-            self._refused_alike(geometry, refusal.reasons)
-            raise Refused(refusal.reasons) from refusal
+            raise ContractViolation(
+                "supports() raises a refusal instead of returning its reasons",
+                batch=brief(geometry),
+                got=refusal,
+                expected="a list of sentences; an empty one means that the geometry is served",
+                formula="supports(geometry)",
+                remedy="return the reasons",
+            ) from refusal
+        if not reasons and geometry.limits.host_lags and self._needs_exact_lengths(geometry):
+            try:
+                self.backend.require(geometry)
+            except BackendRefusal as refusal:
+                return refusal.reasons
+        return tuple(reasons)
+
+    def _needs_exact_lengths(self, geometry: Geometry) -> bool:
+        return self.backend.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
 
     def open(self, geometry: Geometry, guard: bool = True) -> tuple[AttentionBackend, Arena]:
         """The backend bound to a fresh arena on `device`; guard words and poison on by default.

@@ -42,11 +42,13 @@ class Case:
     Attributes:
         id: a short stable slug; results, known failures and -k go by it.
         since: contract (major, minor) in which the input joined its check.
+        geometry: one that stands for the value where the value holds none; `profiles.needs` reads it.
     """
 
     id: str
     value: Any
     since: tuple[int, int] = (1, 0)
+    geometry: Any = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Check:
         name: ``"module.function"``.
         tier: where it runs.
         cases: builds its inputs; the same for every backend, cheap, no torch.
-        run: raises `ContractViolation` when the rule is broken, `Refused` when the geometry is.
+        run: raises `ContractViolation` when the rule is broken, and the subject's own `Refused` when the geometry is.
         since: contract (major, minor) that introduced it; newer than a plugin's target means "upcoming".
         bugs: public threads that it is known from.
         doc: first line of the function's docstring.
@@ -83,9 +85,13 @@ class ContractViolation(AssertionError):
         what: one sentence.
         batch: the (small) batch or geometry that shows it.
         got, expected: the two values.
+        poison: what `got` means where it is memory that the suite had poisoned, see `harness.poison`.
         formula: where the expected value, or the plugin's, comes from.
         bug: a public thread with the same defect.
         remedy: what to change.
+
+    Attributes:
+        details: what the arguments said, by the words that the message shows.
     """
 
     def __init__(
@@ -95,31 +101,44 @@ class ContractViolation(AssertionError):
         batch: Any = None,
         got: Any = None,
         expected: Any = None,
+        poison: str = "",
         formula: str = "",
         bug: str = "",
         remedy: str = "",
     ) -> None:
         self.what = what
-        self.details = {
+        self.details: dict[str, Any] = {
             "batch": batch,
             "got": got,
             "expected": expected,
+            "poison": poison,
             "formula": formula,
             "known from": bug,
             "remedy": remedy,
         }
+        super().__init__(what)
+
+    def __str__(self) -> str:
         shown = [f"  {name}: {value}" for name, value in self.details.items() if value is not None and value != ""]
-        super().__init__("\n".join([what, *shown]))
+        return "\n".join([self.what, *shown])
 
 
 class Refused(Exception):
-    """The backend refuses this geometry, alike at every entry. The item then passes, counted as refused."""
+    """The backend refuses this geometry, alike at every entry; the item then ends as refused.
+
+    Only `BackendUnderTest.refusal` makes one that counts: raised by a plugin it is an exception like any other.
+    """
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
         super().__init__("; ".join(self.reasons))
 
 
+ORDER_OF_LEARNING = (
+    *("load", "supports", "sizing", "tightness", "overflow", "proof"),
+    *("metadata", "numerics", "padding", "lengths", "purity", "guards", "history", "tree_ops", "graphs"),
+)
+"""Modules of checks in the order in which somebody who writes a backend meets them; others come behind these."""
 _REGISTRY: dict[str, Check] = {}
 _UNAVAILABLE: dict[str, str] = {}
 
@@ -147,13 +166,18 @@ def check(
 
 
 def all_checks() -> list[Check]:
-    """Every check, sizing tier first, then by name. Imports the modules of `checks/` at the first call."""
+    """Every check by tier, and then in the order of learning. Imports the modules of `checks/` at the first call."""
     from . import checks
 
     for module in pkgutil.iter_modules(checks.__path__):
         _import(f"{checks.__name__}.{module.name}")
-    order = tuple(Tier)
-    return sorted(_REGISTRY.values(), key=lambda one: (order.index(one.tier), one.name))
+    return sorted(_REGISTRY.values(), key=_rank)  # stable: within a module, as its file has them
+
+
+def _rank(check: Check) -> tuple[int, int, str]:
+    module = check.name.partition(".")[0]
+    known = ORDER_OF_LEARNING.index(module) if module in ORDER_OF_LEARNING else len(ORDER_OF_LEARNING)
+    return tuple(Tier).index(check.tier), known, module
 
 
 def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:

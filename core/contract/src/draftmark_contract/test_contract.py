@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from draftmark_contract.runner.item import Outcome
+from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.runner.pytest_plugin import PROPERTY, contract_session
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item per check and case of the tiers that were asked for."""
-    items = list(contract_session(metafunc.config).items)
+    items = contract_session(metafunc.config).collected
     metafunc.parametrize("attn_item", items, ids=items)
 
 
@@ -24,5 +24,5 @@ def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
         pytest.fail(result.message, pytrace=False)
     if result.outcome is Outcome.UNJUDGED:
         pytest.skip(f"not judged: {result.message}")
-    if result.outcome in (Outcome.KNOWN, Outcome.UPCOMING):
+    if result.outcome in (Outcome.DECLARED, Outcome.UPCOMING):
         pytest.xfail(f"{result.outcome.value}: {result.message}")

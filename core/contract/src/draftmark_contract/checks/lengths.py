@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftmark.errors import BackendRefusal
-from draftmark.geometry import Geometry
 from draftmark.requirements import HostLengthsNeed
 
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import forward_cases
 from ..cases.forwards import ForwardCase
-from ..cases.geometries import all_shapes
-from ..check import Case, ContractViolation
+from ..check import Case
 
 if TYPE_CHECKING:
-    from ..backend_under_test import BackendUnderTest
     from ..harness.harness import Harness
 
 ALSO = ("target-overlap", "target-page32-long")
@@ -34,10 +29,6 @@ def _forwards() -> list[Case]:
     return forward_cases(*ALSO)
 
 
-def _geometries() -> list[Case]:
-    return [shape.case(shape.geometry) for shape in all_shapes()]
-
-
 @behaviour(
     Given.FORWARD,
     cases=_forwards,
@@ -52,22 +43,3 @@ def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
             told.add(batch.host)
             harness.arena.poison()
             harness.forward_holds(forward, batch, f"with {kind} host lengths the output")
-
-
-@behaviour(Given.SUBJECT, cases=_geometries)
-def exact_excludes_overlap(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """A backend that needs exact lengths refuses a geometry with overlap, and no other for that reason."""
-    subject.require(geometry)
-    overlapped = replace(geometry, limits=replace(geometry.limits, overlap=True))
-    need = subject.backend.requirements(geometry).host_lengths
-    try:
-        subject.backend.require(overlapped)
-    except BackendRefusal:
-        return
-    if need is HostLengthsNeed.EXACT:
-        raise ContractViolation(
-            "a backend that needs exact host lengths serves a geometry with overlap",
-            batch=overlapped,
-            got="no refusal",
-            expected="a refusal with the remedy overlap=False",
-        )

@@ -17,6 +17,7 @@ from draftmark.version import CONTRACT_MINOR
 
 from ..check import Case, ContractViolation, Tier, all_checks, check
 from ..layouts import Layout, LengthConvention, Level, MetadataSpec
+from ..runner.identity import siblings_of
 from ..runner.known import known_failures
 from ..sizing.geometries import mandatory, tight_geometries
 
@@ -118,6 +119,23 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
                 f"Level.buffers[{role.value!r}] = {name!r} in the modes that write it",
                 bug="vllm#17394",
             )
+
+
+@check(tier=Tier.SIZING, cases=_once, since=(1, 2))
+def siblings_are_declared(subject: BackendUnderTest, _: None) -> None:
+    """BackendInfo.runs_code_of names the backends whose packages the plugin imports: its verdict depends on them."""
+    declared = set(getattr(subject.backend.info, "runs_code_of", ()))
+    installed = {row.name for row in available()}
+    if declared - installed:
+        _wrong("BackendInfo.runs_code_of names no installed backend", sorted(declared - installed), sorted(installed))
+    undeclared = siblings_of(subject.backend) - declared
+    if undeclared:
+        _wrong(
+            "the plugin imports the packages of backends that BackendInfo.runs_code_of does not name",
+            sorted(declared),
+            sorted(undeclared | declared),
+            f"runs_code_of={tuple(sorted(undeclared | declared))!r}",
+        )
 
 
 @check(tier=Tier.SIZING, cases=_once)

@@ -6,16 +6,19 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..check import Case, ContractViolation, Refused, Tier, check
-from ..sizing.geometries import SERVED
+from ..check import Case, ContractViolation, Tier, check
+from ..sizing.geometries import SERVED, standing_for
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
 
 def _cases() -> Sequence[Case]:
-    names = [f"{name}{overlap}" for name in SERVED for overlap in ("", "-overlap")]
-    return [Case(name, index) for index, name in enumerate(names)]
+    kinds = [(name, modes, overlap) for name, modes in SERVED.items() for overlap in (False, True)]
+    return [
+        Case(f"{name}{'-overlap' * overlap}", index, geometry=standing_for(modes, overlap))
+        for index, (name, modes, overlap) in enumerate(kinds)
+    ]
 
 
 @check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))
@@ -40,4 +43,4 @@ def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
             remedy="take the extent from Geometry, and combine with ceil_div, maximum and minimum",
         )
     if all(proof.status is Status.REFUSED for proof in proofs):
-        raise Refused([proof.note for proof in proofs])
+        raise subject.refusal([proof.note for proof in proofs])

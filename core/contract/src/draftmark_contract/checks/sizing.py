@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from draftmark.errors import BackendRefusal
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
-from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
+from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, standing_for
 from ..sizing.required_sizes import RequiredSize, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
 
@@ -46,7 +45,7 @@ def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 def _processors() -> Sequence[Case]:
     return [
-        Case(f"{name}-sm{count}", (modes, count))
+        Case(f"{name}-sm{count}", (modes, count), geometry=standing_for(modes))
         for name, modes in SERVED.items()
         for count in (1, 24, 78, 108, 132, 188)
     ]
@@ -76,7 +75,7 @@ def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], 
 
 def _random_cases() -> Sequence[Case]:
     return [
-        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap))
+        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap), geometry=standing_for(modes, overlap))
         for name, modes in SERVED.items()
         for overlap in (False, True)
     ]
@@ -111,7 +110,7 @@ def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool
 
     holds()
     if not any(served):
-        raise Refused(["no random geometry of these modes is served"])
+        raise subject.refusal(["no random geometry of these modes is served"])
 
 
 def _each_served(subject: BackendUnderTest, geometries: Iterable[Geometry]) -> None:
@@ -132,7 +131,7 @@ def _each_served(subject: BackendUnderTest, geometries: Iterable[Geometry]) -> N
 def _served(subject: BackendUnderTest, geometry: Geometry) -> bool:
     try:
         subject.require(geometry)
-    except (Refused, BackendRefusal):
+    except Refused:
         return False
     assert_covered(subject, subject.fit(geometry))
     return True

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftmark.geometry import DraftShape, Geometry, Limits, Mode
+from draftmark.registry import available
 
+from ..behaviour import Given, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.batches import brief
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
@@ -59,16 +64,49 @@ def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
     _answers(subject, geometry)
 
 
-@check(tier=Tier.HOST, cases=odd_geometries, bugs=("sglang#32920",))
+@behaviour(Given.SUBJECT, cases=odd_geometries, bugs=("sglang#32920",))
 def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> None:
     """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
     subject.open(geometry)
 
 
-@check(tier=Tier.DEVICE, cases=odd_geometries, bugs=("sglang#32920",))
-def opens_on_device(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """The same on the device itself."""
-    subject.open(geometry)
+_ELSEWHERE = """
+import json, sys
+from dataclasses import replace
+from draftmark import load
+from draftmark.geometry import DeviceProfile
+from draftmark_contract.sizing.geometries import odd_geometries
+backend, device = load(sys.argv[1]), DeviceProfile(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+print(json.dumps([backend.supports(replace(case.value, device=device)) for case in odd_geometries()]))
+"""
+
+
+def _once() -> Sequence[Case]:
+    return [Case("odd-geometries", None)]
+
+
+@behaviour(Given.SUBJECT, cases=_once, since=(1, 2), bugs=("sglang#32920",))
+def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
+    """What supports() says here, with torch and the backend in use, it says in a fresh process without them."""
+    if subject.backend.name not in {row.name for row in available()}:
+        return  # an object registered by a test is in no other process
+    subject.open(mandatory())
+    cases, device = odd_geometries(), subject.profile
+    command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]
+    command += [device.kind, str(device.arch), str(device.num_sms)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answers = json.loads(done.stdout.rpartition("\n")[0].rpartition("\n")[2])
+    for case, there in zip(cases, answers, strict=True):
+        here = subject.backend.supports(subject.fit(case.value))
+        if here != there:
+            raise ContractViolation(
+                "supports() answers otherwise in a process without torch and the backend's runtime",
+                batch=brief(case.value),
+                got=f"{there} there",
+                expected=f"{here}, as here",
+                formula="supports(geometry)",
+                remedy="decide by the geometry alone: what is sized on a laptop is served on the device",
+            )
 
 
 def _same_answer(subject: BackendUnderTest, geometry: Geometry) -> None:

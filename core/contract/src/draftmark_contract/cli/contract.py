@@ -11,6 +11,7 @@ examples:
   draftmark contract my_npu --tier sizing
   draftmark contract cuda_triton --tier device --json verdict.json --html report.html
   draftmark contract my_npu -k padding
+  draftmark contract my_npu --item 'numerics.match_float64[mandatory-decode]'
   draftmark contract my_npu --sample 3 --workers 2
   draftmark contract my_npu --journal run.jsonl
   draftmark contract my_npu --journal run.jsonl --tier device --json verdict.json
@@ -25,13 +26,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a backend; `draftmark list` shows them")
     parser.add_argument("--tier", choices=("sizing", "host", "device"), default="host", help="run up to this tier")
     parser.add_argument("--device", help="torch device of the device tier, e.g. cuda:1")
-    parser.add_argument("--json", metavar="FILE", help="write the verdict")
+    parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
+    parser.add_argument("--record", metavar="FILE", help="write the verdict in short, as a repository keeps it")
     parser.add_argument("--html", metavar="FILE", help="write a report, one self-contained page")
     parser.add_argument("--journal", metavar="FILE", help="keep results here; a later run goes on, elsewhere too")
     parser.add_argument("-k", metavar="EXPRESSION", help="run some items only (pytest's -k); gives no verdict")
+    parser.add_argument(
+        "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
+    )
     few = "at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (needs pytest-xdist)")
+    known = "exit code 0 for a backend that conforms with known failures"
+    parser.add_argument("--allow-known", action="store_true", help=known)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,5 +46,16 @@ def run(args: argparse.Namespace) -> int:
     from ..runner.run import run_contract
 
     return run_contract(
-        args.name, args.tier, args.json, args.html, args.k, args.device, args.workers, args.sample, args.journal
+        args.name,
+        args.tier,
+        json_path=args.json,
+        html_path=args.html,
+        k=args.k,
+        device=args.device,
+        workers=args.workers,
+        sample=args.sample,
+        journal_path=args.journal,
+        items=args.item,
+        record_path=args.record,
+        allow_known=args.allow_known,
     )

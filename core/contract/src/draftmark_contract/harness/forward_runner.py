@@ -40,8 +40,6 @@ class ForwardRunner:
         self.kernels = subject.kernels
         self.null_pages = formulas.null_pages(geometry, subject.backend.requirements(geometry).unique_slots)
         self.tensors = CaseTensors(geometry, subject.device, num_pages + self.null_pages - 1, pool)
-        if not self.kernels:
-            subject.interpreted()
 
     @property
     def host(self) -> str:
@@ -66,6 +64,7 @@ class ForwardRunner:
 
     def set(self, forward: ForwardCase, host: str | None = None) -> ForwardBatch:
         """Put a forward's batch on the tensors; rows and cache stay as they are."""
+        self.subject.current = forward
         return self.tensors.set(forward, host or self.host)
 
     def prepare(self, batch: ForwardBatch) -> None:
@@ -116,6 +115,7 @@ class ForwardRunner:
         self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors, arena: Mapping[str, torch.Tensor]
     ) -> None:
         """What correct kernels would make of the metadata."""
+        self.subject.interpreted()
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
         pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]
         store(pools, found.writes or truth.writes, forward, tensors)

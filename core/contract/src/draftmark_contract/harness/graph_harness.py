@@ -19,6 +19,7 @@ from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured
 from ..check import ContractViolation
 from ..oracle.formulas import draft_steps
+from .eagerly import eagerly_too
 from .expected import Expected
 from .harness import Harness
 from .tensors import CaseTensors
@@ -73,6 +74,7 @@ class GraphHarness:
         self.plan(loaded)
         return loaded, self.step(loaded)
 
+    @eagerly_too
     def record(self, key: GraphKey, loaded: Loaded) -> Copies:
         """Capture the step of a round that was warmed up; the copies are filled by the first replay."""
 
@@ -96,7 +98,7 @@ class GraphHarness:
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
         """Fill the static buffers for a round; `forward` is its last step."""
-        forward = self.harness.place(forward)
+        forward = self.harness.subject.current = self.harness.place(forward)
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         forwards = [forward.at_step(i) for i in steps] or [forward]
         batches: list[ForwardBatch] = []
@@ -116,11 +118,13 @@ class GraphHarness:
         host = "exact" if self.harness.host == "exact" else kinds[number % len(kinds)]
         return self.load(forward, seed=number, host=host)
 
+    @eagerly_too
     def plan(self, loaded: Loaded) -> None:
         """The host half, before every run and every replay."""
         for batch in loaded.batches:
             self.harness.backend.plan(batch)
 
+    @eagerly_too
     def step(self, loaded: Loaded) -> Copies:
         """The device half: every step's metadata and layer; returns copies of the metadata."""
         copies = []
@@ -131,6 +135,7 @@ class GraphHarness:
                 self.harness.layer(forward, batch, tensors)
         return copies
 
+    @eagerly_too
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
         """Replay a round; its plan ran before."""
         runs = self.runs
@@ -161,6 +166,7 @@ class GraphHarness:
         self.replay(key, loaded)
         self.round_holds(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())
 
+    @eagerly_too
     def round_holds(self, loaded: Loaded, copies: Copies, what: str) -> None:
         """Of every step of a round that ran or was replayed: metadata, outputs, cache and guard words are right."""
         steps = zip(loaded.forwards, loaded.batches, self.stages, loaded.expected, copies, strict=False)

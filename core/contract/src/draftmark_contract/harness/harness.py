@@ -21,6 +21,7 @@ from ..oracle.problem import DecodeProblem
 from .expected import Expected, answer_of, truth_of
 from .forward_runner import ForwardRunner
 from .host_reads import host_reads
+from .poison import poison_in
 from .reachable import reachable_storages
 from .tensors import raw
 from .watch import Watch, batch_tensors
@@ -113,6 +114,7 @@ class Harness(ForwardRunner):
                 forward,
                 f"{float(out[number, head, dim]):.6g} at request {n}, row {row}, head {head}, dim {dim}",
                 f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
+                poison=poison_in(float("nan")) if bool(out[number, head, dim].isnan()) else "",
                 formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
             )
         if not bool(torch.isfinite(out[live:].float()).all()):
@@ -196,6 +198,14 @@ def _slots(what: str, forward: ForwardCase, got: tuple[int, ...], want: tuple[in
 
 
 def _violation(
-    what: str, forward: ForwardCase, got: object, expected: object, *, formula: str = "", bug: str = ""
+    what: str,
+    forward: ForwardCase,
+    got: object,
+    expected: object,
+    *,
+    poison: str | None = None,
+    formula: str = "",
+    bug: str = "",
 ) -> ContractViolation:
-    return ContractViolation(what, batch=forward, got=got, expected=expected, formula=formula, bug=bug)
+    poison = poison_in(got) if poison is None else poison
+    return ContractViolation(what, batch=forward, got=got, expected=expected, poison=poison, formula=formula, bug=bug)

@@ -5,54 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-import traceback
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass
 
-from draftmark.errors import DraftmarkError
-from draftmark.version import CONTRACT_MAJOR
+from draftmark.loaded import LoadedBackend
+from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
+from ..profiles import Features, needs
+from .explanation import explanation
 from .known import KnownFailure
-from .limits import LIMIT_S, TimeLimit, time_limit
-
-
-class Outcome(StrEnum):
-    """How an item ended. FAILED alone fails the run."""
-
-    PASSED = "passed"
-    REFUSED = "refused"
-    """Passed: the geometry is refused, alike everywhere."""
-    UNJUDGED = "unjudged"
-    """Nothing was found wrong, but what rows see was not looked at: see `BackendUnderTest.unjudged`."""
-    KNOWN = "known"
-    """Failed as `contract.toml` says it does."""
-    UPCOMING = "upcoming"
-    """Failed a check that is newer than the contract the plugin targets."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one item ended; `message` is complete enough for a bug report."""
-
-    item: str
-    tier: str
-    outcome: Outcome
-    message: str = ""
-    seconds: float = 0.0
-    marks: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain types."""
-        return {**asdict(self), "outcome": self.outcome.value, "marks": list(self.marks)}
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Result:
-        """The inverse of `as_json`."""
-        return cls(**{**row, "outcome": Outcome(row["outcome"]), "marks": tuple(row["marks"])})
+from .limits import LIMIT_S, time_limit
+from .outcome import Outcome, Result
 
 
 @dataclass(frozen=True)
@@ -78,9 +42,9 @@ class Item:
         return max(self.check.since, self.case.since)
 
     @property
-    def doc(self) -> str:
-        """What the check says about itself."""
-        return f"{self.check.name}: {self.check.doc}"
+    def needs(self) -> Features:
+        """The profiles that a backend must serve to meet the item otherwise than by refusing."""
+        return needs(self.case.value if self.case.geometry is None else self.case.geometry)
 
 
 def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[Item]:
@@ -88,20 +52,32 @@ def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[It
     return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
 
 
+def targeted_minor(backend: LoadedBackend) -> int:
+    """Of the contract that the plugin was written for; `load.describes_itself` complains of an impossible one."""
+    told = backend.info.contract_minor
+    return told if isinstance(told, int) and 0 <= told <= CONTRACT_MINOR else CONTRACT_MINOR
+
+
 def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
     """Run one item. Whatever the plugin raises, prints or hangs in becomes a `Result`."""
-    subject = replace(subject, tier=item.tier, marks=set(), attended=False)
+    subject = subject.for_item(item.tier)
     start = time.monotonic()
     outcome, message = _run(item, subject)
     seconds = round(time.monotonic() - start, 3)
     entry = next((one for one in known if one.matches(item.id)), None)
     if outcome is Outcome.FAILED and entry is not None:
-        outcome, message = Outcome.KNOWN, f"{entry.id}: {entry.reason} ({entry.fault}, {entry.url})\n{message}"
-    elif outcome is Outcome.FAILED and item.since > (CONTRACT_MAJOR, subject.backend.info.contract_minor):
-        outcome = Outcome.UPCOMING
-    elif entry is not None and outcome is Outcome.PASSED:
+        outcome, message = Outcome.DECLARED, f"{entry.id}: {entry.reason} ({entry.fault}, {entry.url})\n{message}"
+    elif outcome is Outcome.PASSED and entry is not None:
         outcome, message = Outcome.FAILED, f"known failure {entry.id!r} passes now: remove it from contract.toml"
+    if outcome is Outcome.FAILED and item.since > (CONTRACT_MAJOR, targeted_minor(subject.backend)):
+        outcome = Outcome.UPCOMING
+    if outcome is Outcome.PASSED and subject.refused:
+        subject.marks.add(PARTLY_REFUSED)
     return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)))
+
+
+PARTLY_REFUSED = "partly refused"
+"""Mark of an item that was judged on some of its geometries, while others were refused."""
 
 
 def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
@@ -109,36 +85,15 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
     try:
         with contextlib.redirect_stdout(said), time_limit(LIMIT_S):
             item.check.run(subject, item.case)
-    except Refused as refusal:
-        return Outcome.REFUSED, str(refusal)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise anything, SystemExit included
-        return Outcome.FAILED, f"{item.doc}\n{_explain(error)}"
+        if isinstance(error, Refused) and any(error is one for one in subject.refused):
+            return Outcome.REFUSED, str(error)
+        return Outcome.FAILED, explanation(error, item.check, item.case, subject)
     if said.getvalue():
-        return Outcome.FAILED, f"{item.doc}\nthe backend printed {said.getvalue()[:200]!r}; use logging"
+        printed = ContractViolation("the backend printed", got=repr(said.getvalue()[:200]), remedy="use logging")
+        return Outcome.FAILED, explanation(printed, item.check, item.case, subject)
     if subject.unjudged:
-        return Outcome.UNJUDGED, "the layout is opaque or not declared, and no kernel that reads it ran here"
+        return Outcome.UNJUDGED, subject.unjudged
     return Outcome.PASSED, ""
-
-
-def _explain(error: BaseException) -> str:
-    if isinstance(error, ContractViolation):
-        return str(error)
-    if isinstance(error, TimeLimit):
-        where = traceback.extract_tb(error.__traceback__)[-2]  # the last one is the alarm's own
-        return f"{error}, stuck in {where.name} ({where.filename.rpartition('/')[2]}:{where.lineno})"
-    if isinstance(error, DraftmarkError):
-        return f"{type(error).__name__}: {error}{_where(error)}"
-    return f"raised {type(error).__name__}: {error}{_where(error)}"
-
-
-def _where(error: BaseException) -> str:
-    """The last frames, by file name alone, of the error and of what caused it."""
-    lines = []
-    cause: BaseException | None = error
-    while cause is not None:
-        frames = traceback.extract_tb(cause.__traceback__)[-3:]
-        lines += [f"  {type(cause).__name__} at {f.filename.rpartition('/')[2]}:{f.lineno} in {f.name}" for f in frames]
-        cause = cause.__cause__
-    return "".join(f"\n{line}" for line in lines)

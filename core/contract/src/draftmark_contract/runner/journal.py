@@ -7,39 +7,20 @@ Lines are ``{"journal": …}`` (what it speaks of; the first), ``{"run": …}`` 
 from __future__ import annotations
 
 import json
-import platform
-import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from importlib import metadata, util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftmark.registry import Available, entry
-from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
-
-from .item import Outcome, Result, all_items
-from .known import hash_of
+from .explanation import again
+from .item import all_items
+from .outcome import Outcome, Result
+from .source import CLEAN
 
 
 class ForeignJournal(ValueError):
-    """The file speaks of other code than what is installed."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a result depends on, and what a journal must agree with: the backend's files, and the suite."""
-
-    backend: str
-    files_sha256: str
-    contract: str
-    items: int
-
-    @classmethod
-    def now(cls, name: str) -> Judged:
-        """As installed. Imports no backend."""
-        return cls(name, hash_of(_folder(entry(name))), f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}", len(all_items()))
+    """The file speaks of other code than what is installed, or is no journal."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +29,30 @@ class Journal:
 
     path: Path
 
-    def begin(self, name: str) -> None:
-        """Start a run of backend `name`.
+    def begin(self, judged: dict[str, Any], run: dict[str, Any]) -> None:
+        """Start a run.
+
+        Args:
+            judged: what results depend on: ``backend``, its name, and ``identity``, see `identity.identity_of`.
+            run: where and when, see `machine`, and the ``source`` of the code.
 
         Raises:
-            ForeignJournal: the file has results of another backend, of other files of it, or of another suite.
+            ForeignJournal: the file has results of another backend, of other code of it, or of another suite.
         """
-        now = asdict(Judged.now(name))
-        was = next((row["journal"] for row in self._rows() if "journal" in row), None)
-        if was is None:
-            self.note({"journal": now})
-        elif was != now:
-            told = "; ".join(
-                f"{key} is {was.get(key)!r}, now {value!r}" for key, value in now.items() if was.get(key) != value
-            )
+        was = self.judged
+        if not was:
+            if self.path.is_file() and self.path.stat().st_size:
+                raise ForeignJournal(f"{self.path} is no journal of a contract run; name a new file")
+            self.note({"journal": judged})
+        elif was != judged:
+            told = "; ".join(_differences(was, judged))
             raise ForeignJournal(f"{self.path}: {told}; name a new file, or bring back what this one speaks of")
-        self.note({"run": here(name)})
+        self.note({"run": run})
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """What the file's results depend on; empty for a file that is not begun."""
+        return next((dict(row["journal"]) for row in self._rows() if "journal" in row), {})
 
     def note(self, row: dict[str, Any]) -> None:
         """Append one line."""
@@ -86,11 +75,19 @@ class Journal:
         counts = Counter(last.values())
         return [{**run, "items": counts[index]} for index, run in enumerate(runs) if counts[index]]
 
+    def source(self) -> dict[str, Any] | None:
+        """The source of a run that proved its tree clean: all runs of one journal are of the same code."""
+        sources = (run.get("source") or {} for run in self.runs())
+        return next((source for source in sources if source.get("tree") == CLEAN), None)
+
     def fail_unfinished(self, message: str) -> bool:
         """Note the item under way in the latest run as failed, and say whether there was one."""
         under_way: dict[str, None] = {}
+        backend = "NAME"
         for row in self._rows():
-            if "run" in row:
+            if "journal" in row:
+                backend = row["journal"]["backend"]
+            elif "run" in row:
                 under_way = {}
             elif "started" in row:
                 under_way[row["started"]] = None
@@ -100,44 +97,26 @@ class Journal:
         if item is None:
             return False
         tier = next((one.tier.value for one in all_items() if one.id == item), "sizing")
-        self.note(Result(item, tier, Outcome.FAILED, message).as_json())
+        self.note(Result(item, tier, Outcome.FAILED, f"{message}\n{again(backend, item)}").as_json())
         return True
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.path.is_file():
             return
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except json.JSONDecodeError:  # the process was ended while it wrote
                 continue
+            if isinstance(row, dict):
+                yield row
 
 
-def here(name: str) -> dict[str, Any]:
-    """Python, machine, and versions of the backend's own distribution and of what it asks for, as installed."""
-    row = entry(name)
-    versions = {}
-    for package in ("draftmark", "torch", row.distribution if row else "", *_required(row)):
-        try:
-            versions[package] = metadata.version(package)
-        except (metadata.PackageNotFoundError, ValueError):
-            continue
-    return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
-
-
-def _folder(row: Available | None) -> Path | None:
-    """Where the backend's module lies, found without running any of its code."""
-    top, *rest = row.module.partition(":")[0].split(".") if row else [""]
-    spec = util.find_spec(top) if top else None
-    if spec is None or spec.origin is None:
-        return None
-    found = Path(spec.origin).parent.joinpath(*rest)
-    return found if found.is_dir() else found.parent
-
-
-def _required(row: Available | None) -> list[str]:
-    try:
-        asked = metadata.requires(row.distribution) or [] if row else []
-    except metadata.PackageNotFoundError:
-        return []
-    return [re.split(r"[^A-Za-z0-9._-]", line.strip())[0] for line in asked]
+def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """What the journal speaks of beside what is installed; digests by part."""
+    if was.get("backend") != now["backend"]:
+        yield f"backend is {was.get('backend')!r}, now {now['backend']!r}"
+    then = was.get("identity") or {}
+    for part in sorted(then.keys() | now["identity"].keys()):
+        if then.get(part) != now["identity"].get(part):
+            yield f"the code of {part!r} is other than it was"

@@ -1,5 +1,7 @@
 """Known failures of a plugin, read from its own `contract.toml`; strict: one that passes, or matches nothing, fails.
 
+They are counted as declared, keep a profile from being named, and may not touch the core profile.
+
 [[known_failure]]
 id = "window-fp8"
 item = "numerics.matches_float64[window-*-fp8]"
@@ -11,7 +13,6 @@ fault = "vendor"          # or "plugin", "driver", "torch"
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -68,13 +69,3 @@ def plugin_folder(backend: LoadedBackend) -> Path | None:
     """The folder of the plugin's own module, or None when it has no file."""
     file = getattr(sys.modules.get(backend.module), "__file__", None)
     return Path(file).parent if file else None
-
-
-def hash_of(folder: Path | None) -> str:
-    """SHA-256 of the files under `folder` and their names, caches left out."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder else []:
-        if path.is_file() and "__pycache__" not in path.parts:
-            name = path.relative_to(folder).as_posix()  # type: ignore[arg-type]
-            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()

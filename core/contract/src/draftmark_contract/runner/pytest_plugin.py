@@ -14,8 +14,10 @@ import pytest
 
 if TYPE_CHECKING:
     from .session import ContractSession
+    from .verdict import Verdict
 
 PROPERTY = "draftmark"
+ITEMS_PER_DOT = 40
 _SESSION = pytest.StashKey["ContractSession"]()
 _RESULTS = pytest.StashKey[dict[str, Any]]()
 
@@ -35,8 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-sample", metavar="N", type=int, default=0, help="at most N cases of each check, evenly spread"
     )
-    group.addoption("--attn-json", metavar="FILE", help="write the verdict as JSON")
+    group.addoption(
+        "--attn-item", metavar="ID", action="append", default=[], help="run this very item; may be repeated"
+    )
+    group.addoption("--attn-json", metavar="FILE", help="write the verdict with every item as JSON")
+    group.addoption("--attn-record", metavar="FILE", help="write the verdict in short, as a repository keeps it")
     group.addoption("--attn-html", metavar="FILE", help="write the report as one HTML page")
+    group.addoption(
+        "--attn-allow-known", action="store_true", help="exit code 0 where all that fails is declared in contract.toml"
+    )
     group.addoption(
         "--attn-journal", metavar="FILE", help="note each item as it starts and ends; skip those that ended"
     )
@@ -63,6 +72,7 @@ def contract_session(config: pytest.Config) -> ContractSession:
             config.getoption("attn_device"),
             _path(config, "attn_journal"),
             config.getoption("attn_sample"),
+            config.getoption("attn_item"),
         )
     return config.stash[_SESSION]
 
@@ -90,6 +100,13 @@ class Collector:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.records: dict[str, dict[str, Any]] = config.stash[_RESULTS]
+        self.verdict: Verdict | None = None
+        self.on_one_screen = bool(config.getoption("attn_backend")) and config.getoption("tbstyle") == "no"
+        self.failed = False
+
+    def pytest_report_teststatus(self) -> tuple[str, str, str] | None:
+        """Leave pytest nothing to print of an item where the suite shows the failures itself."""
+        return ("contract", "", "") if self.on_one_screen else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record that the item attached, or make one for an item whose process died."""
@@ -101,23 +118,44 @@ class Collector:
         path, _, item = report.nodeid.partition("::test_contract[")
         if report.failed and item and path.endswith("test_contract.py"):
             self.records.setdefault(item[:-1], {"item": item[:-1], "died": str(report.longrepr)})
+        self.failed = self.failed or report.failed
+        if self.on_one_screen and report.when == "call" and len(self.records) % ITEMS_PER_DOT == 0:
+            self._dot()
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the verdict, and write the files that were asked for."""
+    def _dot(self) -> None:
+        """A sign of life: one for so many items."""
+        terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
+        terminal.write("F" if self.failed else ".", flush=True)
+        self.failed = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Judge, write the files that were asked for, and let the verdict decide the exit code."""
         if not self.records or not self.config.getoption("attn_backend"):
             return
+        from .outputs import write_outputs
         from .session import conclude
 
-        verdict = conclude(contract_session(self.config), self.records)
-        json_path, html_path = _path(self.config, "attn_json"), _path(self.config, "attn_html")
-        if json_path:
-            verdict.write(json_path)
-        if html_path:
-            from .report.html import write_page
+        self.verdict = verdict = conclude(contract_session(self.config), self.records)
+        write_outputs(verdict, *(self.config.getoption(f"attn_{kind}") for kind in ("json", "record", "html")))
+        code = verdict.exit_code(self.config.getoption("attn_allow_known"))
+        if code and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-            write_page(verdict, html_path)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what failed, where pytest does not, and the verdict."""
+        if self.verdict is None:
+            return
+        from .failures import failure_lines, verdict_lines
+
         terminalreporter.section("draftmark contract")
-        terminalreporter.write_line(verdict.line, green=verdict.conforms, red=bool(verdict.failures))
+        if self.on_one_screen:
+            for line in failure_lines(self.verdict):
+                terminalreporter.write_line(line)
+        first, *rest = verdict_lines(self.verdict)
+        terminalreporter.write_line(first, green=self.verdict.conforms, red=bool(self.verdict.failures))
+        for line in rest:
+            terminalreporter.write_line(line)
 
 
 def _path(config: pytest.Config, option: str) -> Path | None:

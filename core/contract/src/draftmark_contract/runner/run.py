@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from draftmark.registry import load
 
 from ..check import Tier
+from .asked import Asked, WrongArguments
+from .failures import verdict_lines
 from .journal import ForeignJournal, Journal
+from .judging import judge
 from .limits import LIMIT_S
+from .outputs import write_outputs
+from .probe import probe
 from .session import DEVICE_LOST
 
 Say = Callable[[str], None]
-PYTEST_FAILED = (0, 1)
-"""Exit codes of a run that came to its end."""
+NO_ITEMS = 5
+"""pytest's exit code of a run without items."""
+PYTEST_ENDED = (0, 1, 2, NO_ITEMS)
+"""Exit codes of a run that came to its end, was interrupted, or had nothing to do."""
 DIED = "the process ended with code {} in this item (a crash, os._exit or a hang)"
 STALLED_S = 1.5 * LIMIT_S
 """No item takes longer than its limit, unless native code hangs: then the process is ended from outside."""
@@ -36,45 +45,46 @@ def run_contract(
     workers: int = 0,
     sample: int = 0,
     journal_path: str | None = None,
+    items: Sequence[str] = (),
+    record_path: str | None = None,
+    allow_known: bool = False,
 ) -> int:
-    """Judge one backend in a process of its own, and print the verdict.
+    """Judge one backend in a process of its own, and print the verdict; the arguments are those of `Asked`.
 
     An item that ends the process (a crash, `os._exit`), costs it the device or hangs in native code fails, and the rest
-    still runs.
-
-    Args:
-        tier: run up to ``sizing``, ``host`` or ``device``.
-        json_path, html_path: where to write the record and the report.
-        k: pytest's -k expression; a run of some items gives no verdict.
-        device: torch device of the device tier.
-        workers: pytest-xdist processes; 0 for none.
-        sample: at most so many cases of each check, evenly spread; 0 for all. Fewer than all give no verdict.
-        journal_path: keep each item's result in this file; a run with the same file, on another machine too, leaves
-            out the items that it has.
+    still runs. There is a verdict in any case, also on a backend that does not load.
 
     Returns:
-        0 when every item of the tiers that ran is met, 2 for wrong arguments, 1 otherwise.
+        0 when the backend conforms, or nothing failed in a selection of items; 2 for wrong arguments; 1 otherwise.
     """
-    if tier not in {one.value for one in Tier}:
-        print(f"tier is {tier!r}, but it must be sizing, host or device", file=sys.stderr)
+    asked = Asked(
+        name,
+        tier,
+        json_path,
+        record_path,
+        html_path,
+        k,
+        tuple(items),
+        device,
+        workers,
+        sample,
+        journal_path,
+        allow_known,
+    )
+    try:
+        asked.check()
+        begin = probe(name, asked.highest, device or "")
+        if "unusable" in begin:
+            raise WrongArguments(f"the device tier cannot run here: {begin['unusable']}")
+        if "error" in begin:
+            return _without_backend(asked, f"it does not load: {begin['error']}")
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal(Path(journal_path or Path(folder, "journal.jsonl")).absolute())
+            journal.begin(begin["judged"], begin["run"])
+            return _run(asked, journal, Path(folder))
+    except (WrongArguments, ForeignJournal) as error:
+        print(f"draftmark contract: {error}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(journal_path or Path(folder, "journal.jsonl")).absolute())
-        try:
-            journal.begin(name)
-        except ForeignJournal as error:
-            print(error, file=sys.stderr)
-            return 2
-        command = _command(name, tier, Path(folder), journal.path, device, k, workers, sample)
-        for option, path in (("--attn-json", json_path), ("--attn-html", html_path)):
-            command += [f"{option}={Path(path).absolute()}"] if path else []
-        while True:
-            ended = len(journal.ended())
-            code = _watch(command, journal.path)
-            if code == DEVICE_LOST and len(journal.ended()) > ended:  # or a plugin ended it with that very code
-                continue
-            if code in PYTEST_FAILED or not journal.fail_unfinished(DIED.format(code)):
-                return code if code in (0, 2) else 1
 
 
 def prove(name: str, say: Say = print) -> int:
@@ -97,25 +107,57 @@ def prove(name: str, say: Say = print) -> int:
     return int(any(proof.fails for proof in proofs))
 
 
-def _command(
-    name: str, tier: str, folder: Path, journal: Path, device: str | None, k: str | None, workers: int, sample: int
-) -> list[str]:
+def _run(asked: Asked, journal: Journal, folder: Path) -> int:
+    """Run the items, in as many processes one after another as they end, to the verdict."""
+    command = _command(asked, folder, journal.path)
+    while True:
+        ended = len(journal.ended())
+        code = _watch(command, journal.path)
+        if code in PYTEST_ENDED:
+            if code == NO_ITEMS:
+                print(f"draftmark contract: -k {asked.k!r} selects no item", file=sys.stderr)
+            return 2 if code == NO_ITEMS else code
+        if code == DEVICE_LOST and len(journal.ended()) > ended:  # or a plugin ended it with that very code
+            continue
+        if not journal.fail_unfinished(DIED.format(code)):
+            return _without_backend(asked, f"the run ended with code {code} outside of any item", journal)
+
+
+def _without_backend(asked: Asked, error: str, journal: Journal | None = None) -> int:
+    """The verdict of a run whose process could not give one."""
+    verdict = judge(asked.name, None, list(journal.ended().values()) if journal else [], error)
+    write_outputs(verdict, asked.json_path, asked.record_path, asked.html_path)
+    print("\n".join(verdict_lines(verdict)))
+    return 1
+
+
+def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", f"--attn-backend={name}"]
-    command += [f"--attn-tier={tier}", f"--attn-journal={journal}", "-q", "--no-header", "-p", "no:cacheprovider"]
-    # The caller's project has no say here: no configuration, no conftest, no added options.
-    command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts="]
-    command += [f"--attn-device={device}"] if device else []
-    command += ["-k", k] if k else []
-    command += [f"--attn-sample={sample}"] if sample else []
-    return command + (["-n", str(workers)] if workers else [])
+    command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", f"--attn-backend={asked.name}"]
+    command += [
+        f"--attn-tier={asked.highest}",
+        f"--attn-journal={journal}",
+        *(f"--attn-item={one}" for one in asked.items),
+    ]
+    # The caller's project has no say here: no configuration, no conftest, no added options. And the backend is imported
+    # from where `draftmark size` imports it: pytest's own import mode would put this package's folder first.
+    command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts=", "--import-mode=importlib"]
+    # What failed is shown by the suite: one screen, in the order of learning.
+    command += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider"]
+    outputs = {"json": asked.json_path, "record": asked.record_path, "html": asked.html_path}
+    command += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
+    command += [f"--attn-device={asked.device}"] if asked.device else []
+    command += ["--attn-allow-known"] if asked.allow_known else []
+    command += [f"--attn-sample={asked.sample}"] if asked.sample else []
+    command += ["-k", asked.k] if asked.k else []
+    return command + (["-n", str(asked.workers)] if asked.workers else [])
 
 
 def _watch(command: list[str], journal: Path) -> int:
     """Run pytest to its end, or end it when an item makes no progress."""
     environment = {**os.environ, "PYTEST_ADDOPTS": ""}
-    with subprocess.Popen(command, env=environment) as process:
+    with subprocess.Popen(command, env=environment) as process, _ended_with(process):
         seen, since = -1, time.monotonic()
         while True:
             try:
@@ -126,3 +168,22 @@ def _watch(command: list[str], journal: Path) -> int:
                     seen, since = size, time.monotonic()
                 elif time.monotonic() - since > STALLED_S:
                     process.kill()
+
+
+@contextmanager
+def _ended_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End the process when this one is told to end."""
+
+    def end(signum: int, frame: object) -> None:
+        process.terminate()
+        raise SystemExit(128 + signum)
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

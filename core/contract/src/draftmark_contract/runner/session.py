@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from draftmark.errors import BackendLoadError
+from draftmark.errors import DraftmarkError
 from draftmark.loaded import LoadedBackend
 from draftmark.registry import load
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Tier
-from .item import Item, Outcome, Result, all_items, run_item
+from .explanation import again
+from .item import Item, all_items, run_item
 from .journal import Journal
+from .judging import judge
 from .known import KnownFailure, known_failures
 from .limits import LIMIT_S, TimeLimit, time_limit
-from .verdict import Verdict, judge
+from .machine import machine_of
+from .outcome import Outcome, Result
+from .source import CLEAN
+from .verdict import Verdict
 
 DEVICE_LOST = 75
 """Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
@@ -28,19 +35,44 @@ NO_DEVICE = "torch sees no accelerator here, and the CPU is the host tier's: run
 class ContractSession:
     """The backend and what this run asks of it.
 
-    A backend that does not load still has all its items: each fails with the cause, so that no denominator shrinks.
+    Args:
+        name: the backend.
+        tier: run up to this one.
+        device: torch device of the device tier; None for the backend's own.
+        journal: where results are kept, if anywhere.
+        sample: at most so many cases of each check; 0 for all.
+        only: ids of the items to run; () for all.
     """
 
-    def __init__(self, name: str, tier: str, device: str | None, journal: Path | None = None, sample: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        tier: str,
+        device: str | None,
+        journal: Path | None = None,
+        sample: int = 0,
+        only: Sequence[str] = (),
+    ) -> None:
         self.name = name
         self.tier = Tier(tier)
-        self.items: dict[str, Item] = {item.id: item for item in all_items(self.tier.includes, sample)}
+        self._sample, self._only = sample, only
         self.journal = Journal(journal) if journal else None
         self.ended = self.journal.ended() if self.journal else {}
         self._asked_device = device
         self._backend: LoadedBackend | None = None
         self._known: list[KnownFailure] = []
         self.error = ""
+
+    @cached_property
+    def items(self) -> dict[str, Item]:
+        """The items asked for, by id, in the suite's order."""
+        wanted = all_items() if self._only else all_items(self.tier.includes, self._sample)
+        return {item.id: item for item in wanted if not self._only or item.id in self._only}
+
+    @property
+    def collected(self) -> list[str]:
+        """Ids of the items to run: all of them, or the first alone when the backend does not load."""
+        return list(self.items) if self.backend else list(self.items)[:1]
 
     @property
     def backend(self) -> LoadedBackend | None:
@@ -50,11 +82,23 @@ class ContractSession:
                 with time_limit(LIMIT_S):
                     self._backend = load(self.name)
                 self._known = known_failures(self._backend)
-            except (BackendLoadError, ValueError) as error:
+            except (DraftmarkError, ValueError) as error:
                 self.error = str(error)
             except (TimeLimit, SystemExit) as error:
                 self.error = f"loading {self.name!r} ended with {type(error).__name__}: {error}"
         return self._backend
+
+    @property
+    def device(self) -> str:
+        """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""
+        if self._asked_device or self.backend is None:
+            return self._asked_device or ""
+        if self.backend.info.device != "any":
+            return self.backend.info.device
+        import torch
+
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found.type if found is not None else ""
 
     def run(self, item_id: str) -> Result:
         """Run one item; an item that the journal has is not run again.
@@ -67,7 +111,11 @@ class ContractSession:
         item = self.items[item_id]
         self._note({"started": item_id})
         result = self._run(item)
-        lost = item.tier is Tier.DEVICE and result.outcome in (Outcome.FAILED, Outcome.KNOWN) and self._lost()
+        lost = (
+            item.tier is Tier.DEVICE
+            and result.outcome in (Outcome.FAILED, Outcome.DECLARED, Outcome.UPCOMING)
+            and self._lost()
+        )
         if lost:
             result = replace(result, message=f"{result.message}\n{LOST}")
         self._note(result.as_json())
@@ -79,31 +127,19 @@ class ContractSession:
         backend = self.backend
         if backend is None:
             return Result(item.id, item.tier.value, Outcome.FAILED, f"the backend does not load: {self.error}")
-        device = self._device(backend) if item.tier is Tier.DEVICE else "cpu"
+        device = self.device if item.tier is Tier.DEVICE else "cpu"
         if not device:
             return Result(item.id, item.tier.value, Outcome.FAILED, NO_DEVICE)
         return run_item(item, BackendUnderTest(backend, device, item.tier), self._known)
 
-    def _device(self, backend: LoadedBackend) -> str:
-        """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""
-        if self._asked_device:
-            return self._asked_device
-        if backend.info.device != "any":
-            return backend.info.device
-        import torch
-
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return found.type if found is not None else ""
-
     def _lost(self) -> bool:
         """Whether the device refuses all work of this process."""
-        device = self._device(self._backend) if self._backend else ""
-        if not device:
+        if not self.device:
             return False
         from draftmark.devices import synchronize
 
         try:
-            synchronize(device)
+            synchronize(self.device)
         except RuntimeError:
             return True
         return False
@@ -124,6 +160,19 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
             results.append(noted[item_id])
         elif item_id in session.items:
             tier = session.items[item_id].tier.value
-            results.append(Result(item_id, tier, Outcome.FAILED, f"the process died: {row['died']}"))
-    runs = session.journal.runs() if session.journal else ()
-    return judge(session.name, session.backend, results, session.error, runs)
+            message = f"the process died: {row['died']}\n{again(session.name, item_id)}"
+            results.append(Result(item_id, tier, Outcome.FAILED, message))
+    if session.backend is None:
+        return judge(session.name, None, [], f"it does not load: {session.error}")
+    runs = session.journal.runs() if session.journal else []
+    here = machine_of(session.name, session.device if session.tier is Tier.DEVICE else "")
+    verdict = judge(session.name, session.backend, results, runs=runs or [{**here, "items": len(results)}])
+    return replace(verdict, source=_source(verdict, session.journal)) if session.journal else verdict
+
+
+def _source(verdict: Verdict, journal: Journal) -> dict[str, Any]:
+    """Where the code of a run stood: as an earlier run with the same journal proved, unless it has changed since."""
+    if journal.judged.get("identity", verdict.identity) != verdict.identity:
+        return {**verdict.source, "tree": "changed during the run"}
+    proved = journal.source() if verdict.source["tree"] != CLEAN else None
+    return proved or verdict.source

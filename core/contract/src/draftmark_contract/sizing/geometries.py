@@ -58,17 +58,23 @@ def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
 
 
 def families() -> Sequence[Case]:
-    """Every combination of modes, page size, overlap and topk."""
-    return [
-        Case(f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
+    """Every combination of modes, page size, overlap and topk; the first and smallest geometry stands for a family."""
+    found = [
+        (f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
         for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
         if k == 1 or modes != PLAIN_MODES
     ]
+    return [Case(name, family, geometry=next(iter(family))) for name, family in found]
 
 
 def mandatory() -> Geometry:
     """The profile that every backend serves."""
     return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8)), modes=PLAIN_MODES)
+
+
+def standing_for(modes: tuple[Mode, ...], overlap: bool = False) -> Geometry:
+    """What a case needs that draws everything but these: the mandatory shape in these modes."""
+    return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8), overlap), modes=modes)
 
 
 def tight_geometries() -> Sequence[Case]:

@@ -1,0 +1,49 @@
+"""The first question after a failed capture or replay: is the same batch right when it is run eagerly?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..cases.forwards import ForwardCase
+from ..check import ContractViolation
+
+if TYPE_CHECKING:
+    from .harness import Harness
+
+NOTE = "eagerly"
+RIGHT = "right: the same batch in a fresh arena; what a capture keeps, or a replay finds, is at fault"
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def eagerly_too(method: Method) -> Method:
+    """A method of `GraphHarness` that takes a `Loaded` round: if it fails, a note says how the round ends eagerly."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return method(self, *args, **named)
+        except Exception as error:  # a violation, or whatever the plugin raised
+            if not any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
+                loaded = next(one for one in (*args, *named.values()) if hasattr(one, "forwards"))
+                error.add_note(f"{NOTE}: {eager_run(self.harness, loaded.forwards)}")
+            raise
+
+    return cast(Method, run)
+
+
+def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
+    """Run forwards one after another on the backend opened anew, and say how they ended."""
+    current = harness.subject.current
+    try:
+        fresh = harness.fresh()
+        for forward in forwards:
+            fresh.forward_holds(forward, fresh.load(forward))
+    except ContractViolation as wrong:
+        return f"wrong too: {wrong.what}"
+    except Exception as error:  # of the plugin, or of a device that is lost
+        return f"raises too: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    finally:
+        harness.subject.current = current
+    return RIGHT

@@ -1,0 +1,115 @@
+"""Whose behaviour a verdict speaks of: the plugin's code, that of the siblings it runs, and the core's step path.
+
+And by which suite: the code that judges. A verdict is current as long as these four are what they were.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftmark.registry import available, entry
+
+from .code_digest import digest_of, imports_of
+
+if TYPE_CHECKING:
+    from draftmark.loaded import LoadedBackend
+
+STEP_PATH = (
+    *("arena", "backend", "batch", "batch_tensors", "buffers", "cache", "devices", "geometry", "graphs", "lengths"),
+    *("requirements", "transfer", "tree"),
+)
+"""Modules and packages of draftmark whose code runs, or decides sizes, from `open` to the end of a step."""
+BESIDE = ("errors", "version", "hookspecs")
+"""What they import and does not run in a step: sentences, a number, and the declaration of the hooks."""
+NOT_JUDGING = ("cli/", "runner/")
+"""Parts of the suite that show what was judged…"""
+JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py")
+"""… but for these, which decide how an item ends."""
+PLUGIN, CORE, SUITE = "plugin", "core", "suite"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files that belong together.
+
+    Attributes:
+        name: ``"plugin"``, ``"core"``, ``"suite"``, or the name of a sibling backend.
+        root: the folder that names count from.
+        only: of `root`, the files and folders that belong to the part; () for all.
+        without: folders that do not.
+        but: files in them that do.
+    """
+
+    name: str
+    root: Path
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether a file of `root`, by its path with ``/``, belongs to the part."""
+        wanted = not self.only or any(name in (one, f"{one}.py") or name.startswith(f"{one}/") for one in self.only)
+        return wanted and (name in self.but or not name.startswith(self.without or ("\0",)))
+
+    def digest(self, files: Iterable[tuple[str, bytes]] | None = None) -> str:
+        """Of these files (name under `root`, content), or of those that lie there now."""
+        return digest_of((name, data) for name, data in (self.files() if files is None else files) if self.has(name))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders and files that hold the part, or would hold it."""
+        named = [self.root / name for name in self.only] or [self.root]
+        return [path if path.is_dir() else path.with_suffix(".py") for path in named]
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """What lies there now, by name under `root`."""
+        for top in self.paths:
+            for path in top.rglob("*") if top.is_dir() else [top]:
+                if path.is_file():
+                    yield path.relative_to(self.root).as_posix(), path.read_bytes()
+
+
+def parts_of(backend: LoadedBackend) -> list[Part]:
+    """The parts that a verdict on `backend` depends on; of an object that no distribution registers, core and suite."""
+    found = [_package(PLUGIN, backend.name)]
+    found += [_package(name, name) for name in getattr(backend.info, "runs_code_of", ())]
+    core = Part(CORE, _folder("draftmark"), only=STEP_PATH)
+    suite = Part(SUITE, _folder(__package__.partition(".")[0]), without=NOT_JUDGING, but=JUDGING)
+    return [*(part for part in found if part is not None), core, suite]
+
+
+def identity_of(backend: LoadedBackend) -> dict[str, str]:
+    """The digest of each part, by name."""
+    return {part.name: part.digest() for part in parts_of(backend)}
+
+
+def siblings_of(backend: LoadedBackend) -> set[str]:
+    """Other installed backends whose packages the plugin's code imports, at its top or inside a function."""
+    own = _package(PLUGIN, backend.name)
+    imported = {name.partition(".")[0] for _, data in own.files() for name in imports_of(data)} if own else set()
+    rows = [row for row in available() if row.name != backend.name]
+    return {row.name for row in rows if row.module.partition(":")[0] in imported}
+
+
+def _package(name: str, backend: str) -> Part | None:
+    """The code of a backend's own module, found without running any of it; None where nothing is installed."""
+    row = entry(backend)
+    module = row.module.partition(":")[0] if row else ""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent.joinpath(*rest)
+    if rest and not found.is_dir():
+        return Part(name, found.parent, only=(rest[-1],))
+    return Part(name, found) if rest or spec.submodule_search_locations else Part(name, found, only=(top,))
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None  # it is imported already
+    return Path(spec.origin).parent

@@ -1,0 +1,129 @@
+"""From the results of a run to its verdict: what counts, which profiles are served, of what the word is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+
+from ..backend_under_test import INTERPRETED
+from ..check import Tier
+from ..profiles import Features, served_in_full
+from .identity import identity_of, parts_of
+from .item import all_items, targeted_minor
+from .known import known_failures
+from .outcome import Counts, Outcome, Result
+from .source import source_of
+from .verdict import Newer, Scope, Verdict
+
+if TYPE_CHECKING:
+    from draftmark.loaded import LoadedBackend
+
+
+def judge(
+    name: str,
+    backend: LoadedBackend | None,
+    results: Sequence[Result],
+    error: str = "",
+    runs: Sequence[dict[str, Any]] = (),
+) -> Verdict:
+    """The verdict on a run's results; `backend` is None, with `error` set, where it does not load."""
+    suite = _Suite.targeted_by(backend)
+    results = suite.sort(results)
+    due = [result for result in results if result.item in suite.due]
+    newer = [result for result in results if result.item not in suite.due]
+    total, ran = (Counter(suite.tiers[item] for item in ids) for ids in (suite.due, [one.item for one in due]))
+    tiers = tuple(tier.value for tier in Tier if total[tier.value] and ran[tier.value] == total[tier.value])
+    scope = _scope(backend, tiers)
+    met, unmet = _split(results, scope)
+    core = [one for one in unmet if one.item in suite.due and not suite.needs[one.item]]
+    # A newer item cannot take the core away: the line names the older contract, and how many newer items fail.
+    gaps = [suite.needs[one.item] for one in unmet if one.item in suite.due or suite.needs[one.item]]
+    return Verdict(
+        backend=name,
+        results=tuple(results),
+        items={tier.value: total[tier.value] for tier in Tier},
+        tiers_run=tiers,
+        counts=Counts.of(due, len(suite.due)),
+        core=dict(Counter(one.outcome.value for one in core)),
+        profiles=tuple(served_in_full([suite.needs[one.item] for one in met], gaps)),
+        scope=scope,
+        minor=suite.minor,
+        newer=Newer(len(newer), sum(one.outcome in (Outcome.UPCOMING, Outcome.DECLARED) for one in newer)),
+        error=error,
+        runs=tuple(runs),
+        **(_about(backend) if backend else {}),
+    )
+
+
+@dataclass(frozen=True)
+class _Suite:
+    """What the items are, for a backend that targets contract ``1.minor``.
+
+    Attributes:
+        tiers, needs: of every item, by id, in the suite's order.
+        due: the items of the contract that is targeted; the others are newer.
+    """
+
+    minor: int
+    tiers: dict[str, str]
+    needs: dict[str, Features]
+    due: frozenset[str]
+
+    @classmethod
+    def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
+        """Of a backend that does not load, the newest contract."""
+        items, minor = all_items(), targeted_minor(backend) if backend else CONTRACT_MINOR
+        due = frozenset(item.id for item in items if item.since <= (CONTRACT_MAJOR, minor))
+        return cls(minor, {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}, due)
+
+    def sort(self, results: Sequence[Result]) -> list[Result]:
+        """In the suite's order; a newer item has not failed, whatever ended it: it is upcoming."""
+        order = {item: position for position, item in enumerate(self.tiers)}
+        upcoming = [
+            replace(one, outcome=Outcome.UPCOMING)
+            if one.outcome is Outcome.FAILED and one.item not in self.due
+            else one
+            for one in results
+        ]
+        return sorted(upcoming, key=lambda result: order[result.item])
+
+
+def _about(backend: LoadedBackend) -> dict[str, Any]:
+    try:
+        known = known_failures(backend)
+    except ValueError:  # load.known_failures_are_current says so
+        known = []
+    return {
+        "identity": identity_of(backend),
+        "source": source_of(parts_of(backend)),
+        "info": asdict(backend.info),
+        "known": tuple(asdict(entry) for entry in known),
+    }
+
+
+def _scope(backend: LoadedBackend | None, tiers: Sequence[str]) -> Scope:
+    if Tier.HOST.value not in tiers:
+        return Scope.SIZING
+    kernels = Tier.DEVICE.value in tiers or backend is None or backend.info.host_kernels
+    return Scope.BACKEND if kernels else Scope.METADATA
+
+
+def _split(results: Sequence[Result], scope: Scope) -> tuple[list[Result], list[Result]]:
+    """Results that are met, and those that are not; what decides nothing is in neither.
+
+    An unjudged item of the host tier is decided by its twin on the device, where that ran. Where no kernel runs, the
+    verdict is one on sizes and metadata, of which an item whose output the suite computed says enough.
+    """
+    ids = {result.item for result in results}
+    met, unmet = [], []
+    for result in results:
+        metadata_alone = scope is Scope.METADATA and result.message == INTERPRETED
+        if result.outcome is Outcome.PASSED or metadata_alone:
+            met.append(result)
+        elif result.outcome is not Outcome.UNJUDGED or f"{result.check}_on_device[{result.case}]" not in ids:
+            unmet.append(result)
+    return met, unmet

@@ -1,0 +1,64 @@
+"""Loads a backend in a process of its own and says what a run begins with; the process may die of the plugin.
+
+    python -m draftmark_contract.runner.probe NAME TIER [DEVICE]
+
+The last line of its output is JSON: ``{"error": …}`` when the backend does not load, ``{"unusable": …}`` when the
+device tier cannot run here, else ``{"judged": …, "run": …}`` for the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from draftmark.errors import DraftmarkError
+
+from ..check import Tier
+from .identity import identity_of, parts_of
+from .limits import LIMIT_S
+from .machine import machine_of
+from .session import NO_DEVICE, ContractSession
+from .source import source_of
+
+STALLED_S = 1.5 * LIMIT_S
+"""The plugin's own limit is in the process; this one is for a plugin that hangs in native code."""
+
+
+def probe(name: str, tier: str, device: str) -> dict[str, Any]:
+    """What to begin the run of a backend with, from a process of its own."""
+    command = [sys.executable, "-m", __name__, name, tier, *([device] if device else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=STALLED_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"loading {name!r} took longer than {STALLED_S:g} s"}
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.rpartition("\n")[2])
+    except json.JSONDecodeError:
+        said = done.stderr.strip().rpartition("\n")[2]
+        return {
+            "error": f"loading {name!r} ended the process with code {done.returncode}" + (f": {said}" if said else "")
+        }
+    return found
+
+
+def _begin(name: str, tier: str, device: str = "") -> dict[str, Any]:
+    session = ContractSession(name, tier, device or None)
+    backend = session.backend
+    if backend is None:
+        return {"error": session.error}
+    where = session.device if session.tier is Tier.DEVICE else ""
+    if session.tier is Tier.DEVICE:
+        if not where:
+            return {"unusable": NO_DEVICE}
+        try:
+            backend.require_runtime(where)
+        except DraftmarkError as error:
+            return {"unusable": str(error)}
+    judged = {"backend": name, "identity": identity_of(backend)}
+    return {"judged": judged, "run": {**machine_of(name, where), "source": source_of(parts_of(backend))}}
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(_begin(*sys.argv[1:])), end="")

@@ -1,0 +1,110 @@
+"""A verdict as JSON: in full, an artefact of its run; and in short, what a repository keeps (at most 30 KB)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
+
+from ..backend_under_test import INTERPRETED
+from .item import PARTLY_REFUSED
+from .outcome import Outcome, Result
+from .verdict import Verdict
+
+SCHEMA = 2
+"""Of both forms; grows when a field changes its meaning."""
+MOST_BYTES = 30_000
+"""Of a short record."""
+MOST_CASES = (60, 20, 5, 0)
+"""Cases of one check with one reason that a short record names, as many as it has room for; all are counted."""
+MOST_REASONS = 30
+"""Reasons of refusals that a short record quotes, the most frequent ones."""
+LONGEST = 160
+"""Characters of a reason in a short record."""
+
+
+def full_record(verdict: Verdict) -> dict[str, Any]:
+    """Everything, each item's message included."""
+    return {**_head(verdict), "info": verdict.info, "results": [result.as_json() for result in verdict.results]}
+
+
+def short_record(verdict: Verdict) -> dict[str, Any]:
+    """The verdict, counts of every check, and everything that did not pass, refusals as counts with their reasons."""
+    found = [_short(verdict, most) for most in MOST_CASES]
+    return next((one for one in found if len(_text(one).encode()) <= MOST_BYTES), found[-1])
+
+
+def write(record: dict[str, Any], path: Path) -> None:
+    """Write either form."""
+    path.write_text(_text(record), encoding="utf-8")
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def _short(verdict: Verdict, most_cases: int) -> dict[str, Any]:
+    open_ones = [one for one in verdict.results if one.outcome not in (Outcome.PASSED, Outcome.REFUSED)]
+    reasons = Counter(one.message for one in verdict.results if one.outcome is Outcome.REFUSED)
+    return {
+        **_head(verdict),
+        "runs": [{name: value for name, value in run.items() if name != "source"} for run in verdict.runs],
+        "refusals": {reason[:LONGEST]: count for reason, count in reasons.most_common(MOST_REASONS)},
+        "not_passed": _groups(open_ones, most_cases),
+        "checks": _by_check(verdict.results),
+    }
+
+
+def _head(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "backend": verdict.backend,
+        "verdict": verdict.word.value,
+        "of": verdict.scope.value,
+        "contract": f"{CONTRACT_MAJOR}.{verdict.minor}",
+        "profiles": list(verdict.profiles),
+        "line": verdict.line,
+        "counts": asdict(verdict.counts),
+        "newer": asdict(verdict.newer),
+        "partly_refused": sum(PARTLY_REFUSED in result.marks for result in verdict.results),
+        "items": verdict.items,
+        "tiers_run": list(verdict.tiers_run),
+        "error": verdict.error,
+        "identity": verdict.identity,
+        "source": verdict.source,
+        "suite": {"draftmark": __version__, "contract": f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"},
+        "runs": list(verdict.runs),
+        "known_failures": list(verdict.known),
+    }
+
+
+def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
+    """Results by check, outcome and reason, with the cases; those of a whole tier without kernels are only counted."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for result in results:
+        reason = _reason(result)[:LONGEST]
+        groups.setdefault((result.check, result.outcome.value, reason), []).append(result.case)
+    rows = []
+    for (check, outcome, reason), cases in groups.items():
+        named = [] if reason == INTERPRETED[:LONGEST] else cases[:most]
+        row = {"check": check, "outcome": outcome, "reason": reason, "items": len(cases)}
+        rows.append({**row, "cases": " ".join(named)} if named else row)
+    return rows
+
+
+def _reason(result: Result) -> str:
+    """Why an item did not pass: of a failure the line behind the rule, of a declared one what the plugin says."""
+    first, _, rest = result.message.partition("\n")
+    return first if result.outcome in (Outcome.DECLARED, Outcome.UNJUDGED) else rest.partition("\n")[0] or first
+
+
+def _by_check(results: Sequence[Result]) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for result in results:
+        found.setdefault(result.check, Counter())[result.outcome.value] += 1
+    return {check: dict(counts) for check, counts in found.items()}

@@ -1,1 +1,0 @@
-"""The report: one self-contained HTML page per run, without network, script or font."""

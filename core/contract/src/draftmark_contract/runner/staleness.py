@@ -1,0 +1,77 @@
+"""Whether recorded verdicts still speak of today's code, and whether a release may carry them.
+
+    python -m draftmark_contract.runner.staleness benchmarks/results/contract-*.json [--strict]
+
+One line a record. With --strict, exit code 1 unless all are current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftmark import load
+from draftmark.errors import DraftmarkError
+from draftmark.loaded import LoadedBackend
+
+from .identity import CORE, PLUGIN, SUITE, parts_of
+from .record import SCHEMA
+from .source import verified
+from .verdict import Scope, Word
+
+NAMES = {PLUGIN: "the plugin's code", CORE: "the core's step path", SUITE: "the suite"}
+
+
+def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> list[str]:
+    """Reasons why a recorded verdict may not stand for this backend; empty means that it does.
+
+    Args:
+        repository: a folder in the repository whose history shows that the recorded commit holds the recorded code.
+    """
+    if record.get("schema") != SCHEMA:
+        return [f"it has schema {record.get('schema')}, not {SCHEMA}"]
+    parts = parts_of(backend)
+    now, then = {part.name: part.digest() for part in parts}, record["identity"]
+    changed = [NAMES.get(name, f"{name}'s code, which it runs,") for name in now if now[name] != then.get(name)]
+    claims = {
+        f"it speaks of {record['backend']!r}": record["backend"] == backend.name,
+        f"it says {record['verdict']!r} of {record['of']!r}": (
+            record["verdict"] in (Word.CONFORMS, Word.WITH_KNOWN) and record["of"] == Scope.BACKEND
+        ),
+        f"tiers run: {', '.join(record['tiers_run'])}": record["tiers_run"] == list(record["items"]),
+        "it names no device": any(run.get("device") for run in record["runs"]),
+        **{f"{what} has changed since": False for what in changed},
+        f"no history here shows that commit {record['source'].get('commit') or 'none'} holds the recorded code": (
+            verified(record, parts, repository)
+        ),
+    }
+    return [reason for reason, holds in claims.items() if not holds]
+
+
+def standing(path: Path) -> list[str]:
+    """Reasons against the record in a file, whatever is wrong with it."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return stale(record, load(record["backend"]), path.parent)
+    except (DraftmarkError, json.JSONDecodeError, KeyError, OSError) as error:
+        return [f"it cannot be read: {type(error).__name__}: {error}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the standing of each record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--strict", action="store_true", help="exit code 1 unless all are current")
+    args = parser.parse_args(arguments)
+    found = {path: standing(path) for path in args.records}
+    for path, reasons in found.items():
+        print(f"{path}: {'stale: ' + '; '.join(reasons) if reasons else 'current'}")
+    return int(args.strict and any(found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

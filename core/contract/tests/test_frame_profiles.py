@@ -1,0 +1,120 @@
+"""Profiles: what an item needs follows from its geometry, and a profile is named only when it is served in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark_contract.profiles import Profile, needs, profiles_of, served_in_full
+from draftmark_contract.runner.item import all_items
+from draftmark_contract.sizing.geometries import MANDATORY, mandatory
+
+CORE: frozenset[Profile] = frozenset()
+TREE, WINDOW, CAP, MODEL = ({Profile.TREE}, {Profile.WINDOW}, {Profile.SOFT_CAP}, {Profile.MODEL_SHAPES})
+
+
+def _geometry(
+    attention: AttentionShape = MANDATORY, draft: DraftShape | None = None, overlap: bool = False, **more: object
+) -> Geometry:
+    limits = Limits(3, 300, 40, (4,), overlap)
+    return Geometry.create(attention, limits, draft or DraftShape(), modes=more.get("modes", mandatory().modes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("geometry", "wanted"),
+    [
+        (_geometry(), set()),
+        (_geometry(replace(MANDATORY, num_qo_heads=32, num_kv_heads=8)), MODEL),
+        (_geometry(replace(MANDATORY, head_dim=64, page_size=16)), MODEL),
+        (_geometry(replace(MANDATORY, head_dim=576)), {Profile.ODD_SHAPES}),
+        (_geometry(replace(MANDATORY, page_size=1)), {Profile.ODD_SHAPES}),
+        (_geometry(replace(MANDATORY, q_dtype="float16")), {Profile.ODD_SHAPES}),
+        (_geometry(replace(MANDATORY, window_left=0)), WINDOW),
+        (_geometry(replace(MANDATORY, logits_soft_cap=30.0)), CAP),
+        (_geometry(replace(MANDATORY, kv_dtype="float8_e4m3fn")), {Profile.FP8}),
+        (_geometry(overlap=True), {Profile.OVERLAP}),
+        (_geometry(draft=DraftShape(2, 3, 33)), set()),
+        (_geometry(draft=DraftShape(2, 3, 33), modes=TARGET_MODES), {Profile.TREE, Profile.WIDE_TAILS}),
+        (_geometry(draft=DraftShape(2, 3, 7), modes=DRAFT_MODES), {Profile.DRAFT_STEPS}),
+    ],
+    ids=lambda value: "+".join(sorted(value)) or "core" if isinstance(value, set) else "",
+)
+def test_needs_follow_from_the_geometry(geometry: Geometry, wanted: set[Profile]) -> None:
+    """Everything that is not in the mandatory profile has a name."""
+    assert profiles_of(geometry) == wanted
+
+
+def test_values_are_read_for_their_geometries() -> None:
+    """A forward, a pair, a list: all that they hold."""
+    window = _geometry(replace(MANDATORY, window_left=3))
+    assert needs((SimpleNamespace(geometry=window), _geometry(overlap=True))) == {Profile.WINDOW, Profile.OVERLAP}
+    assert needs(None) == CORE
+
+
+def test_items_without_a_geometry_of_their_own_name_one() -> None:
+    """Whoever adds a case whose value holds no geometry says what it needs; only `load` speaks of the plugin."""
+
+    def holds(value: object) -> bool:
+        if isinstance(value, (tuple, list)):
+            return any(map(holds, value))
+        return isinstance(value, Geometry) or hasattr(value, "geometry")
+
+    silent = {item.check.name for item in all_items() if item.case.geometry is None and not holds(item.case.value)}
+    assert {name for name in silent if not name.startswith(("load.", "supports."))} == set()
+
+
+def test_the_core_profile_is_everybodys() -> None:
+    """Items of the core are those of the mandatory geometry and of the plugin itself, on every tier."""
+    core = [item for item in all_items() if not item.needs]
+    assert {item.tier for item in core} == {item.tier for item in all_items()}
+    for name in (
+        "supports.mandatory_profile",
+        "load.describes_itself",
+        "numerics.match_float64",
+        "graphs.replay_equals_eager",
+    ):
+        assert any(item.check.name == name for item in core), name
+
+
+@pytest.mark.parametrize(
+    ("met", "unmet", "named"),
+    [
+        ([CORE, TREE, WINDOW], [], "core, tree, window"),
+        ([CORE, TREE], [CORE], "tree"),
+        ([CORE, TREE], [TREE], "core"),
+        ([CORE, TREE, WINDOW], [TREE | WINDOW], "core, tree"),
+        ([CORE, TREE, WINDOW, CAP], [CAP, WINDOW | CAP], "core, tree, window"),
+        ([CORE, TREE, WINDOW, CAP], [WINDOW | CAP], "core, tree"),
+        ([CORE, MODEL], [TREE, WINDOW | TREE], "core, model shapes"),
+        ([CORE, WINDOW | MODEL], [MODEL], "core"),
+        ([CORE, MODEL, TREE], [TREE | MODEL], "core, model shapes"),
+    ],
+)
+def test_what_is_named(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:
+    """The rarest of what an unmet item needs is left out, unless something that is left out explains it already."""
+    found = served_in_full([frozenset(one) for one in met], [frozenset(one) for one in unmet])
+    assert ", ".join(found) == named
+
+
+FEATURES = st.lists(st.frozensets(st.sampled_from([one for one in Profile if one is not Profile.CORE]), max_size=4))
+
+
+@settings(max_examples=300, derandomize=True, database=None)
+@given(FEATURES, FEATURES)
+def test_nothing_within_the_named_profiles_is_unmet(
+    met: list[frozenset[Profile]], unmet: list[frozenset[Profile]]
+) -> None:
+    """Whatever ends how: an item that needs nothing but named profiles was met, and each of them has such an item."""
+    named = set(served_in_full(met, unmet)) - {Profile.CORE}
+    assert not [one for one in unmet if one and one <= named]
+    assert all(any(profile in one and one <= named for one in met) for profile in named)
+
+
+def test_modes_are_compared_by_value() -> None:
+    """VERIFY makes a tree also where no draft shape says so."""
+    assert profiles_of(_geometry(modes=(Mode.EXTEND, Mode.VERIFY))) == {Profile.TREE}

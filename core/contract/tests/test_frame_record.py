@@ -1,0 +1,94 @@
+"""Records: the full one has everything, the short one what a repository keeps, and both go stale with the code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verdicts import backend, verdict
+
+from draftmark_contract.check import Tier
+from draftmark_contract.profiles import Profile
+from draftmark_contract.runner import staleness
+from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_contract.runner.record import SCHEMA, full_record, short_record, write
+from draftmark_contract.runner.staleness import main, stale
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def short() -> dict[str, Any]:
+    """The short record of a run of all tiers on some device."""
+    made = verdict(tier=Tier.DEVICE)
+    return short_record(replace(made, runs=({"date": "2026-01-01", "device": {"name": "some"}},)))
+
+
+def test_both_forms_read_back(tmp_path: Path) -> None:
+    """The full one has an entry per item, the short one counts of every check."""
+    made = verdict(lambda item: Outcome.REFUSED if Profile.FP8 in item.needs else None)
+    write(full_record(made), tmp_path / "full.json")
+    write(short_record(made), tmp_path / "short.json")
+    full, short = (json.loads((tmp_path / name).read_text()) for name in ("full.json", "short.json"))
+    assert len(full["results"]) == len(made.results)
+    assert full["counts"] == short["counts"] == {
+        "passed": made.counts.passed, "refused": made.counts.refused, "declared": 0, "unjudged": 0, "failed": 0,
+        "not_run": made.counts.not_run,
+    }  # fmt: skip
+    assert sum(sum(one.values()) for one in short["checks"].values()) == len(made.results)
+    assert short["schema"] == SCHEMA and short["refusals"] == {"why": made.counts.refused}
+
+
+def _many(item: Item) -> Result | None:
+    """Half of everything ends in one of three ways, with long reasons."""
+    outcomes = (Outcome.DECLARED, Outcome.UNJUDGED, Outcome.FAILED, *[None] * 3)
+    outcome = outcomes[len(item.case.id) % len(outcomes)]
+    return Result(item.id, item.tier.value, outcome, "reason " * 60) if outcome else None
+
+
+def test_a_short_record_is_short() -> None:
+    """What did not pass is listed by check and reason, in at most 30 KB for a backend that is nearly right."""
+    worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
+    made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
+    found = short_record(made)
+    assert len(json.dumps(found, indent=1, ensure_ascii=False).encode()) < 30_000
+    counted = sum(row["items"] for row in found["not_passed"])
+    assert counted == sum(one.outcome is not Outcome.PASSED for one in made.results) > 100
+
+
+def test_a_record_is_current_until_something_changes(short: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's code, the core's step path, the suite, the tiers, the device, the word: each is a reason."""
+    monkeypatch.setattr(staleness, "verified", lambda record, parts, repository: True)
+    loaded = backend()
+    assert stale(short, loaded, HERE) == []
+    changes = {
+        "has schema 1": {"schema": 1},
+        "the plugin's code has changed since": {"identity": {**short["identity"], "plugin": "0"}},
+        "the core's step path has changed since": {"identity": {**short["identity"], "core": "0"}},
+        "the suite has changed since": {"identity": {**short["identity"], "suite": "0"}},
+        "tiers run: sizing, host": {"tiers_run": ["sizing", "host"]},
+        "names no device": {"runs": [{"date": "2026-01-01"}]},
+        "says 'does not conform' of 'backend'": {"verdict": "does not conform"},
+        "says 'conforms' of 'sizing and metadata'": {"of": "sizing and metadata"},
+        "speaks of 'other'": {"backend": "other"},
+    }
+    for words, change in changes.items():
+        assert words in "; ".join(stale({**short, **change}, loaded, HERE))
+
+
+def test_a_commit_that_nobody_can_check_is_a_reason(short: dict[str, Any]) -> None:
+    """DRAFTMARK_COMMIT is a claim until the history shows that this commit holds the recorded code."""
+    told = {**short, "source": {"commit": "0123abc", "tree": "clean", "paths": {}}}
+    assert "no history here shows that commit 0123abc holds the recorded code" in stale(told, backend(), HERE)
+
+
+def test_the_command_warns_or_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a record; only --strict makes it an error."""
+    path = tmp_path / "contract-x.json"
+    path.write_text('{"schema": 1, "backend": "reference"}')
+    assert (main([str(path)]), main([str(path), "--strict"])) == (0, 1)
+    assert capsys.readouterr().out.count("contract-x.json: stale: it has schema 1, not 2") == 2

@@ -1,0 +1,33 @@
+"""Verdicts for tests: every item of some tiers ended as a test says, without running any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from draftmark import load
+from draftmark.loaded import LoadedBackend
+from draftmark_contract.check import Tier
+from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.judging import judge
+from draftmark_contract.runner.outcome import Outcome, Result
+from draftmark_contract.runner.verdict import Verdict
+
+Ending = Callable[[Item], Outcome | Result | None]
+
+
+def backend(**info: Any) -> LoadedBackend:
+    """The reference, with another BackendInfo."""
+    loaded = load("reference")
+    loaded.info = replace(loaded.info, **info)
+    return loaded
+
+
+def verdict(ending: Ending = lambda item: None, tier: Tier = Tier.HOST, **info: Any) -> Verdict:
+    """Of a run up to `tier` in which items ended as `ending` says; None stands for passed."""
+    results = []
+    for item in all_items(tier.includes):
+        ended = ending(item) or Outcome.PASSED
+        results.append(ended if isinstance(ended, Result) else Result(item.id, item.tier.value, ended, "why"))
+    return judge("reference", backend(**info), results)
