@@ -7,6 +7,7 @@ import torch
 
 from draftmark import AttentionShape
 from draftmark.loaded import LoadedBackend
+from draftmark.reference import ReferencePlugin
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.cases.geometries import behaviours
@@ -19,10 +20,7 @@ from draftmark_contract.oracle.attention import attend, tolerance
 
 def reference() -> BackendUnderTest:
     """The reference backend on the host tier."""
-    import importlib
-
-    backend = LoadedBackend("reference", importlib.import_module("draftmark.reference"))
-    return BackendUnderTest(backend, "cpu", Tier.HOST)
+    return BackendUnderTest(LoadedBackend("reference", ReferencePlugin()), "cpu", Tier.HOST)
 
 
 @pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])
