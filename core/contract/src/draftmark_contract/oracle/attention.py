@@ -1,10 +1,11 @@
-"""Attention in float64 from sets of KV slots, one row at a time, and how far from it an output may lie."""
+"""Attention in float64 from sets of KV slots, one request at a time, and how far from it an output may lie."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
 import torch
 
@@ -12,8 +13,9 @@ from draftmark.geometry import AttentionShape
 
 from .truth import Row
 
-UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff: half the spacing of a dtype's numbers at 1."""
+Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,13 @@ class Answer:
     """Attributes:
     out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
     reach: float64, like out: the weighted mean of |v|, the scale of every rounding error in `out`.
+    strain: float64 ``[rows, num_qo_heads, 1]``: an upper bound of scale · Σ|q·k| over the row's keys, the scale of
+        every rounding error in a logit.
     """
 
     out: torch.Tensor
     reach: torch.Tensor
+    strain: torch.Tensor
 
 
 def attend(
@@ -34,33 +39,82 @@ def attend(
     visible: Mapping[Row, tuple[int, ...]],
     order: list[Row],
     shape: AttentionShape,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    scales: Scales = (None, None),
 ) -> Answer:
     """softmax(cap · tanh(scale · q·k / cap)) · v over each row's slots; head h reads KV head h // (heads / kv_heads).
 
     Args:
         q: ``[rows, num_qo_heads, head_dim]``.
         k, v: ``[num_slots, num_kv_heads, head_dim]``.
-        order: the (request, row) of each row of q; one that is not in `visible` is left zero.
+        order: the (request, row) of each row of q, request by request; one that is not in `visible` is left zero.
         scales: of k and v; a stored value times its scale is the real one.
     """
     home = exact_device(q.device)
     out = torch.zeros(q.shape, dtype=torch.float64, device=home)
-    reach = torch.zeros_like(out)
-    scale = shape.head_dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
-    per_kv_head = shape.num_qo_heads // shape.num_kv_heads
-    for number, row in enumerate(order):
-        slots = torch.tensor(visible.get(row, ()), dtype=torch.int64, device=q.device)
-        if not slots.numel():
-            continue
-        keys, values = (_real(pool, slots, one, per_kv_head) for pool, one in zip((k, v), scales, strict=True))
-        logits = torch.einsum("hd,shd->hs", q[number].to(home).double(), keys) * scale
+    answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]))
+    first = 0
+    for _, rows in groupby(order, key=lambda row: row[0]):
+        lines = [visible.get(row, ()) for row in rows]
+        here = slice(first, first + len(lines))
+        first += len(lines)
+        if any(lines):
+            block = _Block(*_keys_of(lines, k, v, scales), shape)
+            block.attend(q[here].to(home).double(), Answer(out[here], answer.reach[here], answer.strain[here]))
+    return answer
+
+
+class _Block:
+    """The keys that any row of one request sees, and how often each row sees each."""
+
+    def __init__(self, counts: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: AttentionShape) -> None:
+        self.shape = shape
+        self.counts = counts.to(keys.device)
+        # What nobody stored is NaN; it must reach the rows that see it, and no others by way of a weight of zero.
+        broken = ~(values.isfinite().flatten(1).all(1) & keys.isfinite().flatten(1).all(1))
+        self.poisoned = (self.counts[:, broken] > 0).any(1)
+        self.keys, self.values = (one.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for one in (keys, values))
+
+    def attend(self, q: torch.Tensor, answer: Answer) -> None:
+        """Write the rows q ``[n, heads, dim]`` of `answer`."""
+        shape, (n, heads, dim) = self.shape, q.shape
+        scale = dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
+        group = heads // shape.num_kv_heads
+        grouped = q.view(n, shape.num_kv_heads, group, dim).permute(1, 0, 2, 3).reshape(-1, n * group, dim) * scale
+        logits = grouped @ self.keys.transpose(1, 2)
         if shape.logits_soft_cap > 0:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
-        weights = logits.softmax(-1)
-        out[number] = torch.einsum("hs,shd->hd", weights, values)
-        reach[number] = torch.einsum("hs,shd->hd", weights, values.abs())
-    return Answer(out, reach)
+        times = self.counts.repeat_interleave(group, 0)
+        # A key that the metadata name twice weighs twice; one that a row does not see weighs nothing.
+        weights = (logits + times.log()).softmax(-1).nan_to_num(0.0)
+        both = weights @ torch.cat((self.values, self.values.abs()), -1)
+        longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
+        strain = grouped.norm(dim=-1, keepdim=True) * longest
+        found = torch.cat((both, strain), -1).view(-1, n, group, 2 * dim + 1).permute(1, 0, 2, 3).reshape(n, heads, -1)
+        found[self.poisoned] = float("nan")
+        parts = (found[..., :dim], found[..., dim : 2 * dim], found[..., 2 * dim :])
+        for target, part in zip((answer.out, answer.reach, answer.strain), parts, strict=True):
+            target.copy_(part)
+
+
+def _keys_of(
+    lines: list[tuple[int, ...]], k: torch.Tensor, v: torch.Tensor, scales: Scales
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How often each row sees each slot of the request, float64 ``[rows, slots]``, and the slots' keys and values."""
+    union = torch.tensor(sorted(set().union(*lines)), dtype=torch.int64)
+    counts = torch.zeros(len(lines), len(union), dtype=torch.float64)
+    for row, line in enumerate(lines):
+        where = torch.searchsorted(union, torch.tensor(line, dtype=torch.int64))
+        counts[row] = torch.bincount(where, minlength=len(union))
+    keys, values = (_real(pool, union.to(pool.device), scale) for pool, scale in zip((k, v), scales, strict=True))
+    return counts, keys, values
+
+
+def _real(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """The values of some slots ``[slots, kv_heads, dim]``, in float64."""
+    whole = pool.element_size() > 1
+    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch indexes no fp8
+    found = found.to(exact_device(found.device)).double()
+    return found if scale is None else found * scale.to(found.device).double()
 
 
 @cache
@@ -69,25 +123,21 @@ def exact_device(device: torch.device) -> torch.device:
     return device if torch.ones(1, device=device).double().dtype is torch.float64 else torch.device("cpu")
 
 
-def _real(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None, per_kv_head: int) -> torch.Tensor:
-    found = torch.stack([pool[slot] for slot in slots.tolist()]) if pool.element_size() == 1 else pool[slots]
-    found = found.to(exact_device(found.device)).double()
-    values = found if scale is None else found * scale.to(found.device).double()
-    return values.repeat_interleave(per_kv_head, dim=1)
-
-
 def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor:
     """How far a correct kernel may be from `answer`, element by element.
 
-    * bfloat16, float16: 4 unit roundoffs of Σ p|v|. One for rounding the weights before p·v, one for rounding the
-      result, doubled because errors of several parts meet in a merge. Products of two such numbers are exact in
-      float32.
+    * bfloat16, float16: 3 unit roundoffs of Σ p|v|: one for rounding the weights before p·v, one for rounding a part's
+      result where parts are merged, one for rounding the result. Parts do not add theirs up, since a merge is a convex
+      combination. Products of two such numbers are exact in float32.
     * float32: 2**-15 of Σ p|v| (512 roundoffs): sums over a context, and exp in the hardware's own approximation.
+    * All: exp turns the absolute error of a logit into a relative one of its weight. A float32 sum of terms of size
+      scale · Σ|q·k| errs by up to 8 roundoffs of it; below logits of sixty this is less than the above.
     * A soft cap adds 2 · cap · 2**-11 for low-precision inputs: tanh.approx.f32 errs by 2**-11 (PTX ISA, tanh).
 
-    A key too many or too few among n moves an output by about |v| / n; the scenarios keep n small enough to show it.
+    A key too many or too few among n moves an output by about |v| / n; the cases keep n small enough to show it, or
+    give nearly all weight to one key.
     """
-    relative = 2.0**-15 if dtype == "float32" else 4 * UNIT[dtype]
-    if dtype != "float32":
-        relative += 2 * shape.logits_soft_cap * 2.0**-11
-    return answer.reach * relative + 1e-6
+    relative = 2.0**-15 if dtype == "float32" else 3 * UNIT[dtype]
+    of_logits = 8 * UNIT["float32"] * answer.strain
+    capped = 2 * shape.logits_soft_cap * 2.0**-11 if dtype != "float32" else 0.0
+    return answer.reach * (of_logits.clamp(min=relative) + capped) + 1e-6
