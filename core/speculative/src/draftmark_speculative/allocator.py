@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftmark.errors import CacheExhausted
+from draftmark import CacheExhausted
 
 
 class PageAllocator:

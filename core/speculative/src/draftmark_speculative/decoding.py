@@ -38,9 +38,16 @@ def decode(
         One `Generation` per prompt, in order.
 
     Raises:
-        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token.
+        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token of any prompt.
     """
-    ids = [engine.submit(prompt, max_new_tokens, stop) for prompt in prompts]
+    ids: list[int] = []
+    try:
+        for prompt in prompts:
+            ids.append(engine.submit(prompt, max_new_tokens, stop))
+    except Exception:
+        for submitted in ids:
+            engine.cancel(submitted)
+        raise
     finish: dict[int, FinishReason] = {}
     while engine.busy:
         progress = engine.step()

@@ -7,11 +7,9 @@ from itertools import accumulate
 
 import torch
 
-from draftmark.batch import ForwardBatch, ragged
-from draftmark.lengths import HostLengths
-from draftmark.transfer import to_device
+from draftmark.runtime import HostLengths, ragged, to_device
 
-from .eagle.drafter import HeadDrafter
+from .drafts import Drafting
 from .layers import AttentionLayers
 from .models import CausalLM
 from .request import Request
@@ -24,7 +22,7 @@ Chunk = tuple[Request, int]
 
 
 class Prefill:
-    """Runs EXTEND, on the target and behind it on the head that drafts, if there is one. Never captured.
+    """Runs EXTEND, and then what the drafting makes of it. Never captured.
 
     It reads no device memory on the host: the first tokens stay on the device, where the next round finds them.
     """
@@ -35,10 +33,10 @@ class Prefill:
         layers: AttentionLayers,
         state: DeviceState,
         sampling: Sampling,
-        drafter: HeadDrafter | None = None,
+        drafting: Drafting,
     ) -> None:
         self._model, self._layers, self._state = model, layers, state
-        self._sampling, self._drafter = sampling, drafter
+        self._sampling, self._drafting = sampling, drafting
 
     def run(self, chunks: Sequence[Chunk], host: HostLengths) -> tuple[list[Request], torch.Tensor]:
         """Store the chunks' tokens and advance the lengths, device half.
@@ -58,25 +56,20 @@ class Prefill:
         ]
         ended = [request for request, _ in ends]
         last = to_device([row for _, row in ends], device)
-        logits, features = self._forward(batch, to_device(_tokens(chunks, 0), device), last)
+        self._layers.plan(batch)
+        self._layers.begin(batch)
+        logits, features = self._model.forward_features(
+            to_device(_tokens(chunks, 0), device), batch.positions, self._layers, self._drafting.taps, last
+        )
         requests = to_device([request.id for request in ended], device)
         chosen = self._sampling.choose(logits, requests, batch.positions.index_select(0, last))
         ended_rows = to_device(by_row(ended), device)
         state.pending.index_copy_(0, ended_rows, chosen)
-        if self._drafter is not None and features is not None:
+        if features is not None:
             following = to_device(_tokens(chunks, 1), device).index_copy_(0, last, chosen)
-            self._drafter.extend(batch, features, following, ended_rows, last)
+            self._drafting.extend(batch, features, following, ended_rows, last)
         state.lengths.advance(rows, to_device(counts, device))
         return ended, chosen
-
-    def _forward(
-        self, batch: ForwardBatch, tokens: torch.Tensor, last: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        self._layers.plan(batch)
-        self._layers.begin(batch)
-        if self._drafter is None:
-            return self._model.forward(tokens, batch.positions, self._layers, last), None
-        return self._model.forward_features(tokens, batch.positions, self._layers, self._drafter.taps, last)
 
 
 def _tokens(chunks: Sequence[Chunk], shift: int) -> list[int]:

@@ -6,19 +6,14 @@ from functools import partial
 
 import torch
 
-from draftmark.batch import ForwardBatch, Tree
-from draftmark.geometry import Geometry, Mode
-from draftmark.graphs import GraphKey, Program
-from draftmark.lengths import HostLengths
-from draftmark.tree import VerifyResult
+from draftmark import Geometry, Mode
+from draftmark.runtime import ForwardBatch, GraphKey, HostLengths, Program, Tree, VerifyResult
 
-from .eagle.drafter import HeadDrafter
-from .forced import ForcedAcceptance
-from .graph_runner import GraphRunner
+from .drafts import Drafting
 from .layers import AttentionLayers
 from .models import CausalLM
 from .sampling import Sampling
-from .state import DeviceState
+from .state import DeviceState, GraphRunner
 
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 
@@ -29,8 +24,7 @@ class Rounds:
     Plain decoding is the same code with one node a request; a chain is a tree whose mask is causal.
 
     Args:
-        drafter: the head that drafts on the device, which is left what it has to take over; or None.
-        forced: a benchmark's switch; or None.
+        drafting: it is left what it has to take over.
     """
 
     def __init__(
@@ -39,33 +33,27 @@ class Rounds:
         layers: AttentionLayers,
         state: DeviceState,
         sampling: Sampling,
-        programs: GraphRunner,
-        drafter: HeadDrafter | None = None,
-        forced: ForcedAcceptance | None = None,
+        drafting: Drafting,
+        runner: GraphRunner,
     ) -> None:
-        self._model = model
-        self._layers = layers
-        self._state = state
-        self._sampling = sampling
-        self._programs = programs
-        self._drafter = drafter
-        self._forced = forced
+        self._model, self._layers, self._state = model, layers, state
+        self._sampling, self._drafting, self._runner = sampling, drafting, runner
         self._geometry: Geometry = layers.geometry
 
-    def capture(self, modes: tuple[Mode, ...]) -> None:
-        """Capture every mode at every captured batch size, largest first, on batches of null rows."""
+    def capture(self) -> None:
+        """Capture every mode of the drafting at every captured batch size, largest first, on batches of null rows."""
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
-            for mode in modes:
+            for mode in self._drafting.modes:
                 self._state.fill((), size)
                 batch = self._batch(mode, size, size, self._layers.lengths_at_capture(size))
                 self._layers.plan(batch)
-                self._programs.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
+                self._runner.capture(GraphKey(PROGRAMS[mode], size), partial(self._body, batch))
 
     def run(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> VerifyResult:
-        """One round over the filled state. The verdict is on the device; its rows past `num_reqs` mean nothing."""
+        """One round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
         batch = self._batch(mode, padded, num_reqs, host)
         self._layers.plan(batch)
-        return self._programs.run(GraphKey(PROGRAMS[mode], padded), partial(self._body, batch))
+        return self._runner.run(GraphKey(PROGRAMS[mode], padded), partial(self._body, batch))
 
     def _batch(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> ForwardBatch:
         tree = mode is Mode.VERIFY and self._geometry.draft.topk > 1
@@ -80,22 +68,15 @@ class Rounds:
         torch.index_select(state.page_table, 0, rows, out=batch.page_table)
         self._layers.tree_ops.write_tail(batch, parents)
         self._layers.begin(batch)
-        logits, features = self._forward(drafts.clamp(min=0).reshape(-1), batch)
+        tokens = drafts.clamp(min=0).reshape(-1)
+        logits, features = self._model.forward_features(tokens, batch.positions, self._layers, self._drafting.taps)
         requests = state.requests[:size, None].expand(-1, nodes).reshape(-1)
         targets = self._sampling.choose(logits, requests, batch.positions).view(size, nodes)
-        if self._forced is not None:
-            targets = self._forced.rewrite(batch, state.requests[:size], drafts, parents, targets)
-        verdict = self._layers.tree_ops.verify_tree(drafts, parents, targets)
+        result = self._layers.tree_ops.verify_tree(drafts, parents, targets)
         if isinstance(batch.tail, Tree):
-            self._layers.compact(batch, verdict)
-        if self._drafter is not None and features is not None:
-            self._drafter.accepted.write(batch.prefix_lens, verdict, features)
-        state.pending.index_copy_(0, rows, verdict.tokens.gather(1, verdict.accept_lens[:, None] - 1)[:, 0])
-        state.lengths.advance(rows, verdict.accept_lens)
-        return verdict
-
-    def _forward(self, tokens: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of every row, and the features that the drafter reads."""
-        if self._drafter is None:
-            return self._model.forward(tokens, batch.positions, self._layers), None
-        return self._model.forward_features(tokens, batch.positions, self._layers, self._drafter.taps)
+            self._layers.compact(batch, result)
+        if features is not None:
+            self._drafting.keep(batch, result, features)
+        state.pending.index_copy_(0, rows, result.tokens.gather(1, result.accept_lens[:, None] - 1)[:, 0])
+        state.lengths.advance(rows, result.accept_lens)
+        return result

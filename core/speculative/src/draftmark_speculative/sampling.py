@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark.errors import RequestError
+from draftmark import RequestError
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from draftmark.errors import CacheExhausted
-from draftmark.geometry import Geometry
+from draftmark import CacheExhausted, Geometry
 
 from .allocator import PageAllocator
 from .request import Request
@@ -28,7 +27,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
-        self.preemptions = 0
 
     @property
     def busy(self) -> bool:
@@ -107,7 +105,6 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         self.waiting.appendleft(request)
-        self.preemptions += 1
 
     def _free(self, request: Request) -> None:
         if request.row is None:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from draftmark import DraftmarkError, RequestError
 from draftmark.cli.errors import ArgumentError
-from draftmark.errors import DraftmarkError, RequestError
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, ceil_div
 from draftmark.loaded import LoadedBackend
 from draftmark.registry import BACKEND_VARIABLE, load
@@ -16,7 +16,7 @@ from draftmark.registry import BACKEND_VARIABLE, load
 from .prompts import Prompt
 
 if TYPE_CHECKING:
-    from .. import Eagle, EngineConfig, Speculation
+    from .. import EngineConfig, Speculation
     from ..models import CausalLM
 
 DEFAULT_BACKEND = "reference"
@@ -145,7 +145,7 @@ def engine_config(
     return config
 
 
-def _speculation(args: argparse.Namespace) -> Speculation | Eagle | None:
+def _speculation(args: argparse.Namespace) -> Speculation | None:
     from .. import Eagle, Ngram
 
     shape = _draft_shape(args)

@@ -47,7 +47,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 from ..models import LayerAttention
 from .config import HeadConfig

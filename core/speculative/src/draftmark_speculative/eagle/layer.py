@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.packed import Packed
-from ..models.rotary import rotated
+from ..models.fused import Packed, rotated
 from .config import HeadConfig
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

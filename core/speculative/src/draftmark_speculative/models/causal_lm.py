@@ -84,10 +84,12 @@ class CausalLM:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         step: AttentionStep,
-        taps: FeatureTaps,
+        taps: FeatureTaps | None,
         logits_rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`forward`, and the tapped hidden states of every row ``[rows, len(feature_layers) · hidden_size]``."""
+        if taps is None:
+            return self.forward(token_ids, positions, step, logits_rows), None
         if self._fused is not None:
             logits, states = self._fused(token_ids, positions, checked(step, self.layers), logits_rows, taps.layers)
             return logits, torch.cat(states, -1)
