@@ -12,12 +12,11 @@ from draftmark.runtime import TreeOps, padded_batch_size
 
 from .allocator import PageAllocator
 from .config import EngineConfig, HostKind
+from .forwards import Forwards
 from .layers import open_layers
 from .models import CausalLM
 from .pending import HostView, PendingForward
-from .prefill import Prefill
 from .request import FinishReason, Progress, Request, checked_request
-from .rounds import Rounds
 from .scheduler import Scheduler, by_row
 from .state import DeviceState, GraphRunner
 from .statistics import Statistics
@@ -58,14 +57,15 @@ class Engine:
         self._scheduler = Scheduler(self.geometry, self.pages, state)
         self._runner = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
         self._drafting = config.speculation.drafting(model, self._models[-1], state, self._runner)
-        self._prefill = Prefill(model, layers, state, config.sampling, self._drafting)
-        self._rounds = Rounds(model, layers, state, config.sampling, self._drafting, self._runner)
+        self._forwards = Forwards(model, layers, state, config.sampling, self._drafting, self._runner)
         self._pending: deque[PendingForward] = deque()
         self._host = HostView(state.lengths, config)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         if config.graph:
-            self._capture()
+            with torch.inference_mode():
+                self._forwards.capture()
+                self._drafting.capture()
 
     @property
     def busy(self) -> bool:
@@ -140,7 +140,7 @@ class Engine:
         """Send a prefill."""
         chunks = self._scheduler.chunks()
         rows = by_row([request for request, _ in chunks])
-        ended, chosen = self._prefill.run(chunks, self._host.of(rows))
+        ended, chosen = self._forwards.prefill(chunks, self._host.of(rows))
         for (request, count), row in zip(chunks, rows, strict=True):
             self._host.stored(row, count)
             request.computed += count
@@ -160,7 +160,7 @@ class Engine:
         padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
         mode = self._drafting.draft(running, padded, host)
-        result = self._rounds.run(mode, padded, live, host)
+        result = self._forwards.round(mode, padded, live, host)
         self._drafting.draft_extend(padded, live, host)
         nodes: int = self.geometry.extent(mode).q_len
         self._host.sent(rows, nodes)
@@ -214,9 +214,3 @@ class Engine:
         if HostLengthsNeed.EXACT in needs and self.config.host_lengths is not HostKind.EXACT:
             reason = f"it needs exact host lengths, got {self.config.host_lengths.value}: use host_lengths=exact"
             raise BackendRefusal(self.config.backend, [reason])
-
-    @torch.inference_mode()
-    def _capture(self) -> None:
-        """Every program at every captured batch size."""
-        self._rounds.capture()
-        self._drafting.capture()

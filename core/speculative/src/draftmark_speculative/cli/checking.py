@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from draftmark.cli.progress import ProgressLine
+
 from .. import EngineConfig
 from ..models import CausalLM
 from .decoding import decode
-from .progress import ProgressLine
 
 Tokens = tuple[int, ...]
 

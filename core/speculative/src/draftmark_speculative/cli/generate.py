@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from draftmark import DraftmarkError
 from draftmark.cli.errors import SUCCESS
 from draftmark.cli.geometry_arguments import integers
+from draftmark.cli.progress import progress_line
 from draftmark.cli.rendering import show, show_json
 
 from . import settings
-from .progress import progress_line
 from .prompts import Prompt, gather
 
 if TYPE_CHECKING:
