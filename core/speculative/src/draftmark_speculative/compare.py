@@ -98,7 +98,7 @@ class _Measurement:
         return chosen.max(1, keepdim=True).values - chosen
 
     def agreement(self, differences: Mapping[tuple[int, str], int]) -> Agreement:
-        """What was measured."""
+        """The agreement of all texts read."""
         cap = CAP * torch.finfo(self.model.dtype).eps * float(torch.cat(self.spread).mean())
         backend = _error(self.backend) if self.backend else None
         name = str(self.model.dtype).removeprefix("torch.")

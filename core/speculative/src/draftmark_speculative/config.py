@@ -1,4 +1,4 @@
-"""What an engine is asked to be."""
+"""What an engine is configured to be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HostKind(StrEnum):
     UPPER_BOUND = "upper_bound"
     """Lengths that lag one round, plus the most that round can have added: the sync-free path."""
     UNKNOWN = "unknown"
-    """Nothing but the limit."""
+    """The limit alone."""
 
 
 @dataclass(frozen=True)

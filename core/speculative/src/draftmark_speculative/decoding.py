@@ -65,6 +65,6 @@ def generate(
     *,
     stop: Sequence[int] = (),
 ) -> tuple[list[Generation], Engine]:
-    """`decode` on a fresh engine; also returns the engine, for its statistics."""
+    """Call `decode` on a fresh engine; returns the engine too, for its statistics."""
     engine = Engine(model, config)
     return decode(engine, prompts, max_new_tokens, stop=stop), engine

@@ -121,7 +121,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """One forward: a prefill if any prompt is unfinished, else a round. Returns what it gave to whom.
+        """Run one forward, a prefill if any prompt is unfinished, else a round; returns what it gave to whom.
 
         With overlap the forward is only sent, and what the one before it gave is returned: perhaps nothing.
         """

@@ -93,7 +93,7 @@ class Forwards:
                 self._runner.capture(GraphKey(PROGRAMS[mode], size), partial(self._verify, batch))
 
     def round(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> VerifyResult:
-        """One round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
+        """Run one round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
         batch = self._batch(mode, padded, num_reqs, host)
         self._layers.plan(batch)
         return self._runner.run(GraphKey(PROGRAMS[mode], padded), partial(self._verify, batch))
@@ -125,7 +125,7 @@ class Forwards:
     def _forward(
         self, batch: ForwardBatch, tokens: torch.Tensor, logits_rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of the rows asked for, and the features of all that the drafting reads, if it reads any."""
+        """Run the model: logits of the rows asked for, and the features that the drafting reads, if it reads any."""
         self._layers.begin(batch)
         return self._model.forward_features(tokens, batch.positions, self._layers, self._drafting.taps, logits_rows)
 

@@ -64,7 +64,7 @@ class PagePlan:
 
     @classmethod
     def make(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> PagePlan:
-        """Enough for every geometry; see `EngineConfig.num_pages`."""
+        """Plan pages enough for every geometry; see `EngineConfig.num_pages`."""
         unique = any(loaded.requirements(geometry).unique_slots for geometry in geometries)
         null: int = geometries[0].null_pages(unique)
         total = config.num_pages or null + config.max_num_reqs * geometries[0].max_pages_per_req
@@ -120,23 +120,23 @@ class AttentionLayers:
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
-        """What `plan` is told of the null rows that a graph is captured on.
+        """What `plan` may know of the null rows that a graph is captured on.
 
         What it decides on the host is frozen in the graph, so it plans as if every request could be as long as can
-        be; a backend that needs exact lengths is told those of the null rows.
+        be; a backend that needs exact lengths gets those of the null rows.
         """
         if self.host_need is HostLengthsNeed.EXACT:
             return Exact((0,) * padded_reqs)
         return Unknown(padded_reqs, self.geometry.max_prefix_len)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Host side of every backend; before the forward, and before every replay."""
+        """Let every backend plan on the host. This comes before the forward, and before every replay."""
         validate(batch, self.geometry)
         for group in self.groups:
             group.backend.plan(batch)
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Device side: metadata of every backend. The forward that follows attends over `batch`."""
+        """Write every backend's metadata on the device. The forward that follows attends over `batch`."""
         self._batch = batch
         for group in self.groups:
             group.backend.write_metadata(batch)

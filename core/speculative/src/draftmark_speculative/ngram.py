@@ -82,7 +82,7 @@ class NgramIndex:
         return path
 
     def _matches(self) -> Iterator[int]:
-        """Ends of earlier occurrences of the current suffix, best first."""
+        """Yield where the current suffix ended before, best first."""
         end = len(self._tokens)
         for size in self._sizes:
             if size <= end:

@@ -15,7 +15,7 @@ from .request import Request
 
 @dataclass(frozen=True)
 class FinishedForward:
-    """What a forward brought one request."""
+    """The tokens that a forward brought one request."""
 
     request: Request
     tokens: list[int]
@@ -43,7 +43,7 @@ class PendingForward:
             request.in_flight += 1
 
     def wait(self) -> Iterator[FinishedForward]:
-        """The results, once they are here; to be called once."""
+        """Wait for the results and yield them; to be called once."""
         tokens, *counts = self._copy.wait()
         lengths = counts[0] if counts else [len(row) for row in tokens]
         for request, row, count in zip(self._requests, tokens, lengths, strict=True):
@@ -65,22 +65,22 @@ class HostView:
         self._unsettled: dict[int, tuple[int, int, int]] = {}
 
     def of(self, rows: Sequence[int]) -> HostLengths:
-        """What a backend is told of these rows."""
+        """What a backend may know of these rows."""
         if self._kind is HostKind.EXACT:
             return self._lengths.exact(rows)
         return self._lengths.upper_bound(rows) if self._kind is HostKind.UPPER_BOUND else self._lengths.unknown(rows)
 
     def stored(self, row: int, count: int) -> None:
-        """A prefill that was just sent stores `count` tokens, neither more nor less."""
+        """Note a prefill that was just sent and stores `count` tokens, neither more nor less."""
         self._lengths.dispatched([row], count)
         self._lengths.settle([row], [count], count)
 
     def sent(self, rows: Sequence[int], at_most: int) -> None:
-        """A round is under way that commits `at_most` tokens a row."""
+        """Note a round that is under way and commits `at_most` tokens a row."""
         self._lengths.dispatched(rows, at_most)
 
     def settle(self, finished: FinishedForward, at_most: int) -> None:
-        """What a round committed is here. The sync-free path without overlap learns it a round late."""
+        """Settle what a round committed. The sync-free path without overlap does so a round late."""
         request, count = finished.request, len(finished.tokens)
         if request.row is None:
             return  # it was sent back to wait, and gets a row again only when this has come
@@ -93,5 +93,5 @@ class HostView:
         self._unsettled[request.id] = (request.assignment, count, at_most)
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         self._unsettled.pop(request.id, None)

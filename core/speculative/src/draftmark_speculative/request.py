@@ -16,11 +16,11 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """A stop token, which is the last token of the output."""
+    """The output ends with a stop token."""
     LENGTH = "length"
-    """max_new_tokens."""
+    """The output has max_new_tokens tokens."""
     CONTEXT = "context"
-    """max_context_len: prompt and output fill the context exactly."""
+    """Prompt and output fill max_context_len exactly."""
     CANCELLED = "cancelled"
 
 
@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence; equal to itself only.
+    """One sequence. It is equal to itself only.
 
     Attributes:
         tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.

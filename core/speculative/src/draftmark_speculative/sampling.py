@@ -48,7 +48,7 @@ class Sampling:
         return self.temperature == 0
 
     def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """One token a row. Capturable.
+        """Choose one token a row. Capturable.
 
         Args:
             logits: float32 ``[rows, vocab_size]``.

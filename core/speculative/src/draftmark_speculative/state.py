@@ -55,7 +55,7 @@ class DeviceState:
             self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
 
     def fill(self, requests: Sequence[Request], padded: int) -> None:
-        """Who takes part in the next round: `requests` first, null rows up to `padded`."""
+        """Set who takes part in the next round: `requests` first, then null rows up to `padded`."""
         live = len(requests)
         self.rows[live:padded].copy_(self._null_rows[live:padded])
         if live:
@@ -64,7 +64,7 @@ class DeviceState:
             self.requests[:live].copy_(ids[1])
 
     def set_draft_trees(self, trees: Sequence[DraftTree], padded: int) -> None:
-        """Drafts from the host, for the requests of the last `fill`."""
+        """Write drafts from the host, for the requests of the last `fill`."""
         nodes, padding = self.tokens.shape[1], [DraftTree([-1])] * (padded - len(trees))
         rest = [nodes - len(tree) for tree in (*trees, *padding)]
         tokens = [tree.tokens + [-1] * n for tree, n in zip((*trees, *padding), rest, strict=True)]
@@ -73,7 +73,7 @@ class DeviceState:
         self.parents[:padded].copy_(to_device(parents, self.device))
 
     def set_draft_tokens(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
-        """Drafts from the device, below the root: int64 ``[padded, n]``, n < D. Capturable.
+        """Write drafts from the device below the root: int64 ``[padded, n]``, n < D. Capturable.
 
         Rows that they leave unused hang below the root and carry a token that nothing matches.
         """
@@ -100,7 +100,7 @@ class GraphRunner:
         self.graphs.capture(key, step)
 
     def run(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
-        """The step's effects and outputs, which are valid until the next run of the same key."""
+        """Run the step; its outputs are valid until the next run of the same key."""
         if self.graphs is None:
             return step()
         outputs: Outputs = self.graphs.replay(key)

@@ -45,7 +45,7 @@ def baselines(
     config: EngineConfig,
     line: ProgressLine,
 ) -> list[Baseline]:
-    """Plain decoding in the same graph mode, and for greedy decoding transformers' own `generate`.
+    """Decode without drafts in the same graph mode, and, if decoding is greedy, by transformers' own `generate`.
 
     Sampled text is not compared with transformers, whose random stream is another one. With our own plain sampling
     it is: randomness is a function of (seed, request, position), so drafts cannot change it.

@@ -31,7 +31,7 @@ class Decoded:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all prompts."""
+        """Tokens a second over all prompts."""
         return self.statistics.tokens / self.seconds
 
 

@@ -52,7 +52,7 @@ class Report:
 
 
 def show_report(report: Report) -> None:
-    """Texts, summary table, totals and check, as text."""
+    """Print texts, summary table, totals and check."""
     for number, (prompt, output) in enumerate(zip(report.prompts, report.decoded.outputs, strict=True), start=1):
         show(f"── {number} · {shorten(prompt.name, 90)}", "bold cyan")
         show(report.text(output.tokens).strip("\n"))
@@ -80,7 +80,7 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
 
 
 def totals(report: Report) -> list[str]:
-    """Speed and accepted length, and the baselines' speed."""
+    """Lines that tell speed and accepted length, and the baselines' speed."""
     s, decoded = report.decoded.statistics, report.decoded
     lines = [
         f"{s.tokens} tokens in {decoded.seconds:.1f} s: {decoded.tokens_per_second:.1f} tokens/s · "
@@ -138,7 +138,7 @@ def _told(report: Report, index: int) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Everything as one JSON object."""
+    """The report as one JSON object."""
     s, decoded = report.decoded.statistics, report.decoded
     return {
         "schema": SCHEMA,
@@ -164,7 +164,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _rounding(found: Agreement) -> dict[str, Any]:
-    """What half precision excuses; two times None in float32."""
+    """What half precision excuses; in float32 both are None."""
     if found.rounding is None:
         return {"near_ties": None, "logit_error": None}
     near = {"bound": found.bound, "excused": found.near_ties} if found.gaps else None

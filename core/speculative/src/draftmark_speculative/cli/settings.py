@@ -77,7 +77,7 @@ def import_torch_side() -> None:
 
 
 def backend_on(args: argparse.Namespace) -> LoadedBackend:
-    """The named backend, its runtime and the device at hand.
+    """Load the named backend, and make sure of its runtime and of the device.
 
     Raises:
         BackendLoadError: it cannot be loaded, or its runtime or the device is absent.
@@ -167,7 +167,7 @@ def _max_num_reqs(args: argparse.Namespace, num_prompts: int) -> int:
 
 
 def _context_len(args: argparse.Namespace, model: CausalLM, longest: int) -> int:
-    """Enough for the longest prompt and its output, in whole pages, unless the arguments or the model say less."""
+    """What the longest prompt and its output need, in whole pages, unless the arguments or the model say less."""
     given: int | None = args.max_context_len
     if given is None:
         needed = ceil_div(longest + args.max_new_tokens, args.page_size) * args.page_size

@@ -132,7 +132,7 @@ class HeadDrafter(Drafting):
     # -- captured -----------------------------------------------------------------------------------------
 
     def _draft(self, size: int, steps: list[ForwardBatch]) -> None:
-        """All draft steps of a round, then the tree of the best nodes."""
+        """Run all draft steps of a round, then write the tree of the best nodes."""
         state, rows = self._state, self._state.rows[:size]
         growth = DraftTreeBuilder(self._scores.index_select(0, rows), self._tokens.index_select(0, rows))
         hidden = self._hidden.index_select(0, rows)[:, None].expand(-1, self._topk, -1)
@@ -151,7 +151,7 @@ class HeadDrafter(Drafting):
         state.set_draft_tokens(size, tokens, parents)
 
     def _take_over(self, batch: ForwardBatch) -> None:
-        """The head's rows of the accepted path, and what its newest one says."""
+        """Run the head's rows of the accepted path, and keep what the newest one says."""
         size, accepted = batch.padded_reqs, self.accepted
         self._gather(batch, accepted.prefix_lens[:size])
         self._layers.tree_ops.write_tail(batch)

@@ -59,7 +59,7 @@ class Eagle(Speculation):
         return head
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """The head at work."""
+        """A `HeadDrafter` over the head's layers."""
         return HeadDrafter(self, model, layers, state, runner)
 
 

@@ -52,7 +52,7 @@ class FusedDecoder:
         logits_rows: torch.Tensor | None = None,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Arguments and logits as in `CausalLM.forward`.
+        """Run the model; arguments and logits are those of `CausalLM.forward`.
 
         Args:
             taps: hidden states to keep, counted as in `FeatureTaps`.

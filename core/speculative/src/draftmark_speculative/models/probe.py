@@ -27,7 +27,7 @@ FLOAT32_TOLERANCE = 1e-2
 
 
 def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
-    """Each layer's attention, as called.
+    """Find out which attention each layer calls.
 
     Raises:
         ModelError: the family bypasses the attention registry, or would come out different from transformers' own.
@@ -43,7 +43,7 @@ def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
 
 
 def fused_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder | None:
-    """The fused forward of a model that has one and whose logits it reproduces."""
+    """Make the fused forward of a model that has one and whose logits it reproduces."""
     if not fits(hf, layers):
         return None
     tokens, near = _rows(hf)
@@ -104,7 +104,7 @@ class ProbeAttention:
     def __call__(
         self, layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Arguments and result as `attention.Run`; in float32, as softmax is in transformers."""
+        """Attend in float32, as transformers' softmax does; arguments and result are those of `attention.Run`."""
         dtype = q.dtype
         self.calls.append((layer, called))
         # [requests, heads, tokens, head_dim], query heads of a group side by side
@@ -120,7 +120,7 @@ class ProbeAttention:
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
     def layers(self, count: int) -> tuple[LayerAttention, ...]:
-        """What was called, when every one of `count` layers called exactly once."""
+        """Return what was called, if every one of `count` layers called exactly once."""
         got = [layer for layer, _ in self.calls]
         if got != list(range(count)):
             raise ModelError(

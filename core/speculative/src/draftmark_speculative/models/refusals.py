@@ -95,7 +95,7 @@ def rope_types(config: Any) -> set[str]:
 
 
 def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[LayerAttention, ...]:
-    """`called`, when the text `config` says the same of every layer.
+    """Return `called`, if the text `config` says the same of every layer.
 
     A window or a cap that is configured but never reaches the attention function lives in a mask or nowhere, and
     would be dropped.
@@ -117,7 +117,7 @@ def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[
 
 
 def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttention:
-    """The configuration's view. The scale is taken from the call where no field declares it."""
+    """What the configuration says of a layer. The scale is taken from the call where no field declares it."""
     heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
     scale = called.softmax_scale
