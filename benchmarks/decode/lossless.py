@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from benchmarks import origin
+from draftmark.cli.progress import ProgressLine
 from draftmark.errors import BackendRefusal
 from draftmark_speculative import EngineConfig, HostKind, Ngram
 from draftmark_speculative.agreement import LogitError
 from draftmark_speculative.cli.checking import Baseline
 from draftmark_speculative.cli.decoding import Decoded, decode
-from draftmark_speculative.cli.progress import ProgressLine
 from draftmark_speculative.cli.prompts import read_file
 from draftmark_speculative.cli.settings import encode
 from draftmark_speculative.compare import compare

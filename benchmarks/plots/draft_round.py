@@ -80,7 +80,7 @@ def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
     now = Round()
     place, best = DraftTreeBuilder.place, DraftTreeBuilder.best
     ops = engine._layers.tree_ops
-    verify, draft_extend = ops.verify_tree, engine._drafter.draft_extend
+    verify, draft_extend = ops.verify_tree, engine._drafting.draft_extend
 
     def placed(self: DraftTreeBuilder) -> torch.Tensor:
         slots = place(self)
@@ -107,12 +107,12 @@ def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
     def taken(padded: int, live: int, host: Any) -> None:
         nonlocal now
         rounds.append(now)
-        kept = engine._drafter.accepted.tokens[0, : now.count].tolist()
+        kept = engine._drafting.accepted.tokens[0, : now.count].tolist()
         now = Round(extended=(kept, len(now.tokens)))
         draft_extend(padded, live, host)
 
     DraftTreeBuilder.place, DraftTreeBuilder.best = placed, chosen  # type: ignore[method-assign]
-    ops.verify_tree, engine._drafter.draft_extend = walked, taken
+    ops.verify_tree, engine._drafting.draft_extend = walked, taken
     try:
         one = engine.submit(prompt, count)
         while engine.busy:

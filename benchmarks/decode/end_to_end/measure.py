@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from draftmark_speculative.agreement import Agreement
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import CausalLM
 
+from .forced import ForcedAcceptance
 from .models import FindingNgram, Subject, seat
 
 Tokens = tuple[int, ...]
@@ -75,14 +77,16 @@ def open_engine(case: Case, subject: Subject, max_context_len: int, graph: bool)
     config = EngineConfig(
         backend=case.backend, speculate=_speculation(case, subject), page_size=64, max_num_reqs=case.batch,
         max_context_len=max_context_len, max_extend_tokens=8192, graph=graph, capture_batch_sizes=(case.batch,),
-        host_lengths=HostKind.UPPER_BOUND, overlap=True, forced_acceptance=subject.forced.get(case.speculate, ()),
+        host_lengths=HostKind.UPPER_BOUND, overlap=True,
     )  # fmt: skip
+    profile, device = subject.forced.get(case.speculate), subject.model.device
+    wrap = partial(ForcedAcceptance, profile=profile, seed=0, device=device) if profile else None
     if case.speculate == "ngram":
-        return Engine(subject.model, _waiting(config)), ""
+        return Engine(subject.model, _waiting(config), wrap_tree_ops=wrap), ""
     try:
-        return Engine(subject.model, config), ""
+        return Engine(subject.model, config, wrap_tree_ops=wrap), ""
     except BackendRefusal as refusal:
-        return Engine(subject.model, _waiting(config)), str(refusal)
+        return Engine(subject.model, _waiting(config), wrap_tree_ops=wrap), str(refusal)
 
 
 def answers(case: Case, subject: Subject, prompts: Sequence[Tokens], new_tokens: int, repeats: int) -> Measured:

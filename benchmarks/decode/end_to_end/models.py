@@ -30,7 +30,7 @@ class Subject:
     """A model, its head, and the acceptance that is forced on it, if its own means nothing.
 
     Attributes:
-        forced: by way of drafting, `EngineConfig.forced_acceptance`.
+        forced: by way of drafting, the profile of `ForcedAcceptance`.
     """
 
     name: str
@@ -82,8 +82,8 @@ def seat(engine: Engine, requests: int, context: int) -> None:
     The KV pools are filled with random numbers; for half a million tokens a prefill of the 8B shape would take longer
     than everything that is measured.
     """
-    for layers in (engine._layers, engine._draft_layers):
-        for group in layers.groups if layers is not None else ():
+    for layers in engine._models:
+        for group in layers.groups:
             for cache in group.pool.layers:
                 for tensor in (cache.k, cache.v):
                     tensor[engine._layers.pages.null :].normal_()

@@ -10,14 +10,14 @@ from functools import cache
 import pytest
 import torch
 
-from draftmark_speculative import DraftTree
+from draftmark_speculative import DraftTree, Speculation
 from draftmark_speculative.models.tiny import tiny_model
 
 VOCAB = 256
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Speculation):
     """Speculation that knows each request's text and mixes it with wrong guesses, so that acceptance is ragged.
 
     A random model never repeats itself, so n-gram drafts would leave the accepting path untested.

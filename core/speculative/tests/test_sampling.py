@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from draftmark.errors import RequestError
-from draftmark_speculative import DraftTree, EngineConfig, Sampling, generate
+from draftmark_speculative import DraftTree, EngineConfig, Sampling, Speculation, generate
 from draftmark_speculative.sampling import uniform
 
 
@@ -74,7 +74,7 @@ def test_temperature_scales_logits():
 
 
 @dataclass(frozen=True)
-class Guess:
+class Guess(Speculation):
     """Speculation that drafts, after a first sampled token, its likeliest continuations."""
 
     topk: int

@@ -7,7 +7,7 @@ from draftmark.batch import BatchBuffers, ragged
 from draftmark.geometry import Mode
 from draftmark.lengths import Unknown
 from draftmark.tree import write_tail
-from draftmark_speculative import EngineConfig
+from draftmark_speculative import EngineConfig, Speculation
 from draftmark_speculative.config import HostKind
 from draftmark_speculative.engine import Engine
 
@@ -15,7 +15,7 @@ PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # D = 7, three branches, depth 3
 PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
 
 
-class Fixed:
+class Fixed(Speculation):
     """Speculation of a fixed shape, for an engine whose parts the test drives by itself."""
 
     topk, num_draft_tokens = 3, 7

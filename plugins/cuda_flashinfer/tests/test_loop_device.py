@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from draftmark_speculative import DraftTree, EngineConfig, generate
+from draftmark_speculative import DraftTree, EngineConfig, Speculation, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model
@@ -21,7 +21,7 @@ VOCAB = 256
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(Speculation):
     """Drafts that know the text and mix it with wrong guesses; a random model repeats nothing for n-grams to find."""
 
     topk: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftmark.errors import CacheExhausted
+from draftmark import CacheExhausted
 
 
 class PageAllocator:
-    """Hands out page ids. The first `null_pages` ids are never given to anybody.
+    """Hands out page ids. The first `null_pages` ids are never given out.
 
     `take` is all or nothing, so an exhausted pool changes no state.
     """
@@ -21,16 +21,16 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """Pages nobody owns."""
+        """How many pages nobody owns."""
         return len(self._free)
 
     @property
     def in_use(self) -> int:
-        """Pages somebody owns."""
+        """How many pages somebody owns."""
         return len(self._owned)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages.
+        """Take `count` pages.
 
         Raises:
             CacheExhausted: fewer are free; nothing was taken.

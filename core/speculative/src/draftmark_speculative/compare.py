@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from draftmark.batch import ragged
-from draftmark.lengths import Exact
-from draftmark.registry import load
+from draftmark import load
+from draftmark.runtime import Exact, ragged
 
 from .agreement import CAP, Agreement, LogitError
 from .config import EngineConfig
-from .layers import AttentionLayers, Pages, geometries_of
+from .layers import open_layers
 from .models import CausalLM
 
 CONTENDERS = 10
@@ -99,7 +98,7 @@ class _Measurement:
         return chosen.max(1, keepdim=True).values - chosen
 
     def agreement(self, differences: Mapping[tuple[int, str], int]) -> Agreement:
-        """What was measured."""
+        """The agreement of all texts read."""
         cap = CAP * torch.finfo(self.model.dtype).eps * float(torch.cat(self.spread).mean())
         backend = _error(self.backend) if self.backend else None
         name = str(self.model.dtype).removeprefix("torch.")
@@ -127,15 +126,13 @@ def score(model: CausalLM, token_ids: Sequence[int], config: EngineConfig, rows:
     Returns:
         float32 ``[rows, vocab_size]``.
     """
-    count, loaded = len(token_ids), load(config.backend)
+    count = len(token_ids)
     alone = replace(
         config, speculate=None, graph=False, overlap=False, max_num_reqs=1, num_pages=None, max_context_len=count,
         max_extend_tokens=count,
     )  # fmt: skip
-    geometries = geometries_of(model, loaded, alone)
-    pages = Pages.plan(loaded, geometries, alone)
-    layers = AttentionLayers(model, loaded, alone, geometries, pages)
-    table = torch.arange(pages.null, pages.total, dtype=torch.int32, device=model.device)
+    (layers,) = open_layers(model, None, load(config.backend), alone)
+    table = torch.arange(layers.pages.null, layers.pages.total, dtype=torch.int32, device=model.device)
     empty = torch.zeros(1, dtype=torch.int32, device=model.device)
     batch = ragged(layers.geometry, empty, table[None, : layers.geometry.max_pages_per_req], (count,), Exact((0,)))
     layers.plan(batch)

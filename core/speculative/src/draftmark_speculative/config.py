@@ -1,15 +1,13 @@
-"""What an engine is asked to be."""
+"""What an engine is configured to be."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from draftmark.errors import RequestError
-from draftmark.geometry import DraftShape, Limits
+from draftmark import DraftShape, Limits, RequestError
 
-from .drafts import Speculation
-from .eagle import Eagle
+from .drafts import NoSpeculation, Speculation
 from .sampling import Sampling
 
 
@@ -21,7 +19,7 @@ class HostKind(StrEnum):
     UPPER_BOUND = "upper_bound"
     """Lengths that lag one round, plus the most that round can have added: the sync-free path."""
     UNKNOWN = "unknown"
-    """Nothing but the limit."""
+    """The limit alone."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class EngineConfig:
 
     Attributes:
         backend: entry-point name; it runs on the device that the model is on.
-        speculate: how to draft, on the host or (`Eagle`) on the device; None decodes one token a round.
+        speculate: how to draft (`Ngram`, `Eagle`, or a `Speculation` of your own); None decodes one token a round.
         page_size: tokens per KV page.
         max_num_reqs: requests that decode together; more wait.
         max_context_len: tokens of a request, prompt and output together.
@@ -38,16 +36,18 @@ class EngineConfig:
         num_pages: KV pages a layer, null pages included; None gives every request its full context.
         graph: capture the round's forward and replay it.
         capture_batch_sizes: padded batch sizes to capture; empty means powers of two up to max_num_reqs.
-        host_lengths: see `HostKind`.
+        host_lengths: see `HostKind`; its value will do.
         overlap: the host prepares a round while the device runs the one before, and waits for nothing but that one's
             tokens, a round late. It needs host_lengths other than exact, and drafts that do not come from the host.
         sampling: greedy, or temperature and top-p.
-        forced_acceptance: a benchmark's switch, see `ForcedAcceptance`: the text means nothing when it is not empty.
         guard: guard words and poison in the arenas; None reads DRAFTMARK_GUARD.
+
+    Raises:
+        RequestError: host_lengths that are no `HostKind`.
     """
 
     backend: str = "reference"
-    speculate: Speculation | Eagle | None = None
+    speculate: Speculation | None = None
     page_size: int = 16
     max_num_reqs: int = 8
     max_context_len: int = 1024
@@ -58,17 +58,24 @@ class EngineConfig:
     host_lengths: HostKind = HostKind.EXACT
     overlap: bool = False
     sampling: Sampling = field(default_factory=Sampling)
-    forced_acceptance: tuple[float, ...] = ()
     guard: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.host_lengths not in tuple(HostKind):
+            kinds = ", ".join(HostKind)
+            raise RequestError(f"host_lengths is {self.host_lengths!r}, but it must be one of {kinds}; use a HostKind")
+        object.__setattr__(self, "host_lengths", HostKind(self.host_lengths))
+
+    @property
+    def speculation(self) -> Speculation:
+        """How to draft, plain decoding included."""
+        return self.speculate or NoSpeculation()
 
     @property
     def draft_shape(self) -> DraftShape:
-        """The draft shape of the geometry. Drafts from the host need no draft forward: S = 1."""
-        speculate = self.speculate
-        if speculate is None:
-            return DraftShape()
-        steps = speculate.num_steps if isinstance(speculate, Eagle) else 1
-        return DraftShape(speculate.topk, steps, speculate.num_draft_tokens)
+        """The draft shape of the geometry."""
+        how = self.speculation
+        return DraftShape(how.topk, how.num_steps, how.num_draft_tokens)
 
     @property
     def limits(self) -> Limits:
@@ -90,7 +97,7 @@ class EngineConfig:
                 "overlap is on with host_lengths exact, but the host knows no exact length while a round runs; "
                 "use host_lengths upper_bound or unknown"
             )
-        if not isinstance(self.speculate, Eagle | None):
+        if self.speculation.reads_tokens:
             raise RequestError(
                 f"overlap is on with drafts of {type(self.speculate).__name__}, but the host cannot draft behind "
                 "tokens that it has not seen; draft on the device (Eagle), or turn overlap off"

@@ -38,9 +38,16 @@ def decode(
         One `Generation` per prompt, in order.
 
     Raises:
-        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token.
+        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token of any prompt.
     """
-    ids = [engine.submit(prompt, max_new_tokens, stop) for prompt in prompts]
+    ids: list[int] = []
+    try:
+        for prompt in prompts:
+            ids.append(engine.submit(prompt, max_new_tokens, stop))
+    except Exception:
+        for submitted in ids:
+            engine.cancel(submitted)
+        raise
     finish: dict[int, FinishReason] = {}
     while engine.busy:
         progress = engine.step()
@@ -58,6 +65,6 @@ def generate(
     *,
     stop: Sequence[int] = (),
 ) -> tuple[list[Generation], Engine]:
-    """`decode` on a fresh engine; also returns the engine, for its statistics."""
+    """Call `decode` on a fresh engine; returns the engine too, for its statistics."""
     engine = Engine(model, config)
     return decode(engine, prompts, max_new_tokens, stop=stop), engine

@@ -1,10 +1,26 @@
-"""Drafts: guesses at the next tokens of one request, as a tree, and where they come from."""
+"""Drafts: guesses at the next tokens of a request, as a tree, and how an engine comes by them.
+
+A configuration names a `Speculation`; an engine makes a `Drafting` of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from draftmark import Geometry, Mode
+
+if TYPE_CHECKING:
+    import torch
+
+    from draftmark.runtime import ForwardBatch, HostLengths, VerifyResult
+
+    from .layers import AttentionLayers, Layered
+    from .models import CausalLM
+    from .models.features import FeatureTaps
+    from .request import Request
+    from .state import DeviceState, GraphRunner
 
 
 @dataclass
@@ -45,28 +61,112 @@ class DraftTree:
 
 
 class Drafter(Protocol):
-    """Guesses for one request. It sees every token of it, in order."""
+    """Guesses the next tokens of one request. It sees every token of it, in order."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that were verified and given out."""
+        """Take note of tokens that were verified and given out."""
 
     def propose(self) -> DraftTree:
         """A tree whose root is the newest token; a root alone means no guess. Within the speculation's limits."""
 
 
-class Speculation(Protocol):
-    """A way of drafting, fixed for an engine's life.
+class Speculation:
+    """A way of drafting, fixed for an engine's life. On the host it gives `begin`, on the device `open` and `drafting`.
 
     Attributes:
-        topk: most branches of a tree; 1 means every tree is a chain, and needs no mask.
+        topk: most branches of a tree; 1 means that every tree is a chain and needs no mask.
         num_draft_tokens: most nodes of a tree, root included.
+        num_steps: levels that a draft model grows; 1 where there is none.
     """
 
-    @property
-    def topk(self) -> int: ...
+    topk: int
+    num_draft_tokens: int
+    num_steps: int = 1
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} drafts (topk {self.topk}, {self.num_draft_tokens} tokens)"
 
     @property
-    def num_draft_tokens(self) -> int: ...
+    def reads_tokens(self) -> bool:
+        """Whether drafts are made from the newest tokens on the host, which rules out overlap."""
+        return type(self).begin is not Speculation.begin
 
-    def begin(self, request_id: int, prompt: Sequence[int]) -> Drafter:
-        """A drafter for a new request."""
+    def begin(self, request_id: int, prompt: Sequence[int]) -> Drafter | None:
+        """A drafter for a new request; None drafts nothing on the host."""
+        return None
+
+    def open(self, model: CausalLM) -> Layered | None:
+        """The draft model that goes with `model`, or None; its KV lies in pools of its own, under the same page ids."""
+        return None
+
+    def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
+        """One engine's drafting.
+
+        Args:
+            layers: of the draft model; of `model` where there is none.
+        """
+        return Drafting(self, layers.geometry, state)
+
+
+class NoSpeculation(Speculation):
+    """Plain decoding."""
+
+    topk, num_draft_tokens = 1, 1
+
+    def __str__(self) -> str:
+        return "no drafts"
+
+
+class Drafting:
+    """How one engine drafts: here, with a `Drafter` a request on the host.
+
+    The engine calls `begin` for a new request and `extend` behind each prefill. In a round it calls `draft`, `keep` at
+    the end of the verifying forward, and `draft_extend`.
+
+    Attributes:
+        modes: what verifies; all are captured.
+        taps: the target's hidden states that `extend` and `keep` read, or None.
+    """
+
+    taps: FeatureTaps | None = None
+
+    def __init__(self, speculation: Speculation, geometry: Geometry, state: DeviceState) -> None:
+        self._speculation, self._geometry, self._state = speculation, geometry, state
+        drafts = geometry.draft.num_draft_tokens > 1
+        self.modes: tuple[Mode, ...] = (Mode.DECODE, Mode.VERIFY) if drafts else (Mode.DECODE,)
+
+    def capture(self) -> None:
+        """Capture programs of its own, at every captured batch size."""
+
+    def begin(self, request: Request) -> None:
+        """Give a new request its drafter."""
+        request.drafter = self._speculation.begin(request.id, request.prompt)
+
+    def extend(
+        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Follow a prefill of the target.
+
+        Args:
+            batch: the target's EXTEND batch.
+            features: ``[num_rows, width]``, of the target.
+            tokens: int64 ``[num_rows]``, the token *behind* each row's own.
+            rows, last: int64 ``[n]``, of the requests whose prompt ends here: state row, and last row of the batch.
+        """
+
+    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Mode:
+        """Write a tree for every request into the state, which was filled with them; the mode that verifies it.
+
+        Where no drafter has a guess, the round is plain decoding.
+        """
+        trees = [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in requests]
+        if all(len(tree) == 1 for tree in trees):
+            return Mode.DECODE
+        self._state.set_draft_trees(trees, padded)
+        return Mode.VERIFY
+
+    def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
+        """Keep what `draft_extend` needs of a verified batch; features ``[R · D, width]``, of every node. Captured."""
+
+    def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+        """Take over what the round accepted; `host` bounds the lengths before it."""

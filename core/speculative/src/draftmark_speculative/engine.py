@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from draftmark.errors import BackendRefusal, CacheExhausted, GeometryError
-from draftmark.geometry import DRAFT_MODES, GeometryPair, Mode
-from draftmark.graphs import padded_batch_size
-from draftmark.lengths import HostLengths
-from draftmark.registry import load
-from draftmark.requirements import HostLengthsNeed
+from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, load
+from draftmark.runtime import TreeOps, padded_batch_size
 
 from .allocator import PageAllocator
 from .config import EngineConfig, HostKind
-from .drafts import DraftTree
-from .eagle import Eagle
-from .eagle.drafter import HeadDrafter
-from .forced import ForcedAcceptance
-from .graph_runner import GraphRunner
-from .host_view import HostView
-from .layers import AttentionLayers, Pages, geometries_of
+from .forwards import Forwards
+from .layers import open_layers
 from .models import CausalLM
-from .pending import PendingForward
-from .prefill import Prefill
-from .request import FinishReason, Progress, Request, check_prompt
-from .rounds import Rounds
+from .pending import HostView, PendingForward
+from .request import FinishReason, Progress, Request, checked_request
 from .scheduler import Scheduler, by_row
-from .state import DeviceState
+from .state import DeviceState, GraphRunner
 from .statistics import Statistics
 
 
 class Engine:
     """Decodes requests that join and leave between steps.
 
+    Args:
+        wrap_tree_ops: for measurements: what verifies and compacts, made of the backend's own `TreeOps`. A text says
+            nothing of the model when it changes what is accepted.
+
     Raises:
         GeometryError, BackendLoadError, BackendRefusal: at construction, before any token.
     """
 
-    def __init__(self, model: CausalLM, config: EngineConfig) -> None:
+    def __init__(
+        self, model: CausalLM, config: EngineConfig, *, wrap_tree_ops: Callable[[TreeOps], TreeOps] | None = None
+    ) -> None:
         config.check_overlap()
-        self.config = config
         if config.max_context_len > model.max_context_len:
             raise GeometryError(
                 "limits.max_context_len",
@@ -50,36 +44,28 @@ class Engine:
                 f"model {model.name!r} was made for {model.max_context_len} positions",
                 "lower it, or take a model with a longer context",
             )
+        self.model, self.config, self.statistics = model, config, Statistics()
         loaded = load(config.backend)
-        self.model = model
-        head = config.speculate.open(model) if isinstance(config.speculate, Eagle) else None
-        target = geometries_of(model, loaded, config)
-        draft = geometries_of(head, loaded, config, DRAFT_MODES) if head else []
-        pages = Pages.plan(loaded, [*target, *draft], config)
-        self._layers = AttentionLayers(model, loaded, config, target, pages)
-        self.geometry = self._layers.geometry
-        self.pages = PageAllocator(pages.total, pages.null)
-        self._state = DeviceState(self.geometry, model.device, pages.unique_slots)
-        self._scheduler = Scheduler(self.geometry, self.pages, self._state)
-        self._programs = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
-        self._drafter: HeadDrafter | None = None
-        self._draft_layers: AttentionLayers | None = None
-        if head is not None:
-            GeometryPair(target[0], draft[0])
-            self._draft_layers = AttentionLayers(head, loaded, config, draft, pages)
-            self._drafter = HeadDrafter(model, head, self._draft_layers, self._state, self._programs)
+        self._models = open_layers(model, config.speculation.open(model), loaded, config)
         self._check_host_lengths()
-        self._prefill = Prefill(model, self._layers, self._state, config.sampling, self._drafter)
-        profile, seed = config.forced_acceptance, config.sampling.seed
-        forced = ForcedAcceptance(profile, seed, model.device) if profile else None
-        self._rounds = Rounds(model, self._layers, self._state, config.sampling, self._programs, self._drafter, forced)
-        self._flights: deque[PendingForward] = deque()
-        self._host = HostView(self._state.lengths, config)
+        self._layers = layers = self._models[0]
+        if wrap_tree_ops is not None:
+            layers.tree_ops = wrap_tree_ops(layers.tree_ops)
+        self.geometry = layers.geometry
+        self.pages = PageAllocator(layers.pages.total, layers.pages.null)
+        self._state = state = DeviceState(self.geometry, model.device, layers.pages.unique_slots)
+        self._scheduler = Scheduler(self.geometry, self.pages, state)
+        self._runner = GraphRunner(loaded.graph_state(self.geometry, model.device) if config.graph else None)
+        self._drafting = config.speculation.drafting(model, self._models[-1], state, self._runner)
+        self._forwards = Forwards(model, layers, state, config.sampling, self._drafting, self._runner)
+        self._pending: deque[PendingForward] = deque()
+        self._host = HostView(state.lengths, config)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
-        self.statistics = Statistics()
         if config.graph:
-            self._capture()
+            with torch.inference_mode():
+                self._forwards.capture()
+                self._drafting.capture()
 
     @property
     def busy(self) -> bool:
@@ -89,7 +75,7 @@ class Engine:
     @property
     def graph_bytes(self) -> int:
         """Bytes that all captured graphs hold; 0 without graphs."""
-        return 0 if self._programs.graphs is None else self._programs.graphs.pool_bytes
+        return 0 if self._runner.graphs is None else self._runner.graphs.pool_bytes
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()) -> int:
         """Add a request; it joins at the next step.
@@ -103,19 +89,17 @@ class Engine:
             The request's id.
 
         Raises:
-            RequestError: an empty prompt, one that leaves no room in the context, or a token out of range.
+            RequestError: an empty prompt, one that leaves no room in the context, a token out of range, or no integer.
             CacheExhausted: the pool could never hold this request, even alone.
         """
         limit = self.geometry.limits.max_context_len
-        check_prompt(prompt, max_new_tokens, limit, self.model.vocab_size)
-        needed = self._scheduler.pages_at_worst(min(len(prompt) + max_new_tokens, limit))
+        tokens, count = checked_request(prompt, max_new_tokens, limit, self.model.vocab_size)
+        needed = self._scheduler.pages_at_worst(min(len(tokens) + count, limit))
         if needed > self.pages.total:
             raise CacheExhausted(needed, self.pages.total, self.pages.total)
-        request = Request(self._next_id, tuple(prompt), max_new_tokens, list(prompt))
+        request = Request(self._next_id, tuple(tokens), count, tokens)
         request.stop = frozenset(stop) | frozenset(self.model.stop_token_ids)
-        speculate = self.config.speculate
-        if speculate is not None and not isinstance(speculate, Eagle):
-            request.drafter = speculate.begin(request.id, prompt)
+        self._drafting.begin(request)
         self._next_id += 1
         self._requests[request.id] = request
         self._scheduler.waiting.append(request)
@@ -137,16 +121,17 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """One forward: a prefill if any prompt is unfinished, else a round. Returns what it gave to whom.
+        """Run one forward, a prefill if any prompt is unfinished, else a round; returns what it gave to whom.
 
         With overlap the forward is only sent, and what the one before it gave is returned: perhaps nothing.
         """
         self._scheduler.admit()
         sent = self._extend() if self._scheduler.prefilling else self._round()
         progress: list[Progress] = []
-        while len(self._flights) > (1 if sent and self.config.overlap else 0):
-            progress += self._land(self._flights.popleft())
-        self._check_guards()
+        while len(self._pending) > (1 if sent and self.config.overlap else 0):
+            progress += self._finish(self._pending.popleft())
+        for layers in self._models:
+            layers.check_guards()
         return progress
 
     # -- forwards -----------------------------------------------------------------------------------------
@@ -155,7 +140,7 @@ class Engine:
         """Send a prefill."""
         chunks = self._scheduler.chunks()
         rows = by_row([request for request, _ in chunks])
-        ended, chosen = self._prefill.run(chunks, self._host.of(rows))
+        ended, chosen = self._forwards.prefill(chunks, self._host.of(rows))
         for (request, count), row in zip(chunks, rows, strict=True):
             self._host.stored(row, count)
             request.computed += count
@@ -163,7 +148,7 @@ class Engine:
         for request in ended:
             self._scheduler.prefilled(request)
         if ended:
-            self._flights.append(PendingForward(ended, chosen[:, None], None, 0))
+            self._pending.append(PendingForward(ended, chosen[:, None], None, 0))
         return True
 
     def _round(self) -> bool:
@@ -174,13 +159,12 @@ class Engine:
         rows, live = by_row(running), len(running)
         padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
-        mode = self._set_draft_tokens(running, padded, host)
-        verdict = self._rounds.run(mode, padded, live, host)
-        if self._drafter is not None:
-            self._drafter.draft_extend(padded, live, host)
+        mode = self._drafting.draft(running, padded, host)
+        result = self._forwards.round(mode, padded, live, host)
+        self._drafting.draft_extend(padded, live, host)
         nodes: int = self.geometry.extent(mode).q_len
         self._host.sent(rows, nodes)
-        self._flights.append(PendingForward(running, verdict.tokens[:live], verdict.accept_lens[:live], nodes))
+        self._pending.append(PendingForward(running, result.tokens[:live], result.accept_lens[:live], nodes))
         return True
 
     def _reserve(self) -> list[Request]:
@@ -188,42 +172,29 @@ class Engine:
         limit = self.geometry.limits.max_context_len
         wanting = [request for request in self._scheduler.running if not request.will_finish(limit)]
         bounds = self._state.lengths.upper_bound(by_row(wanting)).lens
+        before = len(self._scheduler.running)
         running = self._scheduler.reserve(list(zip(wanting, bounds, strict=True)))
-        self.statistics.preemptions = self._scheduler.preemptions
+        self.statistics.preemptions += before - len(self._scheduler.running)
         return running
-
-    def _set_draft_tokens(self, running: list[Request], padded: int, host: HostLengths) -> Mode:
-        """Draft a tree for every request; the mode that verifies them."""
-        if self._drafter is not None:
-            self._drafter.draft(padded, len(running), host)
-            return Mode.VERIFY
-        if self.config.speculate is None:
-            return Mode.DECODE
-        trees = [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in running]
-        mode = Mode.VERIFY if any(len(tree) > 1 for tree in trees) else Mode.DECODE
-        self._state.set_draft_trees(trees, padded, self.geometry.extent(mode).q_len)
-        return mode
 
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs
 
     # -- results ------------------------------------------------------------------------------------------
 
-    def _land(self, flight: PendingForward) -> list[Progress]:
+    def _finish(self, forward: PendingForward) -> list[Progress]:
         """Wait for a forward's tokens and give them out. Requests that have ended meanwhile get nothing."""
-        landed = list(flight.land())
-        self.statistics.host_syncs += 1
-        due = [one for one in landed if one.request.finish is None]
-        self.statistics.late += len(landed) - len(due)
-        if flight.at_most:
+        finished, statistics = list(forward.wait()), self.statistics
+        statistics.host_syncs += 1
+        due = [one for one in finished if one.request.finish is None]
+        statistics.late += len(finished) - len(due)
+        if forward.at_most:
             for one in due:
-                self._host.settle(one, flight.at_most)
-            self.statistics.rounds += 1
-            self.statistics.verified += len(due)
-            self.statistics.accepted += sum(len(one.tokens) for one in due)
+                self._host.settle(one, forward.at_most)
+            statistics.rounds += 1
+            statistics.verified += len(due)
+            statistics.accepted += sum(len(one.tokens) for one in due)
         return [self._give(one.request, one.tokens) for one in due]
-
-    # -- tokens out ---------------------------------------------------------------------------------------
 
     def _give(self, request: Request, tokens: list[int]) -> Progress:
         kept = request.accept(tokens, self.geometry.limits.max_context_len)
@@ -239,21 +210,7 @@ class Engine:
     # -- checks -------------------------------------------------------------------------------------------
 
     def _check_host_lengths(self) -> None:
-        needs = [layers.host_need for layers in (self._layers, self._draft_layers) if layers is not None]
+        needs = [layers.host_need for layers in self._models]
         if HostLengthsNeed.EXACT in needs and self.config.host_lengths is not HostKind.EXACT:
             reason = f"it needs exact host lengths, got {self.config.host_lengths.value}: use host_lengths=exact"
             raise BackendRefusal(self.config.backend, [reason])
-
-    def _check_guards(self) -> None:
-        self._layers.check_guards()
-        if self._draft_layers is not None:
-            self._draft_layers.check_guards()
-
-    @torch.inference_mode()
-    def _capture(self) -> None:
-        """Every program at every captured batch size."""
-        if self._drafter is not None:
-            self._rounds.capture((Mode.VERIFY,))
-            self._drafter.capture()
-        else:
-            self._rounds.capture((Mode.DECODE, Mode.VERIFY) if self.config.speculate else (Mode.DECODE,))

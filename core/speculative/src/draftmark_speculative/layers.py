@@ -8,16 +8,28 @@ from typing import Protocol
 
 import torch
 
-from draftmark.arena import Arena
-from draftmark.backend import AttentionBackend
-from draftmark.batch import ForwardBatch, validate
-from draftmark.cache import KVPool
-from draftmark.devices import device_profile
-from draftmark.geometry import TARGET_MODES, AttentionShape, Geometry, Mode
-from draftmark.lengths import Exact, HostLengths, Unknown
-from draftmark.loaded import LoadedBackend
-from draftmark.requirements import HostLengthsNeed
-from draftmark.tree import VerifyResult
+from draftmark import (
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    Geometry,
+    GeometryPair,
+    HostLengthsNeed,
+    LoadedBackend,
+    Mode,
+)
+from draftmark.runtime import (
+    Arena,
+    AttentionBackend,
+    Exact,
+    ForwardBatch,
+    HostLengths,
+    KVPool,
+    Unknown,
+    VerifyResult,
+    device_profile,
+    validate,
+)
 
 from .config import EngineConfig
 from .models import LayerAttention
@@ -37,7 +49,7 @@ class Layered(Protocol):
 
 
 @dataclass(frozen=True)
-class Pages:
+class PagePlan:
     """The page ids that the pools of all models share.
 
     Attributes:
@@ -51,8 +63,8 @@ class Pages:
     unique_slots: bool
 
     @classmethod
-    def plan(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> Pages:
-        """Enough for every geometry; see `EngineConfig.num_pages`."""
+    def make(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> PagePlan:
+        """Plan pages enough for every geometry; see `EngineConfig.num_pages`."""
         unique = any(loaded.requirements(geometry).unique_slots for geometry in geometries)
         null: int = geometries[0].null_pages(unique)
         total = config.num_pages or null + config.max_num_reqs * geometries[0].max_pages_per_req
@@ -75,19 +87,25 @@ class AttentionLayers:
     All groups share page ids, page table and lengths, so one batch serves them all.
 
     Attributes:
+        model: whose layers they are.
         geometry: the first group's; batch-level formulas are the same in every group.
         host_need: the strongest need for host lengths over all groups.
         pages: the page ids of every pool.
         tree_ops: what a round does with its trees, the backend's own or torch's; the same in every group.
 
     Args:
-        geometries: of `geometries_of` the same model.
+        geometries: one for each distinct layer of the model; see `open_layers`.
     """
 
     def __init__(
-        self, model: Layered, loaded: LoadedBackend, config: EngineConfig, geometries: Sequence[Geometry], pages: Pages
+        self,
+        model: Layered,
+        loaded: LoadedBackend,
+        config: EngineConfig,
+        geometries: Sequence[Geometry],
+        pages: PagePlan,
     ) -> None:
-        device = model.device
+        self.model, device = model, model.device
         shapes = list(dict.fromkeys(model.layers))
         self.geometry = geometries[0]
         self.pages = pages
@@ -102,23 +120,23 @@ class AttentionLayers:
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
-        """What `plan` is told of the null rows that a graph is captured on.
+        """What `plan` may know of the null rows that a graph is captured on.
 
         What it decides on the host is frozen in the graph, so it plans as if every request could be as long as can
-        be; a backend that needs exact lengths is told those of the null rows.
+        be; a backend that needs exact lengths gets those of the null rows.
         """
         if self.host_need is HostLengthsNeed.EXACT:
             return Exact((0,) * padded_reqs)
         return Unknown(padded_reqs, self.geometry.max_prefix_len)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Host side of every backend; before the forward, and before every replay."""
+        """Let every backend plan on the host. This comes before the forward, and before every replay."""
         validate(batch, self.geometry)
         for group in self.groups:
             group.backend.plan(batch)
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Device side: metadata of every backend. The forward that follows attends over `batch`."""
+        """Write every backend's metadata on the device. The forward that follows attends over `batch`."""
         self._batch = batch
         for group in self.groups:
             group.backend.write_metadata(batch)
@@ -141,24 +159,33 @@ class AttentionLayers:
             if group.arena.guarded:
                 group.arena.check()
 
-    def compact(self, batch: ForwardBatch, kept: VerifyResult) -> None:
-        """Make the kept path's KV contiguous in every layer; see `TreeOps.compact`."""
+    def compact(self, batch: ForwardBatch, accepted: VerifyResult) -> None:
+        """Make the accepted path's KV contiguous in every layer; see `TreeOps.compact`."""
         for group in self.groups:
-            self.tree_ops.compact(group.pool, batch, kept)
+            self.tree_ops.compact(group.pool, batch, accepted)
 
 
-def geometries_of(
-    model: Layered, loaded: LoadedBackend, config: EngineConfig, modes: tuple[Mode, ...] = TARGET_MODES
-) -> list[Geometry]:
-    """A geometry per distinct layer, all of them served by the backend.
+def open_layers(
+    target: Layered, draft: Layered | None, loaded: LoadedBackend, config: EngineConfig
+) -> list[AttentionLayers]:
+    """The layers of the target and, behind them, of the draft model if there is one, over one set of page ids.
 
     Raises:
-        GeometryError, BackendRefusal: one that cannot be.
+        GeometryError, BackendRefusal: a layer that cannot be, or is not served.
     """
-    geometries = [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)]
-    for geometry in geometries:
+    models = [(target, TARGET_MODES)] if draft is None else [(target, TARGET_MODES), (draft, DRAFT_MODES)]
+    geometries = [
+        [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)] for model, modes in models
+    ]
+    every = [geometry for of_one in geometries for geometry in of_one]
+    for geometry in every:
         loaded.require(geometry)
-    return geometries
+    if draft is not None:
+        GeometryPair(geometries[0][0], geometries[1][0])
+    pages = PagePlan.make(loaded, every, config)
+    return [
+        AttentionLayers(model, loaded, config, mine, pages) for (model, _), mine in zip(models, geometries, strict=True)
+    ]
 
 
 def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes: tuple[Mode, ...]) -> Geometry:

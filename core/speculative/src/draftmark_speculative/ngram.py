@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .drafts import DraftTree
+from .drafts import DraftTree, Speculation
 
 
 @dataclass(frozen=True)
-class Ngram:
+class Ngram(Speculation):
     """Drafts by prompt look-up (Saxena 2023): continue what followed the last time the recent tokens occurred.
 
     Attributes:
@@ -22,6 +22,9 @@ class Ngram:
     num_draft_tokens: int = 8
     max_ngram: int = 4
     min_ngram: int = 2
+
+    def __str__(self) -> str:
+        return f"n-gram drafts (topk {self.topk}, {self.num_draft_tokens} tokens)"
 
     def begin(self, request_id: int, prompt: Sequence[int]) -> NgramIndex:
         """A look-up that starts with the prompt."""
@@ -79,7 +82,7 @@ class NgramIndex:
         return path
 
     def _matches(self) -> Iterator[int]:
-        """Ends of earlier occurrences of the current suffix, best first."""
+        """Yield where the current suffix ended before, best first."""
         end = len(self._tokens)
         for size in self._sizes:
             if size <= end:

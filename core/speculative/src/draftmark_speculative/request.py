@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import index
 
-from draftmark.errors import RequestError
+from draftmark import RequestError
 
 from .drafts import Drafter
 
@@ -15,11 +16,11 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """A stop token, which is the last token of the output."""
+    """The output ends with a stop token."""
     LENGTH = "length"
-    """max_new_tokens."""
+    """The output has max_new_tokens tokens."""
     CONTEXT = "context"
-    """max_context_len: prompt and output fill the context exactly."""
+    """Prompt and output fill max_context_len exactly."""
     CANCELLED = "cancelled"
 
 
@@ -34,7 +35,7 @@ class Progress:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence; equal to itself only.
+    """One sequence. It is equal to itself only.
 
     Attributes:
         tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.
@@ -93,19 +94,32 @@ class Request:
         return None
 
 
-def check_prompt(prompt: Sequence[int], max_new_tokens: int, max_context_len: int, vocab_size: int) -> None:
-    """Raise `RequestError` for a request that no engine of this context and vocabulary could serve."""
-    if not prompt:
-        raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")
-    if len(prompt) >= max_context_len:
+def checked_request(
+    prompt: Sequence[int], max_new_tokens: int, max_context_len: int, vocab_size: int
+) -> tuple[list[int], int]:
+    """Prompt and max_new_tokens as integers, whatever holds them (a list, an array, a tensor).
+
+    Raises:
+        RequestError: a request that no engine of this context and vocabulary could serve.
+    """
+    try:
+        tokens, count = [index(token) for token in prompt], index(max_new_tokens)
+    except TypeError as error:
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, but max_context_len is {max_context_len} and one must be free for "
+            f"the prompt or max_new_tokens ({max_new_tokens!r}) is no integer: {error}; pass token ids"
+        ) from None
+    if not tokens:
+        raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")
+    if len(tokens) >= max_context_len:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, but max_context_len is {max_context_len} and one must be free for "
             "the answer; shorten the prompt or raise max_context_len"
         )
-    if max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens is {max_new_tokens}, but it must be >= 1; ask for at least one token")
-    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if count < 1:
+        raise RequestError(f"max_new_tokens is {count}, but it must be >= 1; ask for at least one token")
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError(
             f"the prompt has token {wrong}, but the vocabulary is 0 … {vocab_size - 1}; use this model's tokenizer"
         )
+    return tokens, count

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark.errors import RequestError
+from draftmark import RequestError
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -48,7 +48,7 @@ class Sampling:
         return self.temperature == 0
 
     def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """One token a row. Capturable.
+        """Choose one token a row. Capturable.
 
         Args:
             logits: float32 ``[rows, vocab_size]``.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from draftmark.errors import CacheExhausted
-from draftmark.geometry import Geometry
+from draftmark import CacheExhausted, Geometry
 
 from .allocator import PageAllocator
 from .request import Request
@@ -28,7 +27,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
-        self.preemptions = 0
 
     @property
     def busy(self) -> bool:
@@ -68,7 +66,7 @@ class Scheduler:
         return taken
 
     def prefilled(self, request: Request) -> None:
-        """The request's tokens are all stored: it runs from now on."""
+        """Let a request run whose tokens are all stored."""
         self.prefilling.remove(request)
         self.running.append(request)
 
@@ -87,7 +85,7 @@ class Scheduler:
         return [request for request, _ in prefix_lens if request.row is not None]
 
     def release(self, request: Request) -> None:
-        """The request leaves for good, from wherever it is."""
+        """Let a request leave for good, from wherever it is."""
         for place in (self.waiting, self.prefilling, self.running):
             if request in place:
                 place.remove(request)
@@ -107,7 +105,6 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         self.waiting.appendleft(request)
-        self.preemptions += 1
 
     def _free(self, request: Request) -> None:
         if request.row is None:
@@ -124,7 +121,7 @@ class Scheduler:
 
 
 def by_row(requests: Sequence[Request]) -> list[int]:
-    """Device rows of running requests."""
+    """The device rows of requests that have one."""
     rows = []
     for request in requests:
         assert request.row is not None, f"request {request.id} has no row"

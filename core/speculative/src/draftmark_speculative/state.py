@@ -1,18 +1,19 @@
-"""The engine's device state: lengths and page table by row, and the static inputs of a round."""
+"""The engine's device state: lengths and page table by row, the static inputs of a round, and how steps run on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
-from draftmark.batch import BatchBuffers
-from draftmark.geometry import Geometry
-from draftmark.lengths import SequenceLengths
-from draftmark.transfer import to_device
+from draftmark import Geometry
+from draftmark.runtime import BatchBuffers, GraphKey, GraphState, SequenceLengths, to_device
 
 from .drafts import DraftTree
 from .request import Request
+
+Outputs = TypeVar("Outputs")
 
 
 class DeviceState:
@@ -54,7 +55,7 @@ class DeviceState:
             self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
 
     def fill(self, requests: Sequence[Request], padded: int) -> None:
-        """Who takes part in the next round: `requests` first, null rows up to `padded`."""
+        """Set who takes part in the next round: `requests` first, then null rows up to `padded`."""
         live = len(requests)
         self.rows[live:padded].copy_(self._null_rows[live:padded])
         if live:
@@ -62,16 +63,17 @@ class DeviceState:
             self.rows[:live].copy_(ids[0])
             self.requests[:live].copy_(ids[1])
 
-    def set_draft_trees(self, trees: Sequence[DraftTree], padded: int, nodes: int) -> None:
-        """Drafts from the host, for the requests of the last `fill`."""
-        pad = padded - len(trees)
-        tokens = [tree.tokens + [-1] * (nodes - len(tree)) for tree in trees] + [[-1] * nodes] * pad
-        parents = [tree.parents + [0] * (nodes - len(tree)) for tree in trees] + [[-1] + [0] * (nodes - 1)] * pad
-        self.tokens[:padded, :nodes].copy_(to_device(tokens, self.device))
-        self.parents[:padded, :nodes].copy_(to_device(parents, self.device))
+    def set_draft_trees(self, trees: Sequence[DraftTree], padded: int) -> None:
+        """Write drafts from the host, for the requests of the last `fill`."""
+        nodes, padding = self.tokens.shape[1], [DraftTree([-1])] * (padded - len(trees))
+        rest = [nodes - len(tree) for tree in (*trees, *padding)]
+        tokens = [tree.tokens + [-1] * n for tree, n in zip((*trees, *padding), rest, strict=True)]
+        parents = [tree.parents + [0] * n for tree, n in zip((*trees, *padding), rest, strict=True)]
+        self.tokens[:padded].copy_(to_device(tokens, self.device))
+        self.parents[:padded].copy_(to_device(parents, self.device))
 
     def set_draft_tokens(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
-        """Drafts from the device, below the root: int64 ``[padded, n]``, n < D. Capturable.
+        """Write drafts from the device below the root: int64 ``[padded, n]``, n < D. Capturable.
 
         Rows that they leave unused hang below the root and carry a token that nothing matches.
         """
@@ -80,3 +82,26 @@ class DeviceState:
         self.parents[:padded, 1 : count + 1].copy_(parents)
         self.tokens[:padded, count + 1 :].fill_(-1)
         self.parents[:padded, count + 1 :].fill_(0)
+
+
+class GraphRunner:
+    """Runs a step of device work eagerly where there is no graph state, and replays its recording where there is one.
+
+    Args:
+        graphs: the backend's graph state, or None.
+    """
+
+    def __init__(self, graphs: GraphState | None) -> None:
+        self.graphs = graphs
+
+    def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> None:
+        """Capture `step`; what it returns belongs to the graph."""
+        assert self.graphs is not None, "only a graph state captures"
+        self.graphs.capture(key, step)
+
+    def run(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
+        """Run the step; its outputs are valid until the next run of the same key."""
+        if self.graphs is None:
+            return step()
+        outputs: Outputs = self.graphs.replay(key)
+        return outputs

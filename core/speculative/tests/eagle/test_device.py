@@ -109,7 +109,7 @@ def test_the_host_is_ahead_of_the_device():
     engine = Engine(on("cuda")[0], configure("tree", True, HostKind.UPPER_BOUND, graph=True))
     engine.submit(starts()[0], COUNT)
     assert engine.step() == []
-    assert len(engine._flights) == 1
+    assert len(engine._pending) == 1
     first = engine.step()
     assert [len(progress.tokens) for progress in first] == [1]
-    assert len(engine._flights) == 1
+    assert len(engine._pending) == 1

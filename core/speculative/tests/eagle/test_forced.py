@@ -1,20 +1,25 @@
-"""Forced acceptance keeps what its profile says, and nothing of it remains when it is off."""
+"""The benchmarks' forced acceptance keeps what its profile says, and nothing of it remains when it is off."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from draftmark_speculative import Eagle, EngineConfig, HostKind, generate
+from benchmarks.decode.end_to_end.forced import ForcedAcceptance
+from draftmark import RequestError
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, decode
 
 PROFILE = (0.9, 0.8, 0.7)
 
 
-def accepted(make_model, random_head, prompts, shape, **more):
+def accepted(make_model, random_head, prompts, shape, profile, **more):
     """Tokens per request and round with random drafts."""
-    config = EngineConfig(
-        speculate=Eagle(random_head(), *shape), max_num_reqs=8, max_context_len=256, **more,
-    )  # fmt: skip
-    _, engine = generate(make_model("llama"), prompts(8, 20), 200, config)
+    model, speculate = make_model("llama"), Eagle(random_head(), *shape)
+    config = EngineConfig(speculate=speculate, max_num_reqs=8, max_context_len=256, **more)
+    wrap = partial(ForcedAcceptance, profile=profile, seed=0, device=model.device) if profile else None
+    engine = Engine(model, config, wrap_tree_ops=wrap)
+    decode(engine, prompts(8, 20), 200)
     return engine.statistics.mean_accepted
 
 
@@ -22,14 +27,18 @@ def accepted(make_model, random_head, prompts, shape, **more):
 def test_the_profile_is_the_accepted_length(make_model, random_head, prompts, shape):
     """1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round, within 0.15, for a chain and (its tree being deep enough)
     a little less for a tree whose likeliest path may be short."""
-    length = accepted(
-        make_model, random_head, prompts, shape, forced_acceptance=PROFILE, graph=True, overlap=True,
-        host_lengths=HostKind.UPPER_BOUND,
-    )  # fmt: skip
+    late = {"overlap": True, "host_lengths": HostKind.UPPER_BOUND}
+    length = accepted(make_model, random_head, prompts, shape, PROFILE, graph=True, **late)
     assert 3.124 - (0.15 if shape[0] == 1 else 1.2) < length < 3.124 + 0.15
 
 
 def test_zero_and_one(make_model, random_head, prompts):
     """A profile of ones keeps the whole chain; without a profile random drafts are hardly ever kept."""
-    assert accepted(make_model, random_head, prompts, (1, 4, 5), forced_acceptance=(1.0,) * 4) == 5
-    assert accepted(make_model, random_head, prompts, (1, 4, 5)) < 1.1
+    assert accepted(make_model, random_head, prompts, (1, 4, 5), (1.0,) * 4) == 5
+    assert accepted(make_model, random_head, prompts, (1, 4, 5), ()) < 1.1
+
+
+def test_a_profile_that_is_none_is_refused(make_model, random_head, prompts):
+    """By name, before any token."""
+    with pytest.raises(RequestError, match=r"the profile is \(0\.5, 1\.5\)"):
+        accepted(make_model, random_head, prompts, (1, 4, 5), (0.5, 1.5))

@@ -156,7 +156,8 @@ def test_a_head_that_is_still_being_trained_is_left_alone(make_model):
     [
         ({"speculate": Eagle(DraftHead(GOOD), topk=300)}, "draft.topk is 300, but the head knows 256 tokens"),
         ({"speculate": Eagle(DraftHead(GOOD), num_steps=0)}, "draft.num_steps is 0"),
-        ({"forced_acceptance": (0.5, 1.5)}, "forced_acceptance is"),
+        ({"host_lengths": "bogus"}, "host_lengths is 'bogus'"),
+        ({"overlap": True, "host_lengths": "exact"}, "overlap is on with host_lengths exact"),
         ({"overlap": True}, "overlap is on with host_lengths exact"),
         ({"overlap": True, "host_lengths": HostKind.UNKNOWN, "speculate": Ngram()}, "drafts of Ngram"),
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare
 
-from draftmark_speculative import DraftHead, Eagle, EngineConfig, HostKind, Sampling, generate
+from benchmarks.decode.end_to_end.forced import ForcedAcceptance
+from draftmark_speculative import DraftHead, Eagle, Engine, EngineConfig, HostKind, Sampling, decode
 from draftmark_speculative.eagle import HeadConfig
 from draftmark_speculative.models.tiny import tiny_model
 
@@ -45,13 +47,14 @@ def exact(model):
     return dict(zip(texts, steps.sum(1).exp().tolist(), strict=True))
 
 
-def sample(model, speculate, seed, **more):
+def sample(model, speculate, seed, wrap_tree_ops=None, **more):
     """(how often each text came, tokens a round) of SAMPLES requests."""
     config = EngineConfig(
         speculate=speculate, sampling=Sampling(1.0, 1.0, seed), max_num_reqs=500, max_context_len=16,
         max_extend_tokens=1500, page_size=8, **more,
     )  # fmt: skip
-    outs, engine = generate(model, [PROMPT] * SAMPLES, COUNT, config)
+    engine = Engine(model, config, wrap_tree_ops=wrap_tree_ops)
+    outs = decode(engine, [PROMPT] * SAMPLES, COUNT)
     return Counter(out.tokens for out in outs), engine.statistics.mean_accepted
 
 
@@ -103,6 +106,7 @@ def test_speculative_sampling_has_the_exact_distribution(model, head, plain, exa
 
 def test_a_biased_loop_is_told_apart(model, head, plain, exact):
     """Keeping one draft in ten against the target's choice is seen by both tests."""
-    counts, _ = sample(model, Eagle(head, *SHAPES["chain"]), 4, forced_acceptance=(1 / 10,))
+    forced = partial(ForcedAcceptance, profile=(1 / 10,), seed=4, device=model.device)
+    counts, _ = sample(model, Eagle(head, *SHAPES["chain"]), 4, forced)
     assert likelihood(counts, exact) < 1e-6
     assert same(counts, plain) < LEVEL

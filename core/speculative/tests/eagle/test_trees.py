@@ -13,8 +13,7 @@ import torch
 
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
 from draftmark_speculative.eagle import dense_attention
-from draftmark_speculative.eagle.accepted import Accepted
-from draftmark_speculative.eagle.drafter import HeadDrafter
+from draftmark_speculative.eagle.drafter import Accepted, HeadDrafter
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 
 COUNT = 12
@@ -59,18 +58,19 @@ def planted_paths(tokens, parents):
 
 def watch(engine):
     """Every tree that the engine sets, with the text that it stands behind, once that is known."""
-    seen, draft = [], engine._drafter.draft
+    seen, draft = [], engine._drafting.draft
 
-    def watched(padded, live, host):
-        draft(padded, live, host)
+    def watched(requests, padded, host):
+        mode = draft(requests, padded, host)
         rows = {request.row: request for request in engine._scheduler.running}
-        for entry in range(live):
+        for entry in range(len(requests)):
             request = rows[engine._state.rows[entry].item()]
             root = int(engine._state.lengths.device[request.row]) + 1
             trees = engine._state.tokens[entry].clone(), engine._state.parents[entry].clone()
             seen.append((request, root, *trees))
+        return mode
 
-    engine._drafter.draft = watched
+    engine._drafting.draft = watched
     return seen
 
 

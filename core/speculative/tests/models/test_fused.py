@@ -12,7 +12,7 @@ from draftmark_speculative.models import CausalLM, wrap_model
 from draftmark_speculative.models.attention import checked
 from draftmark_speculative.models.causal_lm import packed_forward
 from draftmark_speculative.models.fused import FusedDecoder
-from draftmark_speculative.models.probe import Recorder
+from draftmark_speculative.models.probe import ProbeAttention
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 TOKENS, POSITIONS = torch.arange(8) * 31 + 5, torch.arange(4).repeat(2)
@@ -23,7 +23,7 @@ class Answering:
     """An `AttentionStep` that attends as the probe does."""
 
     def __init__(self, model: CausalLM) -> None:
-        self._run, self._layers = Recorder(), model.layers
+        self._run, self._layers = ProbeAttention(), model.layers
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         assert q.is_contiguous() and k.is_contiguous()
@@ -50,7 +50,7 @@ def test_it_gives_the_logits_and_states_of_transformers(family: str, overrides: 
     theirs = copy.deepcopy(hf)
     model = wrap_model(hf)
     assert model._fused is not None
-    want = packed_forward(theirs, TOKENS, POSITIONS, Recorder())
+    want = packed_forward(theirs, TOKENS, POSITIONS, ProbeAttention())
     every = tuple(range(len(model.layers) + 1))
     logits, features = model.forward_features(TOKENS, POSITIONS, Answering(model), model.tap(every))
     torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
@@ -88,7 +88,7 @@ def test_a_model_that_was_changed_runs_as_it_is(change: Any) -> None:
     change(hf)
     model = wrap_model(hf)
     assert model._fused is None
-    want = packed_forward(hf, TOKENS, POSITIONS, Recorder())
+    want = packed_forward(hf, TOKENS, POSITIONS, ProbeAttention())
     assert torch.equal(model.forward(TOKENS, POSITIONS, Answering(model)), want)
 
 
@@ -114,5 +114,5 @@ def test_weights_are_stored_once_and_stay_the_models_own() -> None:
     attention.v_proj.weight.data.mul_(2)
     after = model.forward(TOKENS, POSITIONS, Answering(model))
     assert not torch.allclose(before, after)
-    want = packed_forward(model.hf, TOKENS, POSITIONS, Recorder())
+    want = packed_forward(model.hf, TOKENS, POSITIONS, ProbeAttention())
     torch.testing.assert_close(after, want, rtol=1e-4, atol=1e-4)

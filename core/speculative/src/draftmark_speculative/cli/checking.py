@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from draftmark.cli.progress import ProgressLine
+
 from .. import EngineConfig
 from ..models import CausalLM
 from .decoding import decode
-from .progress import ProgressLine
 
 Tokens = tuple[int, ...]
 
@@ -44,7 +45,7 @@ def baselines(
     config: EngineConfig,
     line: ProgressLine,
 ) -> list[Baseline]:
-    """Plain decoding in the same graph mode, and for greedy decoding transformers' own `generate`.
+    """Decode without drafts in the same graph mode, and, if decoding is greedy, by transformers' own `generate`.
 
     Sampled text is not compared with transformers, whose random stream is another one. With our own plain sampling
     it is: randomness is a function of (seed, request, position), so drafts cannot change it.

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftmark.cli.progress import ProgressLine
+
 from .. import Engine, EngineConfig, Generation, Progress, Statistics
 from .. import decode as run_engine
 from ..models import CausalLM
-from .progress import ProgressLine
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Decoded:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all prompts."""
+        """Tokens a second over all prompts."""
         return self.statistics.tokens / self.seconds
 
 
@@ -58,9 +59,17 @@ def decode(
             kept.update({p.request_id: len(p.tokens) for p in progress})
             rounds.update(p.request_id for p in progress)
         done.update(p.finish is not None for p in progress)
-        line.decoding(what, engine, time.perf_counter() - start, done[True], len(prompts))
+        line.say(f"{what}: {_stand(engine, time.perf_counter() - start)} · {done[True]}/{len(prompts)} done")
 
     outputs = run_engine(engine, prompts, max_new_tokens, watch=watch)
     seconds = time.perf_counter() - start
     tokens_a_round = [kept[i] / max(1, rounds[i]) for i in range(len(prompts))]
     return Decoded(outputs, tokens_a_round, engine.statistics, seconds)
+
+
+def _stand(engine: Engine, seconds: float) -> str:
+    s, pages = engine.statistics, engine.pages
+    return (
+        f"{s.tokens} tokens · {s.tokens / seconds:.1f} tokens/s · accepted {s.mean_accepted:.2f} · "
+        f"{pages.in_use}/{pages.total} KV pages"
+    )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from draftmark import DraftmarkError
 from draftmark.cli.errors import SUCCESS
 from draftmark.cli.geometry_arguments import integers
+from draftmark.cli.progress import progress_line
 from draftmark.cli.rendering import show, show_json
-from draftmark.errors import DraftmarkError
 
 from . import settings
-from .progress import progress_line
 from .prompts import Prompt, gather
 
 if TYPE_CHECKING:
-    from .report import Run
+    from .report import Report
 
 SUMMARY = "decode prompts speculatively on a backend, and check the text"
 EXAMPLES = """\
@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
     return SUCCESS
 
 
-def _decode(args: argparse.Namespace, prompts: list[Prompt]) -> Run:
+def _decode(args: argparse.Namespace, prompts: list[Prompt]) -> Report:
     from ..agreement import Agreement
     from ..compare import compare
     from ..models import load_model
     from .checking import baselines
     from .decoding import decode
-    from .report import Run, describe
+    from .report import Report, describe
 
     settings.check_sampling(args)
     backend = settings.backend_on(args)
@@ -128,13 +128,13 @@ def _decode(args: argparse.Namespace, prompts: list[Prompt]) -> Run:
         if found:
             texts, others = [output.tokens for output in decoded.outputs], {one.name: one.outputs for one in found}
             judged = compare(model, token_ids, texts, others, config)
-    return Run(model, config, prompts, token_ids, decoded, found, judged)
+    return Report(model, config, prompts, token_ids, decoded, found, judged)
 
 
-def _show(args: argparse.Namespace, finished: Run) -> None:
-    from .report import as_json, show_run
+def _show(args: argparse.Namespace, finished: Report) -> None:
+    from .report import as_json, show_report
 
     if args.json:
         show_json(as_json(finished))
     else:
-        show_run(finished)
+        show_report(finished)

@@ -76,7 +76,7 @@ def _from_jsonl(path: Path, text: str) -> list[Prompt]:
         if line.strip():
             entry = _entry(line)
             if entry is None:
-                raise ArgumentError(f'{path}:{number} is not an object like {{"prompt": "…"}}; mend that line')
+                raise ArgumentError(f'{path}:{number} is not an object like {{"prompt": "…"}}; fix that line')
             prompts.append(Prompt(str(entry["name"]), entry["prompt"]) if "name" in entry else _named(entry["prompt"]))
     return prompts
 

@@ -9,7 +9,7 @@ from typing import Any
 from draftmark.cli.rendering import Column, shorten, show, show_table
 from draftmark.version import __version__
 
-from .. import Eagle, EngineConfig
+from .. import EngineConfig
 from ..agreement import SLACK, Agreement
 from ..models import CausalLM
 from .checking import PLAIN, TRANSFORMERS, Baseline
@@ -33,7 +33,7 @@ NAME_WIDTH = 40
 
 
 @dataclass(frozen=True)
-class Run:
+class Report:
     """One finished command."""
 
     model: CausalLM
@@ -51,21 +51,21 @@ class Run:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def show_run(run: Run) -> None:
-    """Texts, summary table, totals and check, as text."""
-    for number, (prompt, output) in enumerate(zip(run.prompts, run.decoded.outputs, strict=True), start=1):
+def show_report(report: Report) -> None:
+    """Print texts, summary table, totals and check."""
+    for number, (prompt, output) in enumerate(zip(report.prompts, report.decoded.outputs, strict=True), start=1):
         show(f"── {number} · {shorten(prompt.name, 90)}", "bold cyan")
-        show(run.text(output.tokens).strip("\n"))
+        show(report.text(output.tokens).strip("\n"))
         show()
-    _show_table(run)
+    _show_table(report)
     show()
-    for line in totals(run):
+    for line in totals(report):
         show(line)
-    if run.baselines:
+    if report.baselines:
         show()
-        for line, right in check_lines(run):
+        for line, right in check_lines(report):
             show(line, "green" if right else "red")
-        if not run.config.sampling.greedy:
+        if not report.config.sampling.greedy:
             show(NOT_COMPARED)
 
 
@@ -74,28 +74,19 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
     how = ("graph" if config.graph else "eager") + (" · overlap" if config.overlap else "")
     return (
-        f"{model.name} · {dtype} · {config.backend} on {model.device} · {_drafts(config)} · "
+        f"{model.name} · {dtype} · {config.backend} on {model.device} · {config.speculation} · "
         f"page size {config.page_size} · context {config.max_context_len} · {how}"
     )
 
 
-def _drafts(config: EngineConfig) -> str:
-    how = config.speculate
-    if how is None:
-        return "no drafts"
-    if isinstance(how, Eagle):
-        return f"EAGLE drafts (topk {how.topk}, {how.num_steps} steps, {how.num_draft_tokens} tokens)"
-    return f"n-gram drafts (topk {how.topk}, {how.num_draft_tokens} tokens)"
-
-
-def totals(run: Run) -> list[str]:
-    """Speed and accepted length, and the baselines' speed."""
-    s, decoded = run.decoded.statistics, run.decoded
+def totals(report: Report) -> list[str]:
+    """Lines that tell speed and accepted length, and the baselines' speed."""
+    s, decoded = report.decoded.statistics, report.decoded
     lines = [
         f"{s.tokens} tokens in {decoded.seconds:.1f} s: {decoded.tokens_per_second:.1f} tokens/s · "
         f"mean accepted length {s.mean_accepted:.2f} · rounds {s.rounds} · prefills {s.extends}"
     ]
-    for baseline in run.baselines:
+    for baseline in report.baselines:
         speed = f"{baseline.tokens_per_second:.1f} tokens/s"
         if baseline.name == PLAIN:
             ratio = decoded.tokens_per_second / baseline.tokens_per_second
@@ -105,10 +96,10 @@ def totals(run: Run) -> list[str]:
     return lines
 
 
-def check_lines(run: Run) -> list[tuple[str, bool]]:
+def check_lines(report: Report) -> list[tuple[str, bool]]:
     """One line per prompt, what counted as a near-tie, and how far logits lie from float32's; whether each is right."""
-    found = run.agreement
-    lines = [(f"check {i + 1}: {_told(run, i)}", i not in found.wrong_texts) for i in range(len(run.prompts))]
+    found = report.agreement
+    lines = [(f"check {i + 1}: {_told(report, i)}", i not in found.wrong_texts) for i in range(len(report.prompts))]
     if found.gaps:
         near = (
             f"near-ties: {found.near_ties} of {len(found.gaps)} first differences, where a float32 model's logits of "
@@ -127,34 +118,34 @@ def check_lines(run: Run) -> list[tuple[str, bool]]:
     return lines
 
 
-def _told(run: Run, index: int) -> str:
+def _told(report: Report, index: int) -> str:
     """What the check says of one prompt."""
-    differences, output = run.agreement.differences, run.decoded.outputs[index]
+    differences, output = report.agreement.differences, report.decoded.outputs[index]
     told = [
-        _split(run, index, baseline, differences[index, baseline.name])
-        for baseline in run.baselines
+        _split(report, index, baseline, differences[index, baseline.name])
+        for baseline in report.baselines
         if (index, baseline.name) in differences
     ]
-    same = " and ".join(baseline.name for baseline in run.baselines if (index, baseline.name) not in differences)
+    same = " and ".join(baseline.name for baseline in report.baselines if (index, baseline.name) not in differences)
     told += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
-    if index in run.agreement.wrong_choices:
-        at, gap = run.agreement.wrong_choices[index]
+    if index in report.agreement.wrong_choices:
+        at, gap = report.agreement.wrong_choices[index]
         told.append(
-            f"token {at} ({_token(run, output.tokens, at)}) lies {gap:.3g} below the best of a float32 model, "
-            f"but rounding explains {run.agreement.bound:.3g}"
+            f"token {at} ({_token(report, output.tokens, at)}) lies {gap:.3g} below the best of a float32 model, "
+            f"but rounding explains {report.agreement.bound:.3g}"
         )
     return "; ".join(told)
 
 
-def as_json(run: Run) -> dict[str, Any]:
-    """Everything as one JSON object."""
-    s, decoded = run.decoded.statistics, run.decoded
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as one JSON object."""
+    s, decoded = report.decoded.statistics, report.decoded
     return {
         "schema": SCHEMA,
         "draftmark": __version__,
-        "model": {"name": run.model.name, "dtype": str(run.model.dtype).removeprefix("torch.")},
-        "config": asdict(run.config),
-        "outputs": [_output(run, i) for i in range(len(run.prompts))],
+        "model": {"name": report.model.name, "dtype": str(report.model.dtype).removeprefix("torch.")},
+        "config": asdict(report.config),
+        "outputs": [_output(report, i) for i in range(len(report.prompts))],
         "totals": asdict(s)
         | {
             "mean_accepted_length": s.mean_accepted,
@@ -162,18 +153,18 @@ def as_json(run: Run) -> dict[str, Any]:
             "tokens_per_second": decoded.tokens_per_second,
         },
         "check": {
-            "differing": len(run.agreement.wrong_texts),
-            "baselines": [{"name": b.name, "tokens_per_second": b.tokens_per_second} for b in run.baselines],
-            "not_compared": None if run.config.sampling.greedy else NOT_COMPARED,
-            **_rounding(run.agreement),
+            "differing": len(report.agreement.wrong_texts),
+            "baselines": [{"name": b.name, "tokens_per_second": b.tokens_per_second} for b in report.baselines],
+            "not_compared": None if report.config.sampling.greedy else NOT_COMPARED,
+            **_rounding(report.agreement),
         }
-        if run.baselines
+        if report.baselines
         else None,
     }
 
 
 def _rounding(found: Agreement) -> dict[str, Any]:
-    """What half precision excuses; two times None in float32."""
+    """What half precision excuses; in float32 both are None."""
     if found.rounding is None:
         return {"near_ties": None, "logit_error": None}
     near = {"bound": found.bound, "excused": found.near_ties} if found.gaps else None
@@ -182,49 +173,40 @@ def _rounding(found: Agreement) -> dict[str, Any]:
     return {"near_ties": near, "logit_error": error}
 
 
-def _output(run: Run, index: int) -> dict[str, Any]:
-    output = run.decoded.outputs[index]
+def _output(report: Report, index: int) -> dict[str, Any]:
+    output = report.decoded.outputs[index]
     return {
-        "name": run.prompts[index].name,
-        "prompt_tokens": len(run.token_ids[index]),
+        "name": report.prompts[index].name,
+        "prompt_tokens": len(report.token_ids[index]),
         "token_ids": list(output.tokens),
-        "text": None if run.model.tokenizer is None else run.text(output.tokens),
+        "text": None if report.model.tokenizer is None else report.text(output.tokens),
         "finish": output.finish.value,
-        "tokens_per_round": run.decoded.tokens_a_round[index],
-        "first_difference": {b.name: run.agreement.differences.get((index, b.name)) for b in run.baselines},
-        "gap_there": {b.name: run.agreement.gaps.get((index, b.name)) for b in run.baselines},
-        "wrong_choice": run.agreement.wrong_choices.get(index),
+        "tokens_per_round": report.decoded.tokens_a_round[index],
+        "first_difference": {b.name: report.agreement.differences.get((index, b.name)) for b in report.baselines},
+        "gap_there": {b.name: report.agreement.gaps.get((index, b.name)) for b in report.baselines},
+        "wrong_choice": report.agreement.wrong_choices.get(index),
     }
 
 
-def _show_table(run: Run) -> None:
-    rows = [
-        (
-            number,
-            shorten(prompt.name, NAME_WIDTH),
-            len(ids),
-            len(output.tokens),
-            f"{a_round:.2f}",
-            output.finish.value,
-        )
-        for number, (prompt, ids, output, a_round) in enumerate(
-            zip(run.prompts, run.token_ids, run.decoded.outputs, run.decoded.tokens_a_round, strict=True), start=1
-        )
-    ]
+def _show_table(report: Report) -> None:
+    decoded, rows = report.decoded, []
+    for i, (prompt, ids, output) in enumerate(zip(report.prompts, report.token_ids, decoded.outputs, strict=True)):
+        a_round, name = f"{decoded.tokens_a_round[i]:.2f}", shorten(prompt.name, NAME_WIDTH)
+        rows.append((i + 1, name, len(ids), len(output.tokens), a_round, output.finish.value))
     show_table(COLUMNS, rows)
 
 
-def _split(run: Run, index: int, baseline: Baseline, at: int) -> str:
-    ours, theirs = run.decoded.outputs[index].tokens, baseline.outputs[index]
-    what = "near-tie with" if run.agreement.excuses(index, baseline.name) else "differs from"
-    gap = run.agreement.gaps.get((index, baseline.name))
+def _split(report: Report, index: int, baseline: Baseline, at: int) -> str:
+    ours, theirs = report.decoded.outputs[index].tokens, baseline.outputs[index]
+    what = "near-tie with" if report.agreement.excuses(index, baseline.name) else "differs from"
+    gap = report.agreement.gaps.get((index, baseline.name))
     how_near = "" if gap is None else f", float32 logit gap {gap:.3g}"
-    tokens = f"{_token(run, ours, at)} here, {_token(run, theirs, at)} there"
+    tokens = f"{_token(report, ours, at)} here, {_token(report, theirs, at)} there"
     return f"{what} {baseline.name} at token {at}: {tokens}{how_near}"
 
 
-def _token(run: Run, tokens: Sequence[int], at: int) -> str:
+def _token(report: Report, tokens: Sequence[int], at: int) -> str:
     if at >= len(tokens):
         return "the end"
-    shown = "" if run.model.tokenizer is None else f" {run.text(tokens[at : at + 1])!r}"
+    shown = "" if report.model.tokenizer is None else f" {report.text(tokens[at : at + 1])!r}"
     return f"{tokens[at]}{shown}"

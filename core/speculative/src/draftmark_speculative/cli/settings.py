@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from draftmark import DraftmarkError, RequestError
 from draftmark.cli.errors import ArgumentError
-from draftmark.errors import DraftmarkError, RequestError
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, ceil_div
 from draftmark.loaded import LoadedBackend
 from draftmark.registry import BACKEND_VARIABLE, load
@@ -16,7 +16,7 @@ from draftmark.registry import BACKEND_VARIABLE, load
 from .prompts import Prompt
 
 if TYPE_CHECKING:
-    from .. import Eagle, EngineConfig, Speculation
+    from .. import EngineConfig, Speculation
     from ..models import CausalLM
 
 DEFAULT_BACKEND = "reference"
@@ -77,7 +77,7 @@ def import_torch_side() -> None:
 
 
 def backend_on(args: argparse.Namespace) -> LoadedBackend:
-    """The named backend, its runtime and the device at hand.
+    """Load the named backend, and make sure of its runtime and of the device.
 
     Raises:
         BackendLoadError: it cannot be loaded, or its runtime or the device is absent.
@@ -145,7 +145,7 @@ def engine_config(
     return config
 
 
-def _speculation(args: argparse.Namespace) -> Speculation | Eagle | None:
+def _speculation(args: argparse.Namespace) -> Speculation | None:
     from .. import Eagle, Ngram
 
     shape = _draft_shape(args)
@@ -167,7 +167,7 @@ def _max_num_reqs(args: argparse.Namespace, num_prompts: int) -> int:
 
 
 def _context_len(args: argparse.Namespace, model: CausalLM, longest: int) -> int:
-    """Enough for the longest prompt and its output, in whole pages, unless the arguments or the model say less."""
+    """What the longest prompt and its output need, in whole pages, unless the arguments or the model say less."""
     given: int | None = args.max_context_len
     if given is None:
         needed = ceil_div(longest + args.max_new_tokens, args.page_size) * args.page_size

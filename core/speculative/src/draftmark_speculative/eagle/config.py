@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 FORMAT = "draftmark-eagle-head/1"
 """Value of the key "format" in head.json."""

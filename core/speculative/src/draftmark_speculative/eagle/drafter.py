@@ -7,41 +7,79 @@ keeps its KV in a pool of its own under the target's page ids: one page table an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
-from draftmark.batch import BatchBuffers, ForwardBatch
-from draftmark.geometry import Mode
-from draftmark.graphs import GraphKey, Program
-from draftmark.lengths import HostLengths
+from draftmark import Geometry, Mode
+from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
-from ..graph_runner import GraphRunner
+from ..drafts import Drafting, Speculation
 from ..layers import AttentionLayers
 from ..models import CausalLM
-from ..state import DeviceState
-from .accepted import Accepted
+from ..request import Request
+from ..state import DeviceState, GraphRunner
 from .head import DraftHead
 from .tree_builder import DraftTreeBuilder, best_tokens
 
 
-class HeadDrafter:
+class Accepted:
+    """What VERIFY leaves for DRAFT_EXTEND: the accepted path, in static tensors. Rows are batch entries.
+
+    Attributes:
+        prefix_lens: int32 ``[max_reqs]``, committed tokens *before* the round: where the path begins.
+        tokens: int64 ``[max_reqs, D]``, the token behind each accepted node; -1 beyond accept_lens.
+        accept_lens: int64 ``[max_reqs]``, accepted nodes.
+        features: ``[max_reqs, D, width]``, the target's features of each accepted node; beyond accept_lens of any node.
+    """
+
+    def __init__(self, geometry: Geometry, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
+        self.prefix_lens = torch.zeros(reqs, dtype=torch.int32, device=device)
+        self.tokens = torch.full((reqs, nodes), -1, dtype=torch.int64, device=device)
+        self.accept_lens = torch.ones(reqs, dtype=torch.int64, device=device)
+        self.features = torch.zeros(reqs, nodes, width, dtype=dtype, device=device)
+
+    def write(self, prefix_lens: torch.Tensor, result: VerifyResult, features: torch.Tensor) -> None:
+        """Keep a round's path. Capturable.
+
+        Args:
+            prefix_lens: int32 ``[R]``, of the verified batch.
+            features: ``[R · D, width]``, of every node.
+        """
+        size, nodes = result.accept_index.shape
+        by_node = features.view(size, nodes, -1)
+        path = result.accept_index[:, :, None].expand(-1, -1, by_node.shape[-1])
+        self.prefix_lens[:size].copy_(prefix_lens)
+        self.tokens[:size].copy_(result.tokens)
+        self.accept_lens[:size].copy_(result.accept_lens)
+        torch.gather(by_node, 1, path, out=self.features[:size])
+
+
+class HeadDrafter(Drafting):
     """Runs EXTEND, DRAFT_EXTEND and DRAFT of the head over the engine's static state, eagerly or captured.
 
     Between rounds it keeps, by request row, what the newest complete row of the head said: its hidden state and the
     topk most probable tokens behind it. So a request that has just been prefilled drafts like any other.
 
-    Attributes:
-        accepted: what VERIFY must leave for `draft_extend`.
-        taps: where the target's features come from.
+    Args:
+        layers: of the head.
     """
 
     def __init__(
-        self, model: CausalLM, head: DraftHead, layers: AttentionLayers, state: DeviceState, programs: GraphRunner
+        self,
+        speculation: Speculation,
+        model: CausalLM,
+        layers: AttentionLayers,
+        state: DeviceState,
+        runner: GraphRunner,
     ) -> None:
+        head, geometry = layers.model, layers.geometry
+        assert isinstance(head, DraftHead), "a HeadDrafter runs a DraftHead"
+        super().__init__(speculation, geometry, state)
+        self.modes, self._runner = (Mode.VERIFY,), runner
         self._model, self._head, self._layers = model, head, layers
-        self._state, self._programs = state, programs
-        self._geometry = geometry = layers.geometry
         self._topk: int = geometry.draft.topk
         self._attend = partial(layers.attend, 0)
         self._output_rows = head.output_rows(model.lm_head)
@@ -61,42 +99,40 @@ class HeadDrafter:
             batch, steps = self._extension(size, size, host), self._steps(size, size, host)
             for planned in (batch, *steps):
                 self._layers.plan(planned)
-            self._programs.capture(GraphKey(Program.DRAFT_EXTEND, size), partial(self._take_over, batch))
-            self._programs.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
+            self._runner.capture(GraphKey(Program.DRAFT_EXTEND, size), partial(self._take_over, batch))
+            self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
 
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> None:
-        """Follow a prefill of the target.
-
-        Args:
-            batch: the target's EXTEND batch.
-            features: ``[num_rows, width]``, of the target.
-            tokens: int64 ``[num_rows]``, the token *behind* each row's own.
-            rows, last: int64 ``[n]``, of the requests whose prompt ends here: state row, and last row of the batch.
-        """
+        """Run the head over the rows of a prefill."""
         self._layers.plan(batch)
         self._layers.begin(batch)
         hidden = self._run(tokens, self._head.fuse(features), batch.positions)
         self._keep(rows, hidden.index_select(0, last))
 
-    def draft(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Mode:
         """Grow a tree below every root, into the state's tokens and parents."""
-        steps = self._steps(padded, num_reqs, host)
+        steps = self._steps(padded, len(requests), host)
         for batch in steps:
             self._layers.plan(batch)
-        self._programs.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
+        self._runner.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
+        return Mode.VERIFY
+
+    def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
+        """Keep the accepted path."""
+        self.accepted.write(batch.prefix_lens, result, features)
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
-        """Run the head over the path that the last VERIFY accepted; `host` bounds the lengths before that round."""
+        """Run the head over the accepted path."""
         batch = self._extension(padded, num_reqs, host)
         self._layers.plan(batch)
-        self._programs.run(GraphKey(Program.DRAFT_EXTEND, padded), partial(self._take_over, batch))
+        self._runner.run(GraphKey(Program.DRAFT_EXTEND, padded), partial(self._take_over, batch))
 
     # -- captured -----------------------------------------------------------------------------------------
 
     def _draft(self, size: int, steps: list[ForwardBatch]) -> None:
-        """All draft steps of a round, then the tree of the best nodes."""
+        """Run all draft steps of a round, then write the tree of the best nodes."""
         state, rows = self._state, self._state.rows[:size]
         growth = DraftTreeBuilder(self._scores.index_select(0, rows), self._tokens.index_select(0, rows))
         hidden = self._hidden.index_select(0, rows)[:, None].expand(-1, self._topk, -1)
@@ -115,7 +151,7 @@ class HeadDrafter:
         state.set_draft_tokens(size, tokens, parents)
 
     def _take_over(self, batch: ForwardBatch) -> None:
-        """The head's rows of the accepted path, and what its newest one says."""
+        """Run the head's rows of the accepted path, and keep what the newest one says."""
         size, accepted = batch.padded_reqs, self.accepted
         self._gather(batch, accepted.prefix_lens[:size])
         self._layers.tree_ops.write_tail(batch)

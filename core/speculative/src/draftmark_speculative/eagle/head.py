@@ -47,7 +47,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 from ..models import LayerAttention
 from .config import HeadConfig
@@ -57,7 +57,7 @@ WEIGHTS = "head.safetensors"
 
 
 class DraftHead(nn.Module):
-    """See the module's text. Capturable: no host read, no shape that depends on data.
+    """The module's text says what it computes. Capturable: no host read, no shape that depends on data.
 
     Attributes:
         d2t: int64 ``[draft_vocab_size]``, the target token of each draft token; None for the whole vocabulary.
@@ -89,12 +89,12 @@ class DraftHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The weights' dtype."""
         return self.fc.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Where the weights are."""
         return self.fc.weight.device
 
     def pack(self) -> DraftHead:
@@ -111,7 +111,7 @@ class DraftHead(nn.Module):
     def forward(
         self, embeddings: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """One decoder layer over rows.
+        """Run one decoder layer over rows.
 
         Args:
             embeddings: ``[…, rows, hidden_size]``, of the token *behind* each row's position.
@@ -128,7 +128,7 @@ class DraftHead(nn.Module):
         return hidden
 
     def logits(self, hidden: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
-        """Scores of the next-but-one token.
+        """Score the next-but-one token.
 
         Args:
             hidden: ``[…, hidden_size]``, from `forward`.

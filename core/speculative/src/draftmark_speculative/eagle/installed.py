@@ -16,7 +16,7 @@ import importlib.metadata as md
 import importlib.util
 from pathlib import Path
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 GROUP = "draftmark.heads.v1"
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.packed import Packed
-from ..models.rotary import rotated
+from ..models.fused import Packed, rotated
 from .config import HeadConfig
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +33,7 @@ class Attention(nn.Module):
         self.packed: Packed | None = None
 
     def pack(self) -> None:
-        """One product for q, k and v from now on."""
+        """Compute q, k and v in one product from now on."""
         self.packed = Packed(self.q_proj, self.k_proj, self.v_proj)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Attention:
@@ -70,7 +69,7 @@ class SwiGLU(nn.Module):
         self.packed: Packed | None = None
 
     def pack(self) -> None:
-        """One product for gate and up from now on."""
+        """Compute gate and up in one product from now on."""
         self.packed = Packed(self.gate_proj, self.up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +80,7 @@ class SwiGLU(nn.Module):
 
 
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Plain causal attention over ``[…, rows, heads, head_dim]``: an `Attend` for training."""
+    """Attend causally over ``[…, rows, heads, head_dim]``; an `Attend` for training."""
     q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
     out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(-3, -2)

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import torch
 
-from draftmark.errors import GeometryError, ModelError
+from draftmark import GeometryError, ModelError
 
+from ..drafts import Drafting, Speculation
+from ..layers import AttentionLayers
 from ..models import CausalLM
+from ..state import DeviceState, GraphRunner
+from .drafter import HeadDrafter
 from .head import DraftHead
 from .installed import installed_head
 
 
 @dataclass(frozen=True)
-class Eagle:
+class Eagle(Speculation):
     """Drafts by a head that continues the target's hidden states, as a tree that grows where it is probable.
 
     Attributes:
@@ -32,6 +36,9 @@ class Eagle:
     topk: int = 4
     num_steps: int = 4
     num_draft_tokens: int = 16
+
+    def __str__(self) -> str:
+        return f"EAGLE drafts (topk {self.topk}, {self.num_steps} steps, {self.num_draft_tokens} tokens)"
 
     def open(self, model: CausalLM) -> DraftHead:
         """The head on the model's device and in its dtype, in evaluation mode.
@@ -50,6 +57,10 @@ class Eagle:
         if self.topk > vocab:
             raise GeometryError("draft.topk", self.topk, f"the head knows {vocab} tokens", "lower topk")
         return head
+
+    def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
+        """A `HeadDrafter` over the head's layers."""
+        return HeadDrafter(self, model, layers, state, runner)
 
 
 def _check_fit(head: DraftHead, model: CausalLM) -> None:

@@ -13,7 +13,7 @@ import torch
 CHUNK = 256
 """Entries of the vocabulary that one block of a GPU looks through where rows are few."""
 FEW_ROWS = 64
-"""From here on a block a row fills a GPU."""
+"""With this many rows one block a row fills a GPU."""
 
 
 class DraftTreeBuilder:

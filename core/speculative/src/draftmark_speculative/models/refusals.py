@@ -1,15 +1,18 @@
 """Refusals by name: what a configuration says that paged attention would run wrongly.
 
-They read the configuration only, so they come before the weights are loaded. What no configuration says is found by
-running the model (`probe`).
+`refuse` reads the configuration only, so it comes before the weights are loaded. What no configuration says is found by
+running the model (`probe`), and `verify` holds the configuration against what the layers then ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
+
+from .attention import LayerAttention
 
 SINK_FAMILIES = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter")
 ALIBI_FAMILIES = ("bloom", "mpt")
@@ -89,3 +92,54 @@ def rope_types(config: Any) -> set[str]:
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {str(one.get("rope_type", "default")) for one in (nested or [parameters]) if one}
+
+
+def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[LayerAttention, ...]:
+    """Return `called`, if the text `config` says the same of every layer.
+
+    A window or a cap that is configured but never reaches the attention function lives in a mask or nowhere, and
+    would be dropped.
+
+    Raises:
+        ModelError: the first layer and field that differ.
+    """
+    for index, layer in enumerate(called):
+        configured = _configured(config, index, layer)
+        for field in (field.name for field in fields(LayerAttention)):
+            says, got = getattr(configured, field), getattr(layer, field)
+            if says != got:
+                raise ModelError(
+                    f"model {name!r} (family {config.model_type}) cannot be decoded: its configuration says {field} "
+                    f"{says} for layer {index}, but the layer calls attention with {got}; use a transformers release "
+                    "or a model in which both agree"
+                )
+    return called
+
+
+def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttention:
+    """What the configuration says of a layer. The scale is taken from the call where no field declares it."""
+    heads = int(config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+    scale = called.softmax_scale
+    if getattr(config, "query_pre_attn_scalar", None):
+        scale = float(config.query_pre_attn_scalar) ** -0.5
+    elif getattr(config, "attention_multiplier", None):
+        scale = float(config.attention_multiplier)
+    return replace(
+        called,
+        num_qo_heads=heads,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(head_dim),
+        softmax_scale=scale,
+        window_left=_window_left(config, index),
+        logits_soft_cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+    )
+
+
+def _window_left(config: Any, index: int) -> int:
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) or 0
+    off = window == 0 or getattr(config, "use_sliding_window", True) is False
+    if off or (types and types[index] != "sliding_attention"):
+        return -1
+    return int(window) - 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftmark.errors import ModelError
+from draftmark import ModelError
 
 from .causal_lm import CausalLM
 from .loading import wrap_model

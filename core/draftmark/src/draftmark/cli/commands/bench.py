@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from draftmark_speculative.cli.progress import progress_line
-
 from ...errors import DraftmarkError
 from ...geometry import DTYPE_BYTES, AttentionShape
 from ..errors import SUCCESS, ArgumentError
+from ..progress import progress_line
 from ..rendering import Column, human_bytes, show, show_json, show_table
 
 if TYPE_CHECKING:

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from draftmark.cli.rendering import console
+from .rendering import console
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from .. import Engine
-
 
 class ProgressLine:
-    """The line, on stderr, so that stdout stays clean for the text."""
+    """The line, on stderr, so that stdout stays clean for the result."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
@@ -26,16 +24,6 @@ class ProgressLine:
 
         if self._status is not None:
             self._status.update(Text(text))
-
-    def decoding(self, what: str, engine: Engine, seconds: float, done: int, prompts: int) -> None:
-        """Show where an engine stands after `seconds`."""
-        if self._status is None:
-            return
-        s, pages = engine.statistics, engine.pages
-        self.say(
-            f"{what}: {s.tokens} tokens · {s.tokens / seconds:.1f} tokens/s · accepted {s.mean_accepted:.2f} · "
-            f"{pages.in_use}/{pages.total} KV pages · {done}/{prompts} done"
-        )
 
 
 @contextmanager

@@ -1,0 +1,140 @@
+"""The target's forwards over the engine's static state: prefill, and the round that verifies drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.runtime import ForwardBatch, GraphKey, HostLengths, Program, Tree, VerifyResult, ragged, to_device
+
+from .drafts import Drafting
+from .layers import AttentionLayers
+from .models import CausalLM
+from .request import Request
+from .sampling import Sampling
+from .scheduler import by_row
+from .state import DeviceState, GraphRunner
+
+PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
+
+Chunk = tuple[Request, int]
+"""A request, and how many of its tokens to store."""
+
+
+class Forwards:
+    """Runs EXTEND eagerly, and DECODE and VERIFY eagerly or by replaying graphs. None reads the device on the host.
+
+    Plain decoding is a round with one node a request; a chain is a tree whose mask is causal.
+
+    Args:
+        layers: of the target.
+        drafting: follows every prefill, and keeps what a round leaves for it.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        layers: AttentionLayers,
+        state: DeviceState,
+        sampling: Sampling,
+        drafting: Drafting,
+        runner: GraphRunner,
+    ) -> None:
+        self._model, self._layers, self._state = model, layers, state
+        self._sampling, self._drafting, self._runner = sampling, drafting, runner
+        self._geometry: Geometry = layers.geometry
+
+    # -- prefill ------------------------------------------------------------------------------------------
+
+    def prefill(self, chunks: Sequence[Chunk], host: HostLengths) -> tuple[list[Request], torch.Tensor]:
+        """Store the chunks' tokens in one ragged forward, and advance the lengths, device half. Never captured.
+
+        Returns:
+            The requests whose tokens are all stored now, and the token that follows each: int64 ``[n]``, on the device,
+            where the next round finds it.
+        """
+        state, device = self._state, self._state.device
+        counts = tuple(count for _, count in chunks)
+        rows = to_device(by_row([request for request, _ in chunks]), device)
+        prefix_lens, table = state.lengths.device.index_select(0, rows), state.page_table.index_select(0, rows)
+        batch = ragged(self._geometry, prefix_lens, table, counts, host)
+        ends = [
+            (request, end - 1)
+            for (request, n), end in zip(chunks, accumulate(counts), strict=True)
+            if request.computed + n == len(request.tokens)
+        ]
+        ended = [request for request, _ in ends]
+        last = to_device([row for _, row in ends], device)
+        self._layers.plan(batch)
+        logits, features = self._forward(batch, to_device(_tokens(chunks, 0), device), last)
+        requests = to_device([request.id for request in ended], device)
+        chosen = self._sampling.choose(logits, requests, batch.positions.index_select(0, last))
+        ended_rows = to_device(by_row(ended), device)
+        state.pending.index_copy_(0, ended_rows, chosen)
+        if features is not None:
+            following = to_device(_tokens(chunks, 1), device).index_copy_(0, last, chosen)
+            self._drafting.extend(batch, features, following, ended_rows, last)
+        state.lengths.advance(rows, to_device(counts, device))
+        return ended, chosen
+
+    # -- rounds -------------------------------------------------------------------------------------------
+
+    def capture(self) -> None:
+        """Capture every mode of the drafting at every captured batch size, largest first, on batches of null rows."""
+        for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
+            for mode in self._drafting.modes:
+                self._state.fill((), size)
+                batch = self._batch(mode, size, size, self._layers.lengths_at_capture(size))
+                self._layers.plan(batch)
+                self._runner.capture(GraphKey(PROGRAMS[mode], size), partial(self._verify, batch))
+
+    def round(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> VerifyResult:
+        """Run one round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
+        batch = self._batch(mode, padded, num_reqs, host)
+        self._layers.plan(batch)
+        return self._runner.run(GraphKey(PROGRAMS[mode], padded), partial(self._verify, batch))
+
+    def _batch(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> ForwardBatch:
+        tree = mode is Mode.VERIFY and self._geometry.draft.topk > 1
+        return self._state.batch.uniform(mode, 0, padded, num_reqs, host, tree=tree)
+
+    def _verify(self, batch: ForwardBatch) -> VerifyResult:
+        """Captured. Reads the static inputs, writes the static batch, advances the lengths."""
+        state, size, nodes = self._state, batch.padded_reqs, batch.q_lens[0]
+        rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
+        drafts[:, 0].copy_(state.pending.index_select(0, rows))
+        torch.index_select(state.lengths.device, 0, rows, out=batch.prefix_lens)
+        torch.index_select(state.page_table, 0, rows, out=batch.page_table)
+        self._layers.tree_ops.write_tail(batch, parents)
+        logits, features = self._forward(batch, drafts.clamp(min=0).reshape(-1))
+        requests = state.requests[:size, None].expand(-1, nodes).reshape(-1)
+        targets = self._sampling.choose(logits, requests, batch.positions).view(size, nodes)
+        result = self._layers.tree_ops.verify_tree(drafts, parents, targets)
+        if isinstance(batch.tail, Tree):
+            self._layers.compact(batch, result)
+        if features is not None:
+            self._drafting.keep(batch, result, features)
+        state.pending.index_copy_(0, rows, result.tokens.gather(1, result.accept_lens[:, None] - 1)[:, 0])
+        state.lengths.advance(rows, result.accept_lens)
+        return result
+
+    def _forward(
+        self, batch: ForwardBatch, tokens: torch.Tensor, logits_rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the model: logits of the rows asked for, and the features that the drafting reads, if it reads any."""
+        self._layers.begin(batch)
+        return self._model.forward_features(tokens, batch.positions, self._layers, self._drafting.taps, logits_rows)
+
+
+def _tokens(chunks: Sequence[Chunk], shift: int) -> list[int]:
+    """The chunks' tokens, or those `shift` positions behind them; 0 where there is none yet."""
+    found: list[int] = []
+    for request, count in chunks:
+        first = request.computed + shift
+        part = request.tokens[first : first + count]
+        found += part + [0] * (count - len(part))
+    return found
