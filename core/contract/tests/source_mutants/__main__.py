@@ -5,7 +5,8 @@
 
 Ids, or beginnings of them, judge only those mutants, anew, and keep the other results. What was decided is kept in
 `--journal`, so that a run which was cut goes on; it starts anew when the package, the core or the suite has changed.
-With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others.
+With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others, unless
+a review says that it survives rightly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from . import campaign, page, suite
 from .journal import Journal, identity
 from .judge import Ended
-from .review import reviews
+from .review import Kind, reviews
 from .score import complaints, score
 from .targets import TARGETS
 
@@ -36,7 +37,7 @@ def main() -> int:
         [one for one in every if one.id.startswith(tuple(asked.begins) or ("",))],
         again=bool(asked.begins),
         sample=asked.sample,
-        harmless={name for name, one in reviewed.items() if one.kind.harmless},
+        reviewed=set() if asked.thorough else {name for name, one in reviewed.items() if one.kind is not Kind.HOLE},
         workers=asked.workers,
     )
     torch.set_num_threads(1)  # forks of a process with threads may hang
@@ -68,6 +69,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--backend", choices=TARGETS, default="reference")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sample", type=int, default=0, help="cases of each check that a mutant meets; 0 for all")
+    parser.add_argument("--thorough", action="store_true", help="show reviewed survivors every item too")
     parser.add_argument("--page", type=Path, default=page.PAGE)
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")
     return parser.parse_args()

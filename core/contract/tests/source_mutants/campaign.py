@@ -13,8 +13,9 @@ from .order import order, sampled
 from .targets import Target
 
 Tell = Callable[[Ended], None]
-HARMLESS_SAMPLE = 2
-"""No item can kill an equivalent mutant; these see to it that the review is not plainly wrong."""
+OF_REVIEWED = 2
+"""Cases of each check that a mutant meets which a review found out of the suite's reach. No item can kill such a one,
+and if one does all the same, taking it for a survivor only lowers the score."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Plan:
         chosen: the mutants to judge.
         again: judge also those that the journal has a final verdict on.
         sample: at most so many cases of each check, for all mutants; 0 for every item.
-        harmless: mutants that a review found equal in all results; they meet `HARMLESS_SAMPLE` cases of each check.
+        reviewed: mutants that a review found to survive rightly; they meet `OF_REVIEWED` cases of each check.
         suite: the items that there are; every one of the sizing and host tiers unless told.
         workers: processes.
     """
@@ -33,18 +34,18 @@ class Plan:
     chosen: Sequence[Mutation]
     again: bool = False
     sample: int = 0
-    harmless: Collection[str] = ()
+    reviewed: Collection[str] = ()
     suite: Sequence[str] = ()
     workers: int = 2
 
     def items(self, mutation: Mutation, every: Sequence[str]) -> Sequence[str]:
         """Those that a mutant meets, of all that reach it, in their order."""
-        most = self.sample or (HARMLESS_SAMPLE if mutation.id in self.harmless else 0)
+        most = self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
         return sampled(every, most) if most else every
 
     def decided(self, mutation: Mutation, before: Ended | None) -> bool:
         """Whether the verdict that the journal has will do."""
-        return before is not None and not self.again and (before.final or mutation.id in self.harmless)
+        return before is not None and not self.again and (before.final or mutation.id in self.reviewed)
 
 
 def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:

@@ -38,7 +38,8 @@ class Status(StrEnum):
     STILLBORN = "stillborn"
     """The copy cannot be imported or is no backend: Python or the core notices, and the suite need not."""
     NARROWER = "narrower"
-    """Nothing fails, but the backend refuses what the original serves; the verdict says so."""
+    """Nothing fails, but items end otherwise than on the original: refused, or not judged by its kernels. The verdict
+    says so."""
     UNREACHED = "unreached"
     """No item runs the statement. Survives."""
     SURVIVED = "survived"

@@ -19,7 +19,7 @@ FAILED = Outcome.FAILED.value
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one item ended: the runner's own word for it, and its message."""
+    """How one item ended: the runner's own words, with marks such as "interpreted", and its message."""
 
     outcome: str
     message: str
@@ -27,7 +27,7 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether it fails the run of `draftmark contract`."""
-        return self.outcome == FAILED
+        return self.outcome.startswith(FAILED)
 
 
 @cache
@@ -42,4 +42,4 @@ def verdict(backend: LoadedBackend, item: str) -> Verdict:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = run_item(one, BackendUnderTest(backend, "cpu", one.tier), [])
-    return Verdict(result.outcome.value, result.message)
+    return Verdict(", ".join((result.outcome.value, *result.marks)), result.message)

@@ -79,12 +79,12 @@ def test_a_cut_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A survivor of a sample meets the rest later, unless a review found it equal to the original."""
+    """A survivor of a sample meets the rest later, unless a review found that it survives rightly."""
     made = _with_first_statement("pass")
     monkeypatch.setattr(order, "FIRST", 0)
     (one,) = _run(tmp_path, made, sample=1)
     assert (one.met, one.final) == (1, False)
-    assert _run(tmp_path, made, harmless={made.id}) == []
+    assert _run(tmp_path, made, reviewed={made.id}) == []
     (one,) = _run(tmp_path, made)
     assert one.final
     assert _run(tmp_path, made) == []
