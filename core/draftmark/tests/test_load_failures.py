@@ -22,7 +22,7 @@ def assert_load_error(error, failure, *words):
     assert error.cause and len(error.remedy) > 8, text
     assert "\n" not in text
     assert all(word in text for word in words), text
-    assert draftmark.load("reference").supports is not None, "a broken plugin must not harm the reference"
+    assert draftmark.load("reference").supports is not None, "a broken plugin must not keep the reference from loading"
 
 
 def assert_hook_error(error, hook, failure, *words):

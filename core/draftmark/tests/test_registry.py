@@ -58,14 +58,14 @@ def test_one_distribution_found_twice_on_the_path_is_one_backend(distribution):
 
 
 def test_a_distribution_without_metadata_does_not_hide_the_others(distribution):
-    """A half-removed dist-info (entry points, no METADATA) harms nobody."""
+    """A half-removed dist-info (entry points, no METADATA) does not hide other backends."""
     distribution("halfgone", metadata="")
     assert rows("reference")
     assert draftmark.load("reference").name == "reference"
 
 
 def test_a_garbled_entry_point_file_does_not_hide_the_others(distribution):
-    """A line that is no entry point, in one distribution, harms nobody."""
+    """A line that is no entry point, in one distribution, does not hide other backends."""
     distribution("garbled", entries="[draftmark.backends.v1]\nthis line is no entry point\n")
     assert rows("reference")
     assert draftmark.load("reference").name == "reference"

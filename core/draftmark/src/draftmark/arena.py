@@ -36,7 +36,7 @@ class Block:
 
     @property
     def hit(self) -> bool:
-        """Whether a byte around the payload changed. Reads the device."""
+        """Whether a byte around the payload changed; this reads the device."""
         return not all(bool((guard == GUARD_BYTE).all()) for guard in (self.before, self.behind))
 
 
@@ -66,7 +66,7 @@ class Arena:
         return cls([_allocate(spec, device, guarded) for spec in specs], device, guarded)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The buffer `name`, in its declared shape and dtype."""
+        """Return the buffer `name`, in its declared shape and dtype."""
         if name not in self._blocks:
             raise BufferError(
                 f"buffer {name!r} is not in the arena, which has {', '.join(self._blocks) or 'none'}; "
@@ -88,7 +88,7 @@ class Arena:
         return sum(block.spec.nbytes for block in self._blocks.values())
 
     def addresses(self) -> dict[str, int]:
-        """Data pointer of each buffer; they never change."""
+        """Return the data pointer of each buffer; they never change."""
         return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
 
     def poison(self) -> None:
@@ -112,7 +112,7 @@ class Arena:
             raise GuardError(hit)
 
     def table(self) -> str:
-        """One line per buffer: name, role, shape, dtype, bytes, formula."""
+        """Return one line per buffer: name, role, shape, dtype, bytes, formula."""
         rows = []
         for spec in self.specs:
             shape = "x".join(map(str, spec.shape))

@@ -20,7 +20,7 @@ class AttentionBackend(Protocol):
     """
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Host side, outside the graph, before every run: eager, capture and replay alike.
+        """Decide on the host what the host must decide, outside the graph, before each run, capture and replay.
 
         May use `batch.host`, `q_lens` and `tail_lens`; must not read the device. Lengths are bounds: one may be loose
         enough to pass the page table's width, so clamp to it.
@@ -31,7 +31,7 @@ class AttentionBackend(Protocol):
         """
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Device only, capturable. Writes nothing but arena buffers; the batch is read-only."""
+        """Fill the arena's buffers for this batch, on the device alone; capturable. The batch is read-only."""
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Store the rows' keys and values at their KV slots.
@@ -42,7 +42,7 @@ class AttentionBackend(Protocol):
         """
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of every row over its prefix and its visible tail, written to `out`.
+        """Compute each row's attention over its prefix and its visible tail, into `out`.
 
         Args:
             q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied.

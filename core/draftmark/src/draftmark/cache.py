@@ -70,7 +70,7 @@ class KVPool:
 
 
 def slots_of(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
-    """KV slots of positions, by request.
+    """Return the KV slots of positions, by request.
 
     Args:
         page_table: int32 ``[R, max_pages_per_req]``.

@@ -1,4 +1,4 @@
-"""Is the device there? The one place that asks torch for hardware on behalf of a backend."""
+"""Whether a device is there; the one place that asks torch for hardware on behalf of a backend."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _kind(name: str, device: torch.device | str) -> str:
 
 
 def device_profile(device: torch.device | str) -> DeviceProfile:
-    """The `DeviceProfile` of a device at hand, for `Geometry.create`."""
+    """Describe a device at hand for `Geometry.create`."""
     import torch
 
     device = torch.device(device)

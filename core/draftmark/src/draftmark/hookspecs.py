@@ -65,37 +65,37 @@ class BackendInfo:
 
 @hookspec(firstresult=True)
 def draftmark_describe() -> BackendInfo:  # type: ignore[empty-body]
-    """Who the backend is. Must not import a vendor package."""
+    """Say who the backend is. Must not import a vendor package."""
 
 
 @hookspec(firstresult=True)
 def draftmark_supports(geometry: Geometry) -> list[str]:  # type: ignore[empty-body]
-    """Reasons why this geometry is not served, as sentences; an empty list means yes. Must not import torch."""
+    """Return the reasons why the geometry is not served; an empty list means that it is. Must not import torch."""
 
 
 @hookspec(firstresult=True)
 def draftmark_requirements(geometry: Geometry) -> Requirements:  # type: ignore[empty-body]
-    """What the engine must give: lengths on the host, null pages of their own. Must not import torch."""
+    """Say what the engine must give: lengths on the host, null pages by request. Must not import torch."""
 
 
 @hookspec(firstresult=True)
 def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[empty-body]
-    """Everything that must exist before capture and never move. Pure integers; must not import torch."""
+    """Name every buffer that must exist before capture and never move. Must not import torch."""
 
 
 @hookspec(firstresult=True)
 def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:  # type: ignore[empty-body]
-    """The step-path object, bound to its buffers in `arena`."""
+    """Return the step-path object, bound to its buffers in `arena`."""
 
 
 @hookspec(firstresult=True)
 def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:  # type: ignore[empty-body]
-    """A fresh graph state for the device: allocate, capture by key, replay by key."""
+    """Return a fresh graph state for the device, which captures and replays by key."""
 
 
 @hookspec(firstresult=True)
 def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:  # type: ignore[empty-body]
-    """Kernels for what the decoding loop does with draft trees on the device. Optional.
+    """Return kernels for what the decoding loop does with draft trees on the device. Optional.
 
     Without it, or where it returns None, torch operations serve.
     """
@@ -103,7 +103,7 @@ def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:  # 
 
 @hookspec(firstresult=True)
 def draftmark_contract_notes() -> object:
-    """What only the conformance suite reads: the meaning of metadata buffers, bytes in use. Optional.
+    """Return what only the conformance suite reads: the meaning of buffers, bytes in use. Optional.
 
     See `draftmark_contract.notes`. Without it the suite judges what it can and counts the rest as not judged.
     """
@@ -118,6 +118,6 @@ HOOKS: tuple[str, ...] = tuple(
 
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:
-    """Argument names of each hook, for messages."""
+    """The argument names of each hook, for messages."""
     functions: dict[str, Any] = {name: globals()[name] for name in HOOKS + OPTIONAL_HOOKS}
     return {name: f.__code__.co_varnames[: f.__code__.co_argcount] for name, f in functions.items()}

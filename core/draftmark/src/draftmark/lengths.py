@@ -22,7 +22,7 @@ class Exact:
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """A length per request that the device does not exceed."""
+        """Return a length per request that the device does not exceed."""
         return self.lens
 
 
@@ -33,7 +33,7 @@ class UpperBound:
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """A length per request that the device does not exceed."""
+        """Return a length per request that the device does not exceed."""
         return self.lens
 
 
@@ -46,7 +46,7 @@ class Unknown:
     """`Geometry.max_prefix_len`."""
 
     def upper_bound(self) -> tuple[int, ...]:
-        """A length per request that the device does not exceed."""
+        """Return a length per request that the device does not exceed."""
         return (self.bound,) * self.num_reqs
 
 
@@ -76,7 +76,7 @@ class SequenceLengths:
         self._in_flight = [0] * max_rows
 
     def advance(self, rows: torch.Tensor, by: torch.Tensor) -> None:
-        """Device half: ``device[rows] += by``, except for null rows. Capturable, no host read.
+        """The device's half: ``device[rows] += by``, except for null rows. Capturable, no host read.
 
         Args:
             rows: int64 ``[n]``, distinct but for null rows, which may repeat.
@@ -85,7 +85,7 @@ class SequenceLengths:
         self.device.index_add_(0, rows, torch.where(rows < self.first_null_row, by, 0).to(torch.int32))
 
     def dispatched(self, rows: Sequence[int], at_most: int) -> None:
-        """Host half: each row was advanced by at most `at_most` tokens that the host has not seen."""
+        """The host's half: each row was advanced by at most `at_most` tokens that the host has not seen."""
         if at_most < 0:
             raise LengthsError(f"{at_most} tokens cannot be in flight; dispatch the round's tail length, >= 0")
         for row in rows:
@@ -93,7 +93,7 @@ class SequenceLengths:
             self._in_flight[row] += at_most
 
     def settle(self, rows: Sequence[int], by: Sequence[int], at_most: int) -> None:
-        """Host half: the advance that was dispatched with `at_most` turned out to be `by`, row for row.
+        """The host's half: the advance that was dispatched with `at_most` turned out to be `by`, row for row.
 
         Raises:
             LengthsError: more than was in flight.
@@ -109,7 +109,7 @@ class SequenceLengths:
             self._settled[row] += count
 
     def reset(self, row: int) -> None:
-        """A request leaves: the row is empty again, on both sides."""
+        """Empty the row of a request that leaves, on both sides."""
         self._request_row(row)
         self.device[row].zero_()  # an assignment would copy the number from the host, and wait
         self._settled[row] = self._in_flight[row] = 0
@@ -117,7 +117,7 @@ class SequenceLengths:
     # -- the host's view, derived -------------------------------------------------------------------------
 
     def exact(self, rows: Sequence[int]) -> Exact:
-        """Lengths of `rows`.
+        """Return the lengths of `rows`.
 
         Raises:
             LengthsError: something is in flight; the caller settles it first (one named wait a round).
@@ -131,12 +131,12 @@ class SequenceLengths:
         return Exact(tuple(self._settled[row] for row in rows))
 
     def upper_bound(self, rows: Sequence[int]) -> UpperBound:
-        """What the host last saw plus everything in flight, within the geometry's limit."""
+        """Return what the host last saw plus everything in flight, within the geometry's limit."""
         seen = (self._settled[self._request_row(row)] + self._in_flight[row] for row in rows)
         return UpperBound(tuple(min(length, self._bound) for length in seen))
 
     def unknown(self, rows: Sequence[int]) -> Unknown:
-        """The limit alone."""
+        """Return the limit alone."""
         return Unknown(len(rows), self._bound)
 
     def _request_row(self, row: int) -> int:

@@ -66,14 +66,14 @@ class LoadedBackend:
     # -- integers, no device ------------------------------------------------------------------------------
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Reasons why not; empty means yes."""
+        """Return the reasons why `geometry` is not served; an empty list means that it is."""
         reasons: list[str] = self._call("supports", list, geometry=geometry)
         if not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("supports", "sentences (non-empty str)", reasons)
         return self._undeclared(geometry) + reasons
 
     def _undeclared(self, geometry: Geometry) -> list[str]:
-        """Modes and forms of `geometry` that the backend does not claim."""
+        """Return a reason for each mode and form of `geometry` that the backend does not claim."""
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         forms = [form for form in geometry.forms if form not in self.info.forms]
         return [f"mode {mode.value} is not served: it is not among BackendInfo.modes" for mode in modes] + [
@@ -92,7 +92,7 @@ class LoadedBackend:
             raise BackendRefusal(self.name, reasons)
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """The buffers to allocate for `geometry`, validated."""
+        """Return the buffers to allocate for `geometry`, validated."""
         specs: list[BufferSpec] = self._call("buffers", list, geometry=geometry)
         try:
             validate_specs(specs)
@@ -101,20 +101,20 @@ class LoadedBackend:
         return specs
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """What the engine must give for `geometry`."""
+        """Return what the engine must give for `geometry`."""
         found: Requirements = self._call("requirements", Requirements, geometry=geometry)
         if not isinstance(found.host_lengths, HostLengthsNeed) or not isinstance(found.unique_slots, bool):
             raise self._wrong_return("requirements", "Requirements of a HostLengthsNeed and a bool", found)
         return found
 
     def contract_notes(self) -> object | None:
-        """What the plugin tells the conformance suite, unread; None where it says nothing."""
+        """Return what the plugin tells the conformance suite, unread; None where it tells nothing."""
         notes: object | None = self._offer("contract_notes")
         return notes
 
     @property
     def module(self) -> str:
-        """Name of the module that defines the plugin."""
+        """The name of the module that defines the plugin."""
         if isinstance(self.plugin, ModuleType):
             return self.plugin.__name__
         if isinstance(self.plugin, BackendPlugin):
@@ -153,7 +153,7 @@ class LoadedBackend:
         return Arena.allocate(self.buffers(geometry), device, guard=guard)
 
     def bind(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """The step-path object over buffers that `allocate` made for the same geometry."""
+        """Bind the backend to buffers that `allocate` made for the same geometry; return its step-path object."""
         from .backend import AttentionBackend
 
         backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
@@ -162,11 +162,11 @@ class LoadedBackend:
         return backend
 
     def open(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> AttentionBackend:
-        """`allocate` and `bind` in one, for a caller who never looks at the arena."""
+        """Allocate and bind in one call, for a caller who never looks at the arena."""
         return self.bind(geometry, self.allocate(geometry, device, guard=guard))
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """A fresh graph state for `device`."""
+        """Return a fresh graph state for `device`."""
         from .graphs import GraphState
 
         state: GraphState = self._call("graph_state", object, geometry=geometry, device=device)
@@ -175,7 +175,7 @@ class LoadedBackend:
         return state
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """The backend's own kernels for draft trees on `device`, or torch's operations if it offers none."""
+        """Return the backend's kernels for draft trees on `device`, or torch's operations if it offers none."""
         from .tree import TorchTreeOps, TreeOps
 
         offered = self._offer("tree_ops", geometry=geometry, device=device)
@@ -186,7 +186,7 @@ class LoadedBackend:
         return offered
 
     def implementation(self, hook: str) -> Callable[..., Any]:
-        """The plugin's own function for a hook, e.g. ``"buffers"``: unchecked, for those who judge a plugin."""
+        """Return the plugin's own function for a hook, e.g. ``"buffers"``; the conformance suite calls it unchecked."""
         function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
         return function
 
@@ -199,7 +199,7 @@ class LoadedBackend:
         return result
 
     def _offer(self, hook: str, **arguments: Any) -> Any:
-        """What a hook returns; None where an optional one is not implemented."""
+        """Call a hook; return None where an optional one is not implemented."""
         try:
             return getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:

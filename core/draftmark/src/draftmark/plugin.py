@@ -43,33 +43,33 @@ class BackendPlugin(ABC):
     info: BackendInfo
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Reasons why `geometry` is not served, as sentences; an empty list means yes, and is the default."""
+        """Return the reasons why `geometry` is not served, as sentences; the default is none: it is served."""
         return []
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """What the engine must give: by default no lengths on the host, and one null page for all padded requests."""
+        """Say what the engine must give: by default no lengths on the host, and one null page for all padding."""
         return Requirements()
 
     @abstractmethod
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Everything that must exist before capture and never move. Integers only."""
+        """Name every buffer that must exist before capture and never move. Integers only."""
 
     @abstractmethod
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """The step-path object, bound to the buffers that `buffers` named."""
+        """Return the step-path object, bound to the buffers that `buffers` named."""
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """A fresh graph state; by default CUDA graphs on CUDA and recorded graphs elsewhere."""
+        """Return a fresh graph state; by default CUDA graphs on CUDA and recorded graphs elsewhere."""
         from .graphs import graph_state_for
 
         return graph_state_for(device)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """Kernels for what a decoding loop does with draft trees; None, the default, leaves it to torch operations."""
+        """Return kernels for what a decoding loop does with draft trees; None, the default, leaves it to torch."""
         return None
 
     def contract_notes(self) -> object | None:
-        """What only the conformance suite reads; see `draftmark_contract.notes`.
+        """Return what only the conformance suite reads; see `draftmark_contract.notes`.
 
         By default the module ``contract`` beside the one that defines the plugin (or a class that it derives from), and
         None where there is no such module.

@@ -16,7 +16,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 
 def plugin_of(entry: md.EntryPoint) -> object:
-    """What an entry point names, imported; a class is called without arguments.
+    """Import what an entry point names; a class is called without arguments.
 
     Raises:
         BackendLoadError: an import error, or a class that lacks a method.
@@ -34,7 +34,7 @@ def plugin_of(entry: md.EntryPoint) -> object:
 
 
 def register(name: str, plugin: object) -> Any:
-    """A manager that holds `plugin` alone; checks hook names and signatures."""
+    """Register `plugin` alone in a manager of its own, check its hooks, and return them."""
     manager = pluggy.PluginManager("draftmark")
     manager.add_hookspecs(hookspecs)
     # Before 1.7 pluggy raises AttributeError for an absent name.
@@ -59,7 +59,7 @@ def register(name: str, plugin: object) -> Any:
 
 
 def _instance(name: str, plugin: type) -> object:
-    """An object of the class; one that lacks `buffers` or `open_backend` is refused by what it lacks."""
+    """Make an object of the class; refuse one that lacks `buffers` or `open_backend`, and name what it lacks."""
     missing = sorted(getattr(plugin, "__abstractmethods__", ()))
     if missing:
         cause = f"{plugin.__name__} does not define {', '.join(missing)}"
@@ -72,7 +72,7 @@ def _instance(name: str, plugin: type) -> object:
 
 
 def _check_methods(name: str, plugin: BackendPlugin) -> None:
-    """The plain methods behind the hooks take the hooks' arguments: pluggy sees only the marked ones."""
+    """Check that the plain methods take the arguments of their hooks; pluggy sees only the marked methods."""
     for hook, arguments in hook_arguments().items():
         method = getattr(plugin, hook.removeprefix(PREFIX), None)
         if method is None:
@@ -86,7 +86,7 @@ def _check_methods(name: str, plugin: BackendPlugin) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """A foreign error as part of a sentence."""
+    """A foreign error, as part of a sentence."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

@@ -1,7 +1,7 @@
 """Find and load backends.
 
 `available()` reads installed metadata and imports nothing. `load(name)` imports that one entry point into a
-plugin manager of its own, so a broken plugin never harms another, and turns every failure into one
+plugin manager of its own, so a broken plugin does not affect another, and turns every failure into one
 `BackendLoadError` with the cause and the remedy. Nothing here chooses hardware: the caller names a backend.
 """
 
@@ -42,7 +42,7 @@ class Available:
 
 
 def available() -> list[Available]:
-    """Every installed backend of any contract major, sorted by name; imports none of them."""
+    """List every installed backend of any contract major, sorted by name; none of them is imported."""
     found: dict[tuple[str, str, str], Available] = {}
     for distribution in md.distributions():
         for row in _rows(distribution):
@@ -52,7 +52,7 @@ def available() -> list[Available]:
 
 
 def entry(name: str) -> Available | None:
-    """The first installed backend of that name, of any contract major; None without one. Imports nothing."""
+    """Find the first installed backend of that name, of any contract major; None without one. Nothing is imported."""
     return next((row for row in available() if row.name == name), None)
 
 
@@ -60,7 +60,7 @@ def load(name: str | None = None) -> LoadedBackend:
     """Load one backend by name, or the one that DRAFTMARK_BACKEND names.
 
     Returns:
-        A `Backend`: the seven hooks as plain methods, not yet bound to a device.
+        A `LoadedBackend`: the hooks as plain methods, not yet bound to a device.
 
     Raises:
         BackendLoadError: with `failure`, `cause` and `remedy`.

@@ -1,4 +1,4 @@
-"""Draft trees on the device: the tail from the parents, the walk once the target has chosen, the kept path's KV moved.
+"""Draft trees on the device: a tail from parents, verification, and the move of accepted KV into place.
 
 The functions are plain torch, and they are the semantics: `TorchTreeOps` runs them unless a backend offers kernels of
 its own through the optional hook `draftmark_tree_ops`, which give the same bits. All three are captured with the round
@@ -22,7 +22,7 @@ from .geometry import Geometry
 
 
 def ancestors(parents: torch.Tensor) -> torch.Tensor:
-    """Which nodes each node descends from, itself included.
+    """Find which nodes each node descends from, itself included.
 
     Args:
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root, or for every root of a forest.
@@ -119,14 +119,14 @@ class TreeOps(Protocol):
     """
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Fill mask, depth and positions of a uniform batch; see `draftmark.tree.write_tail`.
+        """Fill mask, depth and positions of a uniform batch; see `write_tail`.
 
         Args:
             parents: int64 ``[R, T]``, rows of any stride; may be None for a `Causal` tail.
         """
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """The verdict on each request's tree, in tensors of its own; see `draftmark.tree.verify_tree`.
+        """Verify each request's tree, into tensors of its own; see `verify_tree`.
 
         Args:
             drafts, parents: int64 ``[R, D]``, rows of any stride.
@@ -152,15 +152,15 @@ class TorchTreeOps:
         self._geometry = geometry
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """See `draftmark.tree.write_tail`."""
+        """See `write_tail`."""
         write_tail(batch, self._geometry, parents)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """See `draftmark.tree.verify_tree`."""
+        """See `verify_tree`."""
         return verify_tree(drafts, parents, targets)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """Every node moves; one that is not accepted, or is in place already, to where it was."""
+        """Move every node; one that is not accepted, or is in place already, moves to where it was."""
         path, page_size = accepted.accept_index, self._geometry.attention.page_size
         prefix = batch.prefix_lens.long()[:, None]
         target = torch.arange(1, path.shape[1], device=path.device).expand(len(path), -1)

@@ -65,7 +65,7 @@ def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
 
 
 def test_an_unknown_backend_is_a_row(draftmark: Run) -> None:
-    """A name that nobody registers is told what is installed."""
+    """A name that nobody registers is answered with what is installed."""
     done = draftmark("doctor", "atlantis")
     assert done.code == 1
     assert "pip install its package, e.g. draftmark-atlantis" in done.out

@@ -1,4 +1,4 @@
-"""ForwardBatch: what one forward's attention is told, in the one form that all modes share."""
+"""ForwardBatch: what one forward's attention is given, in the one form that all modes share."""
 
 from .buffers import BatchBuffers, ragged
 from .checks import validate

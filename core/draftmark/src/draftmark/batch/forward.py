@@ -1,4 +1,4 @@
-"""ForwardBatch: what one forward's attention is told, in the one form that all modes share.
+"""ForwardBatch: what one forward's attention is given, in the one form that all modes share.
 
 Every query row of a request sees its whole prefix ``[0, L)`` (within the window) and the tail slots that its
 row of the tail names. Query row j of a request is tail slot ``T - q + j``.

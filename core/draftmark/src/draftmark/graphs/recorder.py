@@ -111,7 +111,7 @@ class Recorder:
     def _note_mutated(self, name: str, tensor: Tensor, operands: Sequence[Tensor]) -> None:
         if not _shares_storage(tensor, operands):
             raise self.refuse(
-                f"{name} is told that it mutates a {tensor.dtype} tensor {list(tensor.shape)} that is not among its "
+                f"{name} says that it mutates a {tensor.dtype} tensor {list(tensor.shape)} that is not among its "
                 "arguments; pass it every tensor that the kernel touches"
             )
         self.ledger.before_write(tensor)
