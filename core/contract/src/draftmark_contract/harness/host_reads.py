@@ -54,6 +54,11 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._taint = taint
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `draftmark.graphs.recorder`."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tainted = self._taint.touches((args, kwargs))
         if tainted and _waits(func, args, kwargs or {}):

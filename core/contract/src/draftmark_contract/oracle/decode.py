@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..layouts import Layout, MetadataSpec
 from .history import Request
-from .levels import Entry, Reading, read_level
+from .levels import Reading, Tokens, read_level
 from .masks import read_bits
 from .problem import DecodeProblem
 
@@ -72,26 +72,27 @@ def decode(
     for level in spec.levels:
         if level.layout is Layout.NONE:
             continue
-        entries = read_level(Reading(level, arena, batch, requests, bases, shape.page_size))
+        tokens = read_level(Reading(level, arena, batch, requests, bases, shape.page_size))
         bits = read_bits(level, arena, batch, requests, spec) if level.masked else None
         for (n, row), slots in seen.items():
             here = bases[n] + depth[n][requests[n].own_slot(row)]
             mine = None if bits is None else bits[n, row]
-            slots.extend(
-                entry.slot for entry in entries[n] if _sees(entry, mine, here, bases[n], depth[n], shape.window_left)
-            )
+            slots += _seen(tokens[n], mine, here, bases[n], depth[n], shape.window_left)
     visible = {row: tuple(sorted(slots)) for row, slots in seen.items()}
     return Decoded(visible, _writes(spec, arena, requests, wanted))
 
 
-def _sees(entry: Entry, bits: set[int] | None, here: int, prefix: int, depth: list[int], window_left: int) -> bool:
-    position = entry.token
-    if entry.token >= prefix:
-        tail_slot = entry.token - prefix
-        if bits is not None and tail_slot not in bits:
-            return False
-        position = prefix + depth[tail_slot]
-    return window_left < 0 or here - position <= window_left
+def _seen(
+    tokens: Tokens, bits: set[int] | None, here: int, prefix: int, depth: list[int], window_left: int
+) -> list[int]:
+    """Slots that a row at position `here` sees: the prefix, and of the tail what its bits name, within the window."""
+    oldest = here - window_left if window_left >= 0 else 0
+    tail = max(0, prefix - tokens.first)
+    seen = tokens.slots[max(0, oldest - tokens.first) : tail]
+    for token, slot in enumerate(tokens.slots[tail:], tokens.first + tail - prefix):
+        if (bits is None or token in bits) and prefix + depth[token] >= oldest:
+            seen.append(slot)
+    return seen
 
 
 def _check_rows(

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from draftmark.batch import ForwardBatch
 
 
-class Entry(NamedTuple):
-    """A KV slot, and which token of its request it stands for: ``token < L`` is prefix, else tail slot token - L."""
+class Tokens(NamedTuple):
+    """KV slots of consecutive tokens of a request, from token `first` on: ``token < L`` is prefix, else tail."""
 
-    slot: int
-    token: int
+    first: int
+    slots: list[int]
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Reading:
         return found
 
 
-def read_level(reading: Reading) -> dict[int, list[Entry]]:
-    """Entries of each request in `reading.bases`."""
+def read_level(reading: Reading) -> dict[int, Tokens]:
+    """What the level names of each request in `reading.bases`."""
     _check_lengths(reading)
     if reading.level.layout is Layout.PAGE_TABLE:
         return _by_table(reading)
@@ -83,11 +83,11 @@ def _check_lengths(reading: Reading) -> None:
             raise DecodeProblem(f"{name}[{n}] is not {convention}", declared[n], want)
 
 
-def _by_table(reading: Reading) -> dict[int, list[Entry]]:
+def _by_table(reading: Reading) -> dict[int, Tokens]:
     """A row of page ids per request, the backend's own or the batch's."""
     name, size = reading.name("page_table"), reading.page_size
     table = (reading.batch.page_table if name is None else reading.arena[name]).tolist()
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, Tokens] = {}
     for n in reading.bases:
         first, last = reading.first(n), reading.last(n)
         row = table[n] if n < len(table) else []
@@ -95,16 +95,16 @@ def _by_table(reading: Reading) -> dict[int, list[Entry]]:
         if pages > len(row):
             raise DecodeProblem(f"the page table is too narrow for token {last - 1} of request {n}", len(row), pages)
         _no_sentinels(name or "batch.page_table", n, row[first // size : pages])
-        found[n] = [Entry(row[i // size] * size + i % size, i) for i in range(first, last)]
+        found[n] = Tokens(first, [row[i // size] * size + i % size for i in range(first, last)])
     return found
 
 
-def _by_indptr(reading: Reading) -> dict[int, list[Entry]]:
+def _by_indptr(reading: Reading) -> dict[int, Tokens]:
     """Page ids or token slots, concatenated."""
     indptr = _indptr(reading)
     name = reading.name("kv_indices") or "kv_indices"
     ids = reading.head(name, indptr[-1])
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, Tokens] = {}
     for n in range(len(reading.requests)):
         mine = ids[indptr[n] : indptr[n + 1]]
         if n not in reading.bases:
@@ -116,7 +116,7 @@ def _by_indptr(reading: Reading) -> dict[int, list[Entry]]:
         if len(slots) != reading.count(n):
             what = f"request {n} has the wrong number of KV tokens in {name}"
             raise DecodeProblem(what, f"{len(slots)}, indptr {indptr}", reading.count(n))
-        found[n] = [Entry(slot, reading.first(n) + i) for i, slot in enumerate(slots)]
+        found[n] = Tokens(reading.first(n), slots)
     return found
 
 

@@ -36,13 +36,10 @@ def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: in
             own = request.own_slot(row)
             line = request.lineage(own)
             here = request.prefix + len(line) - 1
-            seen = [slots[token] for token in range(request.prefix) if _near(here - token, window_left)]
+            oldest = max(0, here - window_left) if window_left >= 0 else 0
+            seen = slots[oldest : request.prefix]
             # The lineage goes back one position at a time.
-            seen += [slots[request.prefix + one] for back, one in enumerate(line) if _near(back, window_left)]
+            seen += [slots[request.prefix + one] for back, one in enumerate(line) if here - back >= oldest]
             visible[number, row] = tuple(sorted(seen))
             writes[number, row] = slots[request.prefix + own]
     return Truth(visible, writes)
-
-
-def _near(distance: int, window_left: int) -> bool:
-    return window_left < 0 or distance <= window_left

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ..errors import CaptureError
 from .active import ACTIVE, HOST_STORAGES
 from .ledger import StorageLedger, storage_bytes
-from .operators import is_composite, is_host_only, tensors_in, written_operands
+from .operators import is_composite, is_host_only, map_tensors, tensors_in, written_operands
 from .rules import MOVED, PAGEABLE_COPY, refused_call, refused_operator
 from .tape import Tape
 
@@ -106,7 +106,7 @@ class Recorder:
         return [self.ledger.made(leaf) if is_fresh else None for leaf, is_fresh in zip(leaves, fresh, strict=True)]
 
     def _own(self, tree: Any) -> Any:
-        return tree_map_only(Tensor, self.ledger.alias, tree)
+        return map_tensors(self.ledger.alias, tree)
 
     def _note_mutated(self, name: str, tensor: Tensor, operands: Sequence[Tensor]) -> None:
         if not _shares_storage(tensor, operands):
@@ -132,6 +132,11 @@ class _Operators(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; the wrapper against it imports dynamo (seconds) and costs each operator."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
