@@ -37,6 +37,8 @@ class Given(StrEnum):
     """``(GraphHarness, Geometry)`` of a geometry."""
     PROGRAM = "program"
     """``(GraphHarness, Program)`` of a geometry and a program."""
+    LATE = "late"
+    """``(LateHarness, Geometry)`` of a geometry, with a pool for the rounds of `cases.late_rounds`."""
     TREES = "trees"
     """``(TreeHarness, Geometry)`` of a geometry."""
     FAR_TREES = "far_trees"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import answers, arenas, batches, conditions, corners, edges, kernels, moments, plans, sizes, trees
+from . import answers, arenas, batches, conditions, corners, edges, kernels, late, moments, plans, sizes, trees
 from .mutant import Mutant
 
-MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions)
+MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late)
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )

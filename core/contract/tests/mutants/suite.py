@@ -18,10 +18,13 @@ from .mutant import Mutant
 
 ORDER = (
     *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
-    *("sizing", "graphs", "history", "proof"),
+    *("late", "sizing", "graphs", "history", "proof"),
 )
 """Modules of checks, quick and telling ones first."""
-SAMPLE = {"graphs": 4, "history": 6, "proof": 0, "supports": 999, "load": 999, "sizing.covers_processors": 999}
+SAMPLE = {
+    **{"graphs": 4, "history": 6, "late": 2, "proof": 0},
+    **{"supports": 999, "load": 999, "sizing.covers_processors": 999},
+}
 """Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""
 FAR = ("V62", "Z11")
 """Mutants that are shown to the check with a pool of 2**31 elements."""

@@ -130,10 +130,14 @@ class GraphHarness:
         copies = []
         for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.stages, strict=False):
             self.harness.backend.write_metadata(batch)
-            copies.append({name: self.harness.arena[name].clone() for name in self._on_device})
+            copies.append(self.copied())
             if self.harness.kernels:
                 self.harness.layer(forward, batch, tensors)
         return copies
+
+    def copied(self) -> dict[str, torch.Tensor]:
+        """Copies of the metadata buffers, made on the device."""
+        return {name: self.harness.arena[name].clone() for name in self._on_device}
 
     @eagerly_too
     def replay(self, key: GraphKey, loaded: Loaded) -> None:

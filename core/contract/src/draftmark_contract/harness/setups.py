@@ -16,9 +16,11 @@ from ..behaviour import Given
 from ..cases.forward_sets import all_forwards
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import programs_of, replays
+from ..cases.late_rounds import in_flight
 from ..oracle.formulas import max_pages, max_requests
 from .graph_harness import GraphHarness
 from .harness import Harness
+from .late_harness import LateHarness
 from .sparse import sparse_memory, sparse_pool
 from .tree_harness import TreeHarness
 
@@ -90,6 +92,11 @@ def _program(subject: BackendUnderTest, value: tuple[Geometry, Program]) -> Abst
         return nullcontext((graphs, program))
 
 
+def _late(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
+    harness = Harness(subject, geometry, in_flight(geometry)[-1].num_pages)
+    return nullcontext((LateHarness(GraphHarness(harness)), geometry))
+
+
 def _trees(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
     return nullcontext((TreeHarness(subject, geometry), geometry))
 
@@ -119,6 +126,7 @@ SETUPS: dict[Given, Callable[[BackendUnderTest, Any], AbstractContextManager[Ope
     Given.FAR: _far,
     Given.GRAPHS: _graphs,
     Given.PROGRAM: _program,
+    Given.LATE: _late,
     Given.TREES: _trees,
     Given.FAR_TREES: _far_trees,
 }

@@ -16,6 +16,9 @@ from .ledger import references, storage_bytes, storage_key
 GIVEN_AWAY = 0xFF
 """What fills pinned memory that its owner dropped: as the poison of a fresh arena, the next owner, does."""
 
+FAILED = "while a late device ran"
+"""How the note begins that a task's error carries."""
+
 
 @dataclass
 class Task:
@@ -78,7 +81,7 @@ class TaskQueue:
         try:
             task.run()
         except Exception as error:
-            error.add_note(f"while a late device ran {task.name}, task {self.done + 1} of the {self.sent} sent so far")
+            error.add_note(f"{FAILED} {task.name}, task {self.done + 1} of the {self.sent} sent so far")
             self.drop()
             raise
         self._own.subtract(map(storage_key, task.pinned))

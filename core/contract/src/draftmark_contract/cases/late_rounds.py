@@ -1,0 +1,56 @@
+"""Rounds that are sent one behind the other to a device that has run none of them. No torch.
+
+Each round has pages of its own, so that whatever it takes from another round names other KV slots. Lengths, sizes and
+trees change from round to round: first every program on long and full batches, then on short and few requests, then on
+something between; prefills with another split stand between.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from draftmark.geometry import Geometry, Mode
+
+from ..oracle.formulas import draft_steps
+from .forwards import ForwardCase, ragged, uniform
+from .graph_rounds import MODES, programs_of
+
+
+@cache
+def in_flight(geometry: Geometry) -> tuple[ForwardCase, ...]:
+    """The rounds, in order of sending; of a draft program its last step."""
+    found: list[ForwardCase] = []
+    for number, (name, lens, size, tree) in enumerate(_scenes(geometry)):
+        for program in programs_of(geometry):
+            step = draft_steps(geometry) - 1 if MODES[program] is Mode.DRAFT else 0
+            label, mode, seed = f"late-{program.value}-{name}", MODES[program], len(found)
+            found.append(
+                uniform(label, geometry, mode, lens, size, step=step, tree=tree, seed=seed, first_page=_end(found))
+            )
+        if Mode.EXTEND in geometry.modes:
+            found.append(_prefill(geometry, number, _end(found)))
+    return tuple(found)
+
+
+def _end(rounds: list[ForwardCase]) -> int:
+    """The first page that no round names."""
+    return rounds[-1].num_pages if rounds else 1
+
+
+def _scenes(geometry: Geometry) -> list[tuple[str, tuple[int, ...], int, str]]:
+    """(name, prefix lengths, padded size, tree)."""
+    wall, most, page = geometry.limits.max_context_len, geometry.limits.max_num_reqs, geometry.attention.page_size
+    _, *others, large = geometry.limits.capture_batch_sizes
+    mid = others[-1] if others else large
+    return [
+        ("long", tuple(wall - 3 * n for n in range(most)), large, "random"),
+        ("short", (2, 0, page)[:mid], mid, "star"),
+        ("between", (wall // 2, page + 1, 1)[:most], large, "deep"),
+    ]
+
+
+def _prefill(geometry: Geometry, number: int, first_page: int) -> ForwardCase:
+    """As many requests and rows each time, split otherwise (vllm-ascend#5711)."""
+    lens, rows = [((0, 5, 1), (9, 1, 3)), ((3, 0, 20), (1, 9, 3)), ((7, 11, 2), (3, 3, 7))][number]
+    name = f"late-extend-{number}"
+    return ragged(name, geometry, lens, rows, padded=1, seed=number, first_page=first_page)

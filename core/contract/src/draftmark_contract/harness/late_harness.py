@@ -1,0 +1,206 @@
+"""Sends rounds to a device that is late, as an overlapping engine would, and judges each by its own truth."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from draftmark.geometry import Mode
+from draftmark.graphs.task_queue import FAILED
+
+from ..cases.forwards import ForwardCase
+from ..cases.geometries import describe
+from ..check import ContractViolation
+from .expected import Expected
+from .graph_harness import GraphHarness, Loaded
+from .late_device import Lateness, behind
+from .late_round import Round, key_of, live_batch, memory_of
+
+KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
+"""Host lengths by turns, mostly and at last such as tell one round from the next."""
+REMEDY = (
+    "if the round is right on a device that is on time, the host touches too early what the device has yet to read: "
+    "give each round in flight a slot, and wait for its fence (draftmark.transfer.fence) before using it again"
+)
+
+
+class LateHarness:
+    """Rounds of one `GraphHarness`: each is moved, on the device, to the static tensors, run, and copied out again.
+
+    Attributes:
+        rounds: what `stage` made, in order of sending.
+    """
+
+    def __init__(self, graphs: GraphHarness) -> None:
+        self.graphs, self.harness = graphs, graphs.harness
+        self.rounds: list[Round] = []
+
+    # -- on time ------------------------------------------------------------------------------------------
+
+    def capture(self, forwards: Sequence[ForwardCase]) -> None:
+        """Capture the programs of all uniform rounds, at their sizes; before `stage`, for it uses their tensors."""
+        keys = {key_of(forward) for forward in forwards if forward.mode is not Mode.EXTEND}
+        for key in sorted(keys, key=lambda key: -key.batch_size):
+            self.graphs.capture(key)
+
+    def stage(self, forwards: Sequence[ForwardCase]) -> None:
+        """Put the rounds on the device and work out what must come of them; the arena is poisoned."""
+        self.rounds = [Round.of(self.harness.place(forward)) for forward in forwards]
+        self._reset()
+        last: Expected | None = None
+        for number, one in enumerate(self.rounds):
+            last = one.stage(self.harness, 100 * number, last)
+
+    def _reset(self) -> None:
+        """The state before the first round: KV that earlier forwards stored, poison in the arena, no result."""
+        first = [one.forwards[0] for one in self.rounds]
+        live = tuple(request for forward in first for request in forward.requests if request.live)
+        self.harness.tensors.fill_cache(replace(first[-1], requests=live))  # the rounds share no page
+        for one in self.rounds:
+            one.copies, one.outs = [], []
+        self.graphs.clear_outputs()
+        self.harness.arena.poison()
+
+    def _rehearse(self, captured: bool) -> None:
+        """Send everything once on time, so that a device compiles and loads nothing while it is late."""
+        if self.harness.subject.device == "cpu":
+            return
+        for number, one in enumerate(self.rounds):
+            self._send(one, self._plan(one, number), captured, None)
+        self._reset()
+
+    # -- late ---------------------------------------------------------------------------------------------
+
+    def send(self, *, captured: bool = False, halfway: bool = False, reopen_after: int = 0) -> None:
+        """Send all rounds to a late device, and wait for it in the end.
+
+        Args:
+            captured: uniform rounds are replays.
+            halfway: the next round is planned while the device stands between a round's metadata and its attention;
+                else while it has run none of them.
+            reopen_after: drop the backend and its arena when so many rounds are sent, and go on with a new one.
+
+        Raises:
+            ContractViolation: a step waits for the device, or fails when the device gets to it.
+        """
+        self._rehearse(captured)
+        with _failures(self.rounds), behind(self.harness.subject.device, self._on_device()) as late:
+            for number, one in enumerate(self.rounds):
+                if not halfway:
+                    late.linger()
+                loaded = self._plan(one, number)
+                waited = len(late.waits)
+                self._send(one, loaded, captured, late if halfway else None)
+                _has_not_waited(one, late.waits[waited:])
+                if number + 1 == reopen_after:
+                    self._reopen()
+
+    def _plan(self, one: Round, number: int) -> Loaded:
+        """The host half, with the host's lengths of this round. What the device holds is an earlier round as yet."""
+        kind = "exact" if self.harness.host == "exact" else KINDS[number % len(KINDS)]
+        if one.is_ragged:
+            one.move_to(self.graphs.stages)
+        pairs = zip(one.forwards, self.graphs.stages, strict=False)
+        loaded = Loaded(one.forwards, [live_batch(forward, live, kind) for forward, live in pairs], one.expected)
+        self.graphs.plan(loaded)
+        if not one.is_ragged:
+            one.move_to(self.graphs.stages)
+        return loaded
+
+    def _send(self, one: Round, loaded: Loaded, captured: bool, late: Lateness | None) -> None:
+        if captured and not one.is_ragged:
+            self._replay(one, loaded)
+        else:
+            self._run(one, loaded, late)
+
+    def _run(self, one: Round, loaded: Loaded, late: Lateness | None) -> None:
+        """A round eagerly; the device comes to a halt in the middle of its last step if `late` is given."""
+        for forward, batch, live in zip(one.forwards, loaded.batches, self.graphs.stages, strict=False):
+            self.harness.backend.write_metadata(batch)
+            one.copies.append(self.graphs.copied())
+            if late is not None:
+                late.linger()
+            if self.harness.kernels:
+                self.harness.layer(forward, batch, live)
+            one.outs.append(live.rows(forward)[3].clone())
+        if late is not None:
+            late.arrive()
+
+    def _replay(self, one: Round, loaded: Loaded) -> None:
+        key = key_of(one.forwards[-1])
+        self.graphs.replay(key, loaded)
+        one.copies = [{name: copy.clone() for name, copy in step.items()} for step in self.graphs.copies[key]]
+        pairs = zip(one.forwards, self.graphs.stages, strict=False)
+        one.outs = [live.rows(forward)[3].clone() for forward, live in pairs]
+
+    def _reopen(self) -> None:
+        """Drop the backend and its arena with what was sent still under way, and open it anew on other memory."""
+        del self.harness.backend, self.harness.arena
+        gc.collect()
+        self.harness.backend, self.harness.arena = self.harness.subject.open(self.harness.geometry)
+
+    def _on_device(self) -> list[torch.Tensor]:
+        """Everything that is in device memory, for a CPU to know; the arena says by itself what is not."""
+        found = [self.harness.arena[name] for name in self.harness.arena]
+        found += [tensor for stage in self.graphs.stages for tensor in memory_of(stage)]
+        return found + [tensor for one in self.rounds for tensor in one.on_device()]
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def rounds_hold(self) -> None:
+        """Each round's metadata and outputs are those of its own batch; the pool holds every round's rows."""
+        for number, one in enumerate(self.rounds):
+            with _of_round(f"round {number + 1} of {len(self.rounds)}, all sent to a late device"):
+                one.holds(self.harness, "the output")
+        last = self.rounds[-1]
+        self.harness.stored_holds(last.forwards[-1], last.expected[-1])
+        self.harness.guards_hold(last.forwards[-1])
+
+
+def _has_not_waited(one: Round, waits: Sequence[str]) -> None:
+    if waits:
+        raise ContractViolation(
+            "a step waits for the device",
+            batch=one.forwards[-1],
+            got=", ".join(waits),
+            expected="device work that is sent, and nothing else; plan() may wait for a fence of its own",
+            formula="draftmark.backend.AttentionBackend",
+            bug="sglang#29413",
+        )
+
+
+@contextmanager
+def _of_round(which: str) -> Iterator[None]:
+    """Let a violation say which round it was, and what to do about lateness."""
+    try:
+        yield
+    except ContractViolation as found:
+        d = found.details
+        raise ContractViolation(
+            f"{found.what}, in {which}", batch=d["batch"], got=d["got"], expected=d["expected"],
+            formula=d["formula"] or "", bug=d["known from"] or "vllm#25279", remedy=d["remedy"] or REMEDY,
+        ) from found  # fmt: skip
+
+
+@contextmanager
+def _failures(rounds: Sequence[Round]) -> Iterator[None]:
+    """Turn an error of what was sent, which comes when a `LateDevice` gets there, into a violation."""
+    try:
+        yield
+    except Exception as error:
+        where = [note for note in getattr(error, "__notes__", ()) if note.startswith(FAILED)]
+        if not where:
+            raise
+        names = ", ".join(one.forwards[-1].name for one in rounds)
+        raise ContractViolation(
+            "what was sent fails when a late device gets there",
+            batch=f"{names}\n{describe(rounds[-1].forwards[-1].geometry)}",
+            got=f"{type(error).__name__}: {error} ({where[0]})",
+            expected="what it would have done at once",
+            bug="sglang#40025",
+            remedy=REMEDY,
+        ) from error

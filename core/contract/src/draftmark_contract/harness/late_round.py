@@ -1,0 +1,108 @@
+"""One round that is sent to a late device: its inputs, what must come of it, and what did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from draftmark.batch import ForwardBatch, ragged
+from draftmark.geometry import Mode
+from draftmark.graphs import GraphKey
+
+from ..cases.forwards import ForwardCase
+from ..cases.graph_rounds import MODES
+from .expected import Expected
+from .graph_harness import Copies
+from .harness import Harness
+from .tensors import CaseTensors, host_lengths
+from .watch import batch_tensors
+
+PROGRAMS = {mode: program for program, mode in MODES.items()}
+
+
+@dataclass
+class Round:
+    """A round in memory of its own, on the device: nothing of it comes from the host any more.
+
+    Attributes:
+        forwards: one, or the steps of a draft round.
+        sources: the inputs of each step; where no kernels run, its outputs too, once it is judged.
+        batches: over the sources; what the metadata is judged by.
+        expected: what must come out, in order of sending.
+        copies, outs: metadata and outputs of each step, copied on the device behind it.
+    """
+
+    forwards: list[ForwardCase]
+    sources: list[CaseTensors] = field(default_factory=list)
+    batches: list[ForwardBatch] = field(default_factory=list)
+    expected: list[Expected] = field(default_factory=list)
+    copies: Copies = field(default_factory=list)
+    outs: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, forward: ForwardCase) -> Round:
+        """The round that ends with a forward."""
+        steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
+        return cls([forward.at_step(i) for i in steps] or [forward])
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it is a prefill, whose batch is made from its inputs and which no graph holds."""
+        return self.forwards[0].mode is Mode.EXTEND
+
+    def stage(self, harness: Harness, seed: int, last: Expected | None) -> Expected | None:
+        """Put the inputs on the device and work out what must come of them, behind the rounds that end with `last`."""
+        for step, forward in enumerate(self.forwards):
+            source = CaseTensors(harness.geometry, harness.subject.device, 1)
+            source.cache = harness.tensors.cache
+            self.batches.append(source.set(forward))
+            source.fill_rows(forward, seed + step)
+            last = harness.expected(forward, source, last)
+            self.sources.append(source)
+            self.expected.append(last)
+        return last
+
+    def move_to(self, stages: Sequence[CaseTensors]) -> None:
+        """Inputs go from device memory to the static tensors of each step; outputs become NaN."""
+        for source, live in zip(self.sources, stages, strict=False):
+            for name in ("prefix_lens", "page_table", "positions", "mask", "depth"):
+                getattr(live.buffers, name).copy_(getattr(source.buffers, name))
+            for name in ("q", "k", "v", "out"):
+                getattr(live, name).copy_(getattr(source, name))
+
+    def on_device(self) -> list[torch.Tensor]:
+        """What of it is in device memory."""
+        batches = [tensor for batch in self.batches for tensor in batch_tensors(batch).values()]
+        return batches + [tensor for source in self.sources for tensor in memory_of(source)]
+
+    def holds(self, harness: Harness, what: str) -> None:
+        """Each step's metadata and outputs are those of its own batch."""
+        steps = zip(self.forwards, self.batches, self.sources, self.copies, self.outs, self.expected, strict=True)
+        for forward, batch, source, copy, out, expected in steps:
+            harness.metadata_holds(forward, batch, copy)
+            if not harness.kernels:
+                harness.interpret(forward, batch, source, copy)
+                out = source.rows(forward)[3]
+            harness.output_holds(forward, expected, what, out)
+
+
+def key_of(forward: ForwardCase) -> GraphKey:
+    """The graph that a uniform forward is replayed by."""
+    return GraphKey(PROGRAMS[forward.mode], len(forward.requests))
+
+
+def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBatch:
+    """A forward's batch on the static tensors, whatever they hold, with host lengths of a kind."""
+    b, size, lens = live.buffers, len(forward.requests), host_lengths(forward, kind)
+    if forward.mode is Mode.EXTEND:
+        rows = tuple(one.rows for one in forward.requests)
+        return ragged(forward.geometry, b.prefix_lens[:size], b.page_table[:size], rows, lens, forward.live)
+    return b.uniform(forward.mode, forward.step, size, forward.live, lens, tree=not forward.causal)
+
+
+def memory_of(tensors: CaseTensors) -> list[torch.Tensor]:
+    """Every tensor that a case has."""
+    static = [one for one in vars(tensors.buffers).values() if isinstance(one, torch.Tensor)]
+    return [*static, tensors.q, tensors.k, tensors.v, tensors.out, tensors.cache.k, tensors.cache.v]

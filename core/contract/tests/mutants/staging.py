@@ -1,0 +1,148 @@
+"""A correct plan that reaches the device through pinned memory, on either layout, for the mutants of a late device.
+
+plan() writes the number of live requests and the host's bound of each into a pinned slot and sends it up;
+write_metadata takes no length above its bound. Where the numbers are a round's own they change nothing; those of
+another round cut its lengths. The slots are used by turns, each behind a fence, and outlive the copies from them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftmark import BufferSpec, Geometry, Role, Unit
+from draftmark.batch import ForwardBatch
+from draftmark.buffers import Memory
+from draftmark.graphs import record_call
+from draftmark.transfer import Fence, fence
+
+from .mutant import around
+
+SLOTS = 2
+NUMBERS, STAGED = "plan_numbers", "plan_staging"
+
+
+def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
+    """The layout's own, the numbers on the device, and the slots from which they come."""
+    count = geometry.max_reqs + 1
+    staged = BufferSpec(
+        STAGED, Role.HOST_STAGING, (SLOTS, count), "int32", Unit.BYTES, "slots × numbers", memory=Memory.PINNED
+    )
+    numbers = BufferSpec(NUMBERS, Role.SPLIT_SCHEDULE, (count,), "int32", Unit.BYTES, "max_reqs + 1")
+    return [*specs, numbers, staged]
+
+
+def usage(geometry: Geometry, found: dict[str, int], batch: Any) -> dict[str, int]:
+    """Every batch sends all numbers, from one slot."""
+    size = 4 * (geometry.max_reqs + 1)
+    return {**found, NUMBERS: size, STAGED: SLOTS * size}
+
+
+HOOKS: dict[str, Callable[..., Any]] = {"buffers": buffers, "usage": usage}
+
+
+class Staging:
+    """How numbers go up. The mutants override one method each.
+
+    Args:
+        slots: int32 ``[SLOTS, numbers]``, pinned.
+        target: int32 ``[numbers]``, on the device.
+    """
+
+    def __init__(self, slots: torch.Tensor, target: torch.Tensor) -> None:
+        self.slots, self.target = list(slots), target
+        self.fences: list[Fence] = [fence(target.device) for _ in self.slots]
+        self.turn = 0
+        self.keep(slots)
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Hold the memory until its last copies are through."""
+        weakref.finalize(self, _drain, self.fences, slots).atexit = False
+
+    def send(self, batch: ForwardBatch, numbers: Sequence[int]) -> None:
+        """Send a plan's numbers."""
+        index = self.choose(batch)
+        self.wait(index)
+        self.slots[index].copy_(torch.tensor(numbers, dtype=torch.int32))
+        self.copy(index)
+        self.fences[index].record()
+
+    def choose(self, batch: ForwardBatch) -> int:
+        """The slot to use."""
+        self.turn += 1
+        return self.turn % SLOTS
+
+    def wait(self, index: int) -> None:
+        """Wait for what was sent from a slot before."""
+        self.fences[index].synchronize()
+
+    def copy(self, index: int) -> None:
+        """Enqueue the copy."""
+        self.target.copy_(self.slots[index], non_blocking=True)
+
+    def before_use(self) -> None:
+        """Called where write_metadata is about to read the numbers on the device."""
+
+
+class Launched(Staging):
+    """The copy is a library's own, as FlashInfer's plan makes one: torch's allocator does not know of it."""
+
+    def copy(self, index: int) -> None:
+        record_call(_copy, self.slots[index], self.target, mutates=(self.target,))
+
+
+class Blocking(Staging):
+    """One slot and a copy that the host waits for: slow, and right."""
+
+    def choose(self, batch: ForwardBatch) -> int:
+        return 0
+
+    def wait(self, index: int) -> None:
+        """Nothing is on its way."""
+
+    def copy(self, index: int) -> None:
+        self.target.copy_(self.slots[index])
+
+
+RIGHT: dict[str, type[Staging]] = {"fenced": Staging, "launched": Launched, "blocking": Blocking}
+
+
+def staged(kind: type[Staging]) -> Callable[[Any], None]:
+    """A patch: plan() sends numbers by `kind`, write_metadata uses them."""
+
+    def patch(backend: Any) -> None:
+        arena, geometry = backend.arena, backend.geometry
+        numbers = arena[NUMBERS]
+        backend.staging = staging = kind(arena[STAGED], numbers)
+
+        def plan(original: Any, batch: ForwardBatch) -> None:
+            original(batch)
+            bounds = batch.host.upper_bound()
+            staging.send(batch, (batch.num_reqs, *bounds, *[0] * (geometry.max_reqs - len(bounds))))
+
+        def write(original: Any, batch: ForwardBatch) -> None:
+            staging.before_use()
+            reqs = batch.padded_reqs
+            bounds = numbers[1 : reqs + 1]
+            live = torch.arange(reqs, dtype=torch.int32, device=batch.device) < numbers[0]
+            lens = torch.where(live, torch.minimum(batch.prefix_lens, bounds), 0)
+            original(replace(batch, prefix_lens=lens.to(torch.int32)))
+
+        around(backend, "plan", plan)
+        around(backend, "write_metadata", write)
+
+    return patch
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _drain(fences: Sequence[Fence], slots: torch.Tensor) -> None:
+    for one in fences:
+        one.synchronize()
+    del slots

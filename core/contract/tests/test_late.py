@@ -1,0 +1,139 @@
+"""The late device of the contract: it is late, it passes what is fenced, and it tells what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark.graphs import LateDevice
+from draftmark.graphs.task_queue import TaskQueue
+from draftmark.loaded import LoadedBackend
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.cases.geometries import behaviours
+from draftmark_contract.cases.late_rounds import in_flight
+from draftmark_contract.check import Case, Check, ContractViolation, Tier, all_checks
+
+from .mutants import late, staging, suite
+from .mutants.mutant import LAYOUTS, Mutant, after
+
+CHECKS = [one for one in all_checks() if one.name.startswith("late.") and one.tier is Tier.HOST]
+QUICK = ("L01", "L12")
+PAIRS = [
+    pytest.param(one, layout, id=f"{one.id}-{layout}", marks=() if one.id in QUICK else pytest.mark.slow)
+    for one in late.MUTANTS
+    for layout in one.layouts
+]
+EAGER, REPLAYS, HALFWAY, REOPENED = (
+    next(one for one in CHECKS if one.name.endswith(name))
+    for name in ("rounds_in_flight_are_their_own", "replays_in_flight_are_their_own", "half_run", "their_backend")
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are tiny."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def original(layout: str) -> LoadedBackend:
+    """A correct backend."""
+    return LoadedBackend(layout, LAYOUTS[layout])
+
+
+def case(check: Check, name: str) -> Case:
+    """A case by its id."""
+    return next(one for one in check.cases() if one.id == name)
+
+
+def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
+    """One item."""
+    check.run(BackendUnderTest(backend, "cpu", Tier.HOST), case(check, name))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", staging.RIGHT)
+@pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in CHECKS])
+def test_fenced_staging_passes(layout: str, kind: str, check: Check) -> None:
+    """Plans through pinned memory are right behind fences, whoever copies, and with a copy that blocks."""
+    run(check, Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout))
+
+
+@pytest.mark.parametrize(("mutant", "layout"), PAIRS)
+def test_what_is_only_late_is_told_by_these_checks(mutant: Mutant, layout: str) -> None:
+    """Each mutant fails one of them, with a remedy, and not for a wait."""
+    backend = mutant.build(layout)
+    found = next(suite.failures(backend, CHECKS, True), None) or next(suite.failures(backend, CHECKS), None)
+    assert found, f"{mutant.id} survives in {layout}: {mutant.what}"
+    error = found[2]
+    assert isinstance(error, ContractViolation) and "late device" in str(error), error
+    assert "draftmark.transfer.fence" in str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS])
+def test_nothing_else_in_the_suite_sees_them(mutant: Mutant) -> None:
+    """On time they are right: a sample of every other check passes them."""
+    checks = [one for one in suite.checks_for(mutant) if one not in CHECKS]
+    wrong = next(suite.failures(mutant.build(mutant.layouts[0]), checks, True), None)
+    assert wrong is None, wrong
+
+
+def test_no_round_has_run_when_the_last_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference never waits, so the device has done nothing by then, and everything in the end."""
+    seen: list[tuple[int, int]] = []
+    leave = LateDevice.__exit__
+
+    def looked_at(device: LateDevice, *args: Any) -> None:
+        queue: TaskQueue = device._queue
+        assert not device.waits
+        seen.append((queue.done, queue.sent))
+        leave(device, *args)
+
+    monkeypatch.setattr(LateDevice, "__exit__", looked_at)
+    rounds = len(in_flight(behaviours()["target"]))
+    for check in (EAGER, REPLAYS, REOPENED):
+        run(check, original("reference"))
+        done, sent = seen.pop()
+        assert done == 0 and sent > 10 * rounds, (check.name, done, sent)
+    run(HALFWAY, original("reference"))
+    done, sent = seen.pop()
+    assert 0 < done < sent
+
+
+def test_rounds_share_no_page_and_differ() -> None:
+    """Whatever a round takes from another one names other slots; lengths fall as well as rise."""
+    for geometry in behaviours().values():
+        rounds = in_flight(geometry)
+        pages = [page for one in rounds for request in one.requests if request.live for page in request.pages]
+        assert len(pages) == len(set(pages)) and 0 not in pages
+        assert {one.mode for one in rounds} == set(geometry.modes)
+        longest = [max(request.prefix for request in one.requests) for one in rounds]
+        assert any(a > b for a, b in pairwise(longest)) and any(a < b for a, b in pairwise(longest))
+
+
+def test_a_step_that_waits_is_a_violation() -> None:
+    """A host read in attend() would stop the engine until the device is through."""
+    reads = Mutant("none", "", "", patch=lambda b: after(b, "attend", lambda q, cache, batch, out: out.sum().item()))
+    with pytest.raises(ContractViolation, match=r"a step waits for the device"):
+        run(EAGER, reads.build("reference"))
+
+
+def test_an_error_of_the_device_names_the_rounds() -> None:
+    """What is out of range only when the device gets there is a violation with the batches that were sent."""
+    beyond = Mutant("none", "", "", patch=lambda b: after(b, "write_metadata", lambda batch: _reach(b, batch)))
+    with pytest.raises(ContractViolation, match="when a late device gets there") as caught:
+        run(EAGER, beyond.build("reference"))
+    text = str(caught.value)
+    assert "late-verify-long" in text and "IndexError" in text and "index_select" in text
+
+
+def _reach(backend: Any, batch: Any) -> None:
+    """An index past the end."""
+    backend.arena["slot_mapping"].index_select(0, batch.prefix_lens.long() + 10**6)
