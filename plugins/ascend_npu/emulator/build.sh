@@ -54,6 +54,20 @@ mapfile -t operators < <(objects operators)
 link libopapi.so "${operators[@]}" -L"$out" -lascendcl -L"$torch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$torch/lib"
 link libnnopbase.so -L"$out" -lopapi
 
+# The same libraries with functions hidden, for tests of what must happen without them. A folder of these goes before the
+# others in LD_LIBRARY_PATH.
+without() {  # without FOLDER LIBRARY 'SYMBOLS;' LINK…
+    local folder=$out/variants/$1 library=$2 symbols=$3; shift 3
+    mkdir -p "$folder"
+    echo "{ local: $symbols };" > "$out/objects/hidden.map"
+    g++ -shared -o "$folder/$library" -Wl,-soname,"$library" -Wl,--version-script="$out/objects/hidden.map" -Wl,--no-as-needed "$@"
+}
+from_runtime=("${runtime[@]}" "$out/objects/generated_stubs.o" -L"$torch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$torch/lib")
+without no-external-events libascendcl.so 'aclrtValueWait; aclrtValueWrite;' "${from_runtime[@]}"
+without unmarked libascendcl.so 'draftmarkEmulatorVersion;' "${from_runtime[@]}"
+without no-v3 libopapi.so 'aclnnFusedInferAttentionScoreV3*;' "${operators[@]}" -L"$out" -lascendcl -L"$torch/lib" -ltorch_cpu -lc10 \
+    -Wl,-rpath,"$out" -Wl,-rpath,"$torch/lib"
+
 # The folders that torch_npu looks for, and, as in an installation of the vendor's, a script that says where they are.
 mkdir -p "$out/opp" "$out/runtime" "$out/compiler"
 cat > "$out/set_env.sh" <<END

@@ -1,5 +1,7 @@
 """Geometries that an NPU serves, for tests to run over."""
 
+from dataclasses import replace
+
 from draftmark import AttentionShape, DraftShape, Geometry, Limits
 from draftmark.geometry import DRAFT_MODES, TARGET_MODES
 
@@ -9,15 +11,21 @@ TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 
 
 def geometries() -> dict[str, Geometry]:
-    """What an NPU serves and the suite's own behaviour checks lack: pages of 128, heads of 128, and trees."""
+    """What the suite lacks, or has in fewer modes: wide trees at the wall, overlap, a KV head to each query head."""
     fp16 = AttentionShape(16, 2, 128, 128, "float16", "float16", softmax_scale=0.05)
     # The tail of a request at the wall begins a page of its own: sglang#22778.
     wall = Limits(max_num_reqs=3, max_context_len=256, max_extend_tokens=32, capture_batch_sizes=(2, 4))
     wide = DraftShape(topk=8, num_steps=3, num_draft_tokens=35)
+    behind = replace(wall, overlap=True)
+    small = AttentionShape(9, 3, 64, 128, "float16", "float16")  # SmolLM2-135M's
+    own = AttentionShape(4, 4, 64, 128)
     return {
         "target": Geometry.create(ATTENTION, LIMITS, TREE, modes=TARGET_MODES),
         "draft": Geometry.create(ATTENTION, LIMITS, TREE, modes=DRAFT_MODES),
         "target-fp16-wall": Geometry.create(fp16, wall, wide, modes=TARGET_MODES),
         "draft-fp16-wall": Geometry.create(fp16, wall, wide, modes=DRAFT_MODES),
         "draft-chain": Geometry.create(ATTENTION, LIMITS, DraftShape(1, 4, 3), modes=DRAFT_MODES),
+        "target-smollm2-overlap": Geometry.create(small, behind, TREE, modes=TARGET_MODES),
+        "draft-smollm2-overlap": Geometry.create(small, behind, TREE, modes=DRAFT_MODES),
+        "target-mha": Geometry.create(own, wall, TREE, modes=TARGET_MODES),
     }

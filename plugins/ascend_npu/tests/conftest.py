@@ -12,21 +12,19 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for ascend_shapes, which tests parametrise over
-HAS_NPU = importlib.util.find_spec("torch_npu") is not None
-EMULATED = False
-if HAS_NPU:
+HAS_NPU = EMULATED = False
+if importlib.util.find_spec("torch_npu") is not None:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    from draftmark_ascend_npu.device import EMULATED as STAMP
-    from draftmark_ascend_npu.device import stamp
+    from draftmark_ascend_npu.device import machine, stamp
 
-    EMULATED = stamp() == STAMP
+    HAS_NPU, EMULATED = machine().product is not None, machine().emulated
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Device tests need torch_npu; those about the emulator itself need the emulator."""
+    """Device tests need torch_npu and a runtime; those about the emulator itself need the emulator."""
     for item in items:
         if item.get_closest_marker("device") and not HAS_NPU and "ascend_npu" in str(item.path):
-            item.add_marker(pytest.mark.skip(reason="torch_npu is not installed here: make test-npu"))
+            item.add_marker(pytest.mark.skip(reason="torch_npu or a runtime is not here: make test-npu"))
         elif "emulated" in getattr(item, "fixturenames", ()) and HAS_NPU and not EMULATED:
             item.add_marker(pytest.mark.skip(reason="about the emulator, and this is hardware"))
 

@@ -9,8 +9,8 @@ import torch
 from ascend_shapes import geometries
 
 from draftmark.errors import LengthsError
-from draftmark_ascend_npu import backend, lengths, ops, sizing
-from draftmark_ascend_npu.ops import OperatorRule
+from draftmark_ascend_npu import backend, lengths, ops, rules, sizing
+from draftmark_ascend_npu.rules import OperatorRule
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.check import ContractViolation
 
@@ -45,7 +45,7 @@ def test_seed_e_a_table_without_columns_for_the_draft_tokens(monkeypatch, emulat
     """sglang#22778: 256 committed tokens and eight of a draft in a table of two blocks."""
     with pytest.raises(OperatorRule, match=r"2 columns, but 264 tokens need 3; size it from max_kv_len"):
         paged(columns=2).launch([1, 2], [264, 7])
-    monkeypatch.setattr(ops, "_check_tables", nothing)
+    monkeypatch.setattr(rules, "check_tables", nothing)
     with pytest.raises(RuntimeError, match=r"2 columns, but a request of 264 tokens needs 3"):
         paged(columns=2).launch([1, 2], [264, 7])
 
@@ -54,7 +54,7 @@ def test_running_sums_and_lengths_of_each_request_swapped(monkeypatch, emulated)
     """The two lists look alike: rows are summed, keys are not."""
     with pytest.raises(OperatorRule, match="q has 2 rows"):
         paged().launch([1, 1], [5, 12])
-    monkeypatch.setattr(ops, "_check_lists", nothing)
+    monkeypatch.setattr(rules, "check_lists", nothing)
     with pytest.raises(RuntimeError, match="actual_seq_lengths ends at 1, but the query has 2"):
         paged().launch([1, 1], [5, 12])
 
@@ -81,8 +81,8 @@ def test_a_stale_host_list(subject, monkeypatch):
     with pytest.raises(LengthsError, match="call plan"):
         rig.layer(other, later)
     monkeypatch.setattr(lengths.Plans, "of", lambda self, batch: self.latest((batch.mode, batch.step)))
-    monkeypatch.setattr(ops, "_check_lists", nothing)
-    monkeypatch.setattr(ops, "_check_tables", nothing)
+    monkeypatch.setattr(rules, "check_lists", nothing)
+    monkeypatch.setattr(rules, "check_tables", nothing)
     expected = rig.expected(other)
     with pytest.raises((RuntimeError, ContractViolation)):
         rig.layer(other, later)
@@ -96,7 +96,7 @@ def test_stale_lists_in_a_replay(subject, monkeypatch):
 
     first = {}
 
-    def captured_lists(self, step, requests):
+    def captured_lists(self, step, requests, bounded=False):
         return first.setdefault((id(self), step, requests), self.latest(step))
 
     monkeypatch.setattr(lengths.Plans, "for_replay", captured_lists)
@@ -117,7 +117,7 @@ def test_a_window_is_refused_before_it_is_dropped():
 def test_the_wrong_cache_mode(monkeypatch, emulated):
     """The operator's default is the NZ layout: rows would land elsewhere in an ND cache."""
     rows, pages, slots = torch.zeros(2, 2, 128).half().npu(), torch.zeros(3, 128, 2, 128).half().npu(), torch.arange(2)
-    ops.scatter_kv(rows, rows, pages, pages.clone(), slots.npu())
+    ops.scatter_kv(rows, rows, pages, pages.clone(), slots.int().npu())
 
     class WithoutNorm:
         @staticmethod
@@ -128,7 +128,7 @@ def test_the_wrong_cache_mode(monkeypatch, emulated):
 
     monkeypatch.setattr(ops, "_library", WithoutNorm)
     with pytest.raises(RuntimeError, match="NZ layout"):
-        ops.scatter_kv(rows, rows, pages, pages.clone(), slots.npu())
+        ops.scatter_kv(rows, rows, pages, pages.clone(), slots.int().npu())
 
 
 FORWARD = """

@@ -1,13 +1,15 @@
 """The operators' documented rules, held before any call: these run without torch_npu, because no call is made."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from draftmark_ascend_npu import ops
-from draftmark_ascend_npu.ops import OperatorRule, PagedAttention, TailAttention, scatter_kv
+from draftmark_ascend_npu import ops, rules
+from draftmark_ascend_npu.ops import PagedAttention, TailAttention, scatter_kv
+from draftmark_ascend_npu.rules import OperatorRule
 
 HALF = torch.float16
 
@@ -42,7 +44,7 @@ def tail(**change):
 def test_a_correct_call_breaks_no_rule():
     """Otherwise the refusals below would prove nothing."""
     paged()._check([2, 4], [300, 384])
-    tail()._check()
+    rules.check_dense_mask(tail().mask, tail().q, tail().k)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_a_correct_call_breaks_no_rule():
         ([2, 4], [300], "2 query and 1 key lengths"),
         ([2, 4], [300, -1], "actual_seq_lengths_kv"),
         ([2, 4], [300, 385], "3 columns, but 385 tokens need 4"),
+        ([2, 4], [300, 1], "fewer keys than rows"),
     ],
 )
 def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
@@ -66,9 +69,11 @@ def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
     "change",
     [
         {"q": torch.zeros(4, 8, 64, dtype=HALF), "out": torch.zeros(4, 8, 64, dtype=HALF)},
+        {"q": torch.zeros(4, 8, 72, dtype=HALF), "out": torch.zeros(4, 8, 72, dtype=HALF)},
         {"q": torch.zeros(4, 8, 128)},
         {"q": torch.zeros(8, 4, 128, dtype=HALF).transpose(0, 1)},
-        {"k": torch.zeros(6, 64, 2, 128, dtype=HALF), "v": torch.zeros(6, 64, 2, 128, dtype=HALF)},
+        {"k": torch.zeros(6, 72, 2, 128, dtype=HALF), "v": torch.zeros(6, 72, 2, 128, dtype=HALF)},
+        {"k": torch.zeros(6, 640, 2, 128, dtype=HALF), "v": torch.zeros(6, 640, 2, 128, dtype=HALF)},
         {"v": torch.zeros(5, 128, 2, 128, dtype=HALF)},
         {"tables": torch.zeros(2, 3, dtype=torch.int64)},
         {"tables": torch.zeros(3, 3, dtype=torch.int32)},
@@ -79,7 +84,7 @@ def test_lists_that_the_page_forbids_are_refused(rows, keys, words):
 )
 def test_tensors_that_the_page_forbids_are_refused(change):
     """Head size, dtypes, layout, block size, shapes of table and mask."""
-    with pytest.raises(OperatorRule, match=r"\(FIA"):
+    with pytest.raises(OperatorRule, match=r"\((FIA|HOST)"):
         paged(**change).launch([2, 4], [300, 7])
 
 
@@ -101,13 +106,13 @@ def test_a_tail_call_that_the_page_forbids_is_refused(change):
 @pytest.mark.parametrize(
     ("dtype", "slots", "words"),
     [
-        (torch.bfloat16, torch.zeros(4, dtype=torch.int64), "its cache"),
-        (HALF, torch.zeros(3, dtype=torch.int64), "one slot for each row"),
-        (HALF, torch.zeros(4, dtype=torch.int16), "slot_mapping is"),
+        (torch.bfloat16, torch.zeros(4, dtype=torch.int32), "its cache"),
+        (HALF, torch.zeros(3, dtype=torch.int32), "one slot for each row"),
+        (HALF, torch.zeros(4, dtype=torch.int64), "slot_mapping is torch.int64, but int32 is passed"),
     ],
 )
 def test_a_scatter_that_the_page_forbids_is_refused(dtype, slots, words):
-    """One dtype, one slot a row, slots of 32 or 64 bits."""
+    """One dtype, one slot a row, slots of 32 bits, as vllm-ascend passes them."""
     rows, pages = torch.zeros(4, 2, 128, dtype=dtype), torch.zeros(6, 128, 2, 128, dtype=HALF)
     with pytest.raises(OperatorRule, match=words):
         scatter_kv(rows, rows, pages, pages, slots)
@@ -115,7 +120,17 @@ def test_a_scatter_that_the_page_forbids_is_refused(dtype, slots, words):
 
 def test_every_rule_cites_where_it_comes_from():
     """A refusal ends with the page's section, or with the caller whose practice it follows."""
-    lines = Path(ops.__file__).read_text().splitlines()
-    sources = [line.rsplit('"', 2)[1] for line in lines if "_rule(" in line and line.count('"') >= 4]
-    assert len(sources) > 10
-    assert all(one.startswith(("FIA, ", "SCATTER, ", "CALLS ")) for one in sources)
+    texts = [Path(one.__file__).read_text() for one in (ops, rules)]
+    sources = [found for text in texts for found in re.findall(r'rule\([^\n]*"([^"]*)"\)\n', text)]
+    assert len(sources) > 20
+    assert all(one.startswith(("FIA, ", "SCATTER, ", "HOST, ", "CALLS ", "CALLS, ")) for one in sources)
+
+
+def test_two_entry_points_take_the_same_call(monkeypatch):
+    """The second one's names for the arguments; nothing is dropped or renamed by accident."""
+    old, new = ops.FusedEntry(print, print, {}), ops.FusedEntry(print, print, ops.V2_NAMES)
+    given = paged()._arguments([2, 4], [300, 7])
+    assert old.arguments(given) == given
+    renamed = new.arguments(given)
+    assert len(renamed) == len(given) and renamed["actual_seq_kvlen"] == [300, 7]
+    assert set(given) - set(renamed) == set(ops.V2_NAMES)

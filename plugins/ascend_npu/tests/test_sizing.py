@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark.geometry import TARGET_MODES
 from draftmark.registry import load
 from draftmark_ascend_npu import AscendPlugin, sizing, support
@@ -56,23 +56,31 @@ def test_only_the_block_tables_grow_with_the_context():
 
 
 def test_a_geometry_without_trees_has_no_tree_buffers():
-    """EXTEND and DECODE need slots, tables and the constant mask."""
+    """EXTEND and DECODE need slots, tables, the constant mask, and room for lengths that come back."""
     plain = Geometry.create(SHAPE, LIMITS, modes=(Mode.EXTEND, Mode.DECODE))
-    assert [one.name for one in sizing.buffers(plain)] == [sizing.SLOTS, sizing.TABLES, sizing.TRIANGLE]
+    assert [one.name for one in sizing.buffers(plain)] == [
+        sizing.SLOTS,
+        sizing.TABLES,
+        sizing.TRIANGLE,
+        sizing.HOST_LENS,
+    ]
 
 
 def test_one_row_needs_no_tree_memory():
     """A tail of which each request has one row is a chain, so VERIFY with D = 1 takes no bytes."""
     found = sizing.buffers(geometry(draft=DraftShape()))
-    assert [one.nbytes for one in found[3:]] == [0] * 8
+    assert [one.nbytes for one in found[5:]] == [0] * 10
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"page_size": 16}, "page_size 16"),
-        ({"page_size": 256}, "page_size 256"),
-        ({"head_dim": 64}, "head_dim 64"),
+        ({"page_size": 8}, "page_size 8"),
+        ({"page_size": 200}, "page_size 200"),
+        ({"page_size": 1024}, "page_size 1024"),
+        ({"head_dim": 72}, "head_dim 72"),
+        ({"head_dim": 512}, "head_dim 512"),
+        ({"num_qo_heads": 2, "head_dim": 80}, "head_dim 80 without grouped heads"),
         ({"q_dtype": "float32", "kv_dtype": "float32"}, "float32"),
         ({"kv_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"q_dtype": "float16"}, "kv_dtype bfloat16"),
@@ -87,10 +95,30 @@ def test_what_the_operator_does_not_document_is_refused_with_a_reason(change, wo
     assert len(reasons) == 1 and word in reasons[0]
 
 
-def test_exact_host_lengths_and_unique_slots_are_declared():
-    """The operator takes lists of the host, and its scatter does not allow a slot twice."""
-    needs = AscendPlugin().requirements(geometry())
-    assert needs.host_lengths == "exact" and needs.unique_slots
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "page"),
+    [(9, 3, 64, 128), (14, 2, 64, 128), (32, 8, 80, 128), (8, 1, 96, 16), (8, 2, 192, 256), (4, 2, 256, 512)]
+    + [(4, 4, dim, 128) for dim in (64, 128, 192)],
+)
+def test_widths_and_pages_that_cann_takes_are_served(heads, kv_heads, dim, page):
+    """SmolLM2-135M's and Qwen2.5-0.5B's heads of 64 among them, with and without heads that share keys."""
+    change = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "page_size": page}
+    assert support.reasons_against(geometry(**change)) == []
+
+
+@pytest.mark.parametrize(("arch", "served"), [(0, True), (910, True), (310, False), (950, False)])
+def test_other_products_are_refused(arch, served):
+    """The rules are those of A2 and A3."""
+    reasons = support.reasons_against(replace(geometry(), device=DeviceProfile("npu", arch, 24)))
+    assert (not reasons) if served else (len(reasons) == 1 and f"arch {arch}" in reasons[0])
+
+
+@pytest.mark.parametrize(("overlap", "need"), [(False, "exact"), (True, "recovered")])
+def test_host_lengths_and_unique_slots_are_declared(overlap, need):
+    """The operator takes exact lists, with overlap from the device; its scatter does not allow a slot twice."""
+    found = replace(geometry(), limits=Limits(4, 256, overlap=overlap))
+    needs = AscendPlugin().requirements(found)
+    assert needs.host_lengths == need and needs.unique_slots
 
 
 def test_each_vendor_name_is_in_one_file():
@@ -99,4 +127,5 @@ def test_each_vendor_name_is_in_one_file():
     texts = {path.name: path.read_text() for path in package.glob("*.py")}
     for word, home in (("npu_fused", "ops.py"), ("npu_scatter", "ops.py"), ("NPUGraph()", "graph.py")):
         assert [name for name, text in texts.items() if f".{word}" in text] == [home]
-    assert not [name for name, text in texts.items() if "\nimport torch_npu" in text or "\nfrom torch_npu" in text]
+    texts.pop("runtime.py")
+    assert not [name for name, text in texts.items() if "import torch_npu" in text.replace(".runtime import", "")]

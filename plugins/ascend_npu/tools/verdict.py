@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftmark_ascend_npu.device import EMULATED, require_hardware, stamp
+from draftmark_ascend_npu.device import machine, require_hardware, stamp
 
 TESTS = Path(__file__).parent.parent / "tests"
 SEED = "1"
@@ -35,7 +35,9 @@ def main() -> int:
     args = parser.parse_args()
     device = require_hardware("make test-npu-hardware") if args.hardware else stamp()
     print(f"device: {device}", flush=True)
-    record: dict[str, Any] = {"device": device, "hardware": device != EMULATED, "versions": _versions()}
+    emulated = machine().emulated
+    record: dict[str, Any] = {"device": device, "machine": machine().record(), "versions": versions()}
+    record["hardware"] = machine().hardware
     with tempfile.TemporaryDirectory() as folder:
         record["tests"] = _pytest([str(TESTS)], args.workers)
         contract = Path(folder, "contract.json")
@@ -49,10 +51,12 @@ def main() -> int:
         _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
         run = _pytest(shared, args.workers, DRAFTMARK_NPU_SEED=SEED)
         record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}
-        record["contract"] |= {"device": device, "schedule_seed": SEED if device == EMULATED else None, **run}
+        record["contract"] |= {"device": device, "schedule_seed": SEED if emulated else None, **run}
+        record["contract"]["exercised"] = exercised(record["contract"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"{device}: {record['contract'].get('line', 'the contract gave no verdict')}\nwrote {args.out}")
+    said = record["contract"].get("line", "the contract gave no verdict")
+    print(f"{device}: {said}\n{record['contract']['exercised']}\nwrote {args.out}")
     return int(max(record["tests"]["exit_code"], run["exit_code"]))
 
 
@@ -64,7 +68,20 @@ def _pytest(arguments: list[str], workers: str, **environment: str) -> dict[str,
     return {"exit_code": code, "seconds": round(time.monotonic() - start, 1)}
 
 
-def _versions() -> dict[str, str]:
+def exercised(contract: dict[str, Any]) -> str:
+    """How much of the suite was judged, and not passed by refusing."""
+    results = contract.get("results", [])
+    ran = [one for one in results if one["outcome"] != "refused"]
+    device = [[one for one in some if one["tier"] == "device"] for some in (ran, results)]
+    share = 100 * (len(results) - len(ran)) / max(1, len(results))
+    return (
+        f"exercised: {len(ran)} of {len(results)} items ({share:.0f} % are refusals), of the device tier "
+        f"{len(device[0])} of {len(device[1])}"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what was run."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in PACKAGES:
         try:

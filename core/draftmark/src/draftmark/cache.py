@@ -50,8 +50,8 @@ class KVPool:
         dtype = getattr(torch, a.kv_dtype)
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
-        self.k[:, :null_pages] = 0
-        self.v[:, :null_pages] = 0
+        for pool in (self.k, self.v):
+            _as_integers(pool)[:, :null_pages] = 0  # an Ascend 910B fills no fp8
         scale = torch.ones(1, dtype=torch.float32, device=device) if a.kv_dtype == "float8_e4m3fn" else None
         self.layers = [KVCache(self.k[i], self.v[i], scale, scale) for i in range(num_layers)]
 
@@ -64,9 +64,13 @@ class KVPool:
             source, target: int64 ``[n]`` slots; target slots are distinct but for null pages.
         """
         for pool in (self.k, self.v):
-            # As integers: torch indexes no fp8.
-            slots = pool.view(_INTEGERS[pool.element_size()]).flatten(1, 2)
+            slots = _as_integers(pool).flatten(1, 2)  # torch indexes no fp8
             slots.index_copy_(1, target, slots.index_select(1, source))
+
+
+def _as_integers(pool: torch.Tensor) -> torch.Tensor:
+    """The same bytes, for what is not done with every floating-point type."""
+    return pool.view(_INTEGERS[pool.element_size()])
 
 
 def slots_of(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

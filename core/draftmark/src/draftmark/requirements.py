@@ -12,6 +12,9 @@ class HostLengthsNeed(StrEnum):
 
     NONE = "none"
     UPPER_BOUND = "upper_bound"
+    RECOVERED = "recovered"
+    """Exact ones, which the backend reads back from the device where it is told a bound: `attend` and `replay` may then
+    wait for the forward's prefix lengths, `plan` and `write_metadata` may not."""
     EXACT = "exact"
 
     @classmethod

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .graphs import LateDevice
 
 
+QUEUED = frozenset(("cuda", "npu"))
+"""Device types whose copies from and to pinned memory are enqueued."""
+
+
 class Fence(Protocol):
     """A mark in a stream. What `torch.cuda.Event` has of use here."""
 
@@ -59,9 +63,9 @@ class _HostFence:
 
 
 def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """A tensor of host numbers on `device`; on CUDA the copy is only enqueued."""
+    """A tensor of host numbers on `device`; on CUDA and on an NPU the copy is only enqueued."""
     device = torch.device(device)
-    pinned = device.type == "cuda"
+    pinned = device.type in QUEUED
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=_only_enqueues(device))
 
 
@@ -78,7 +82,7 @@ class AsyncHostCopy:
             # A copy, although nothing is late here: a later replay overwrites what the graph returned.
             self._hosts = [tensor.to("cpu", copy=True) for tensor in tensors]
             return
-        self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=device.type == "cuda") for t in tensors]
+        self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=device.type in QUEUED) for t in tensors]
         for host, tensor in zip(self._hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
         self._arrived.record()
@@ -91,4 +95,4 @@ class AsyncHostCopy:
 
 def _only_enqueues(device: torch.device) -> bool:
     """Whether copies between host and `device` return before they have run."""
-    return device.type == "cuda" or (device.type == "cpu" and late_device() is not None)
+    return device.type in QUEUED or (device.type == "cpu" and late_device() is not None)

@@ -1,4 +1,4 @@
-// One call of the fused attention operator, its arguments by name.
+// One call of the fused attention operator, its arguments by name, whichever version of the entry point brought them.
 #pragma once
 
 #include "executor.h"
@@ -17,12 +17,22 @@ struct AttentionCall {
 
     bool paged() const { return table.defined(); }
     bool packed() const { return layout == "TND"; }
+    bool grouped() const { return num_heads != num_kv_heads; }
+    int64_t head_dim() const { return packed() || layout == "BSND" ? q.size(-1) : q.size(-1) / num_heads; }
+    int64_t requests() const { return packed() ? int64_t(q_lens.size()) : q.size(0); }
+    // Query rows and keys of one request, whatever the lists count in this layout.
+    int64_t rows_of(int64_t request) const;
+    int64_t keys_of(int64_t request) const;
 };
 
-// Raises Rejected, with the page or the call that the rule comes from.
+// Raises Rejected, with the page, the source or the call that the rule comes from.
 void check(const AttentionCall& call);
 
 // float32 inside, rounded to the output's type once.
 void compute(AttentionCall& call);
+
+// Scratch memory for these lists, and the most that any lists of the same call need.
+uint64_t workspace_of(const AttentionCall& call);
+uint64_t max_workspace_of(const AttentionCall& call);
 
 }  // namespace emulator

@@ -5,13 +5,15 @@ namespace emulator {
 
 namespace {
 
-// Keys or values of one request: [length, kv_heads, D].
+// Keys or values of one request from its pages, [blocks, block, heads · D] or [blocks, heads, block, D]: [length, heads, D].
 at::Tensor gather(const AttentionCall& c, const at::Tensor& cache, int64_t request, int64_t length) {
     auto blocks = (length + c.block_size - 1) / c.block_size;
     auto ids = c.table[request].slice(0, 0, blocks).to(at::kLong);
     if (blocks > 0 && (ids.min().item<int64_t>() < 0 || ids.max().item<int64_t>() >= cache.size(0)))
         throw std::out_of_range("block_table names a block outside the cache of " + std::to_string(cache.size(0)));
-    return cache.index_select(0, ids).flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, -1});
+    auto pages = cache.index_select(0, ids);
+    if (pages.dim() == 4) pages = pages.permute({0, 2, 1, 3}).flatten(2);
+    return pages.flatten(0, 1).slice(0, 0, length).reshape({length, c.num_kv_heads, c.head_dim()});
 }
 
 // "The user must ensure a triangle": ones above the diagonal. A corner and the last row tell it from poison and zeros.
@@ -23,13 +25,17 @@ void check_triangle(const at::Tensor& mask) {
     if (!triangle) throw std::invalid_argument("atten_mask of sparse_mode 2 … 4 is no triangle of ones above the diagonal");
 }
 
+// The dense mask of one request: [rows, keys].
+at::Tensor dense(const at::Tensor& mask, int64_t request, int64_t rows, int64_t keys) {
+    auto one = mask;
+    while (one.dim() > 2) one = one[one.dim() == mask.dim() && one.size(0) > 1 ? request : 0];
+    return one.slice(0, 0, rows).slice(1, 0, keys);
+}
+
 // What a row may see, or undefined for all: bool [rows, keys].
 at::Tensor visible(const AttentionCall& c, int64_t request, int64_t rows, int64_t keys) {
     if (!c.mask.defined()) return {};
-    if (c.sparse_mode <= 1) {
-        auto full = c.mask.size(0) == 1 ? c.mask[0][0] : c.mask[request][0];
-        return full.to(at::kBool).logical_not();
-    }
+    if (c.sparse_mode <= 1) return dense(c.mask, request, rows, keys).to(at::kBool).logical_not();
     check_triangle(c.mask);
     auto shift = c.sparse_mode == 2 ? 0 : keys - rows;
     auto row = at::arange(rows).unsqueeze(1) + shift, key = at::arange(keys).unsqueeze(0);
@@ -43,8 +49,8 @@ struct Answer {
 
 Answer attend(const AttentionCall& c, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& seen) {
     auto rows = q.size(0), dim = q.size(2), group = c.num_heads / c.num_kv_heads;
-    if (k.size(0) == 0)  // "key and value empty: attention_out is filled with 0"; the page says nothing of the lse
-        return {at::zeros(q.sizes(), at::kFloat), at::full({rows, c.num_heads}, INFINITY)};
+    // Without keys CANN's packed kernel gives 0, and +inf for the log-sum-exp; the page says nothing of the latter.
+    if (k.size(0) == 0) return {at::zeros(q.sizes(), at::kFloat), at::full({rows, c.num_heads}, INFINITY)};
     auto heads_first = [&](const at::Tensor& t) { return t.to(at::kFloat).permute({1, 0, 2}).repeat_interleave(group, 0); };
     auto scores = at::matmul(q.to(at::kFloat).permute({1, 0, 2}), heads_first(k).transpose(1, 2)) * c.scale;
     if (seen.defined()) scores.masked_fill_(seen.logical_not(), -INFINITY);
@@ -55,29 +61,31 @@ Answer attend(const AttentionCall& c, const at::Tensor& q, const at::Tensor& k, 
 
 void compute_packed(AttentionCall& c) {
     int64_t first = 0, first_key = 0;
-    for (size_t r = 0; r < c.q_lens.size(); ++r) {
-        auto rows = c.q_lens[r] - first;
-        auto keys = c.paged() ? c.kv_lens[r] : c.kv_lens[r] - first_key;
+    for (int64_t r = 0; r < c.requests(); ++r) {
+        auto rows = c.rows_of(r), keys = c.keys_of(r);
+        auto of = [&](const at::Tensor& t) { return c.paged() ? gather(c, t, r, keys) : t.slice(0, first_key, first_key + keys); };
         if (rows > 0) {
-            auto k = c.paged() ? gather(c, c.k, r, keys) : c.k.slice(0, first_key, first_key + keys);
-            auto v = c.paged() ? gather(c, c.v, r, keys) : c.v.slice(0, first_key, first_key + keys);
-            auto answer = attend(c, c.q.slice(0, first, first + rows), k, v, visible(c, r, rows, keys));
+            auto answer = attend(c, c.q.slice(0, first, first + rows), of(c.k), of(c.v), visible(c, r, rows, keys));
             c.out.slice(0, first, first + rows).copy_(answer.out);
             if (c.wants_lse) c.lse.slice(0, first, first + rows).copy_(answer.lse.unsqueeze(-1));
         }
-        first = c.q_lens[r];
-        first_key = c.kv_lens[r];
+        first += rows;
+        first_key += keys;
     }
 }
 
+// Rows past a request's length keep what was there.
 void compute_padded(AttentionCall& c) {
-    auto requests = c.q.size(0), rows = c.q.size(1);
-    for (int64_t r = 0; r < requests; ++r) {
-        auto keys = c.kv_lens.empty() ? c.k.size(1) : c.kv_lens[c.kv_lens.size() == 1 ? 0 : r];
-        auto of = [&](const at::Tensor& t) { return c.paged() ? gather(c, t, r, keys) : t[r].slice(0, 0, keys).reshape({keys, c.num_kv_heads, -1}); };
-        auto answer = attend(c, c.q[r].reshape({rows, c.num_heads, -1}), of(c.k), of(c.v), visible(c, r, rows, keys));
-        c.out[r].copy_(answer.out.reshape(c.out[r].sizes()));
-        if (c.wants_lse) c.lse[r].copy_(answer.lse.permute({1, 0}).unsqueeze(-1));
+    for (int64_t r = 0; r < c.requests(); ++r) {
+        auto rows = c.rows_of(r), keys = c.keys_of(r);
+        if (rows == 0) continue;
+        auto heads = [&](const at::Tensor& t) { return t.slice(0, 0, keys).reshape({keys, c.num_kv_heads, c.head_dim()}); };
+        auto of = [&](const at::Tensor& t) { return c.paged() ? gather(c, t, r, keys) : heads(t[r]); };
+        auto q = c.q[r].slice(0, 0, rows).reshape({rows, c.num_heads, c.head_dim()});
+        auto answer = attend(c, q, of(c.k), of(c.v), visible(c, r, rows, keys));
+        auto out = c.out[r].slice(0, 0, rows);
+        out.copy_(answer.out.reshape(out.sizes()));
+        if (c.wants_lse) c.lse[r].slice(1, 0, rows).copy_(answer.lse.permute({1, 0}).unsqueeze(-1));
     }
 }
 

@@ -156,6 +156,15 @@ ACLNN(aclnnLerp, (Tensor self, Tensor end, Tensor weight, Tensor out), {
 ACLNN(aclnnLerps, (Tensor self, Tensor end, Scalar weight, Tensor out), {
     return into(out, [a = T(self), b = T(end), w = S(weight)] { return at::lerp(a, b, w); });
 })
+ACLNN(aclnnAddcmul, (Tensor self, Tensor first, Tensor second, Scalar value, Tensor out), {
+    return into(out, [a = T(self), b = T(first), c = T(second), v = S(value)] { return at::addcmul(a, b, c, v); });
+})
+ACLNN(aclnnInplaceAddcmul, (Tensor self, Tensor first, Tensor second, Scalar value), {
+    return into(self, [a = T(self), b = T(first), c = T(second), v = S(value)] { return at::addcmul(a, b, c, v); });
+})
+ACLNN(aclnnNanToNum, (Tensor self, float nan, float high, float low, Tensor out), {
+    return into(out, [=, a = T(self)] { return at::nan_to_num(a, nan, high, low); });
+})
 ACLNN(aclnnSWhere, (Tensor condition, Tensor self, Tensor other, Tensor out), {
     return into(out, [c = T(condition), a = T(self), b = T(other)] { return at::where(c, a, b); });
 })

@@ -3,14 +3,19 @@
 #include "../runtime/log.h"
 #include "../runtime/memory.h"
 #include "../runtime/stream.h"
+#include "aicpu.h"
 
 namespace emulator {
 
 static thread_local Operands collecting;
+static thread_local uint64_t wanted = 0;
 
 void touched(const aclTensor& tensor) {
     if (tensor.span() > 0) collecting.ranges.emplace_back(tensor.start(), tensor.span());
+    collecting.dtypes.push_back(tensor.dtype);
 }
+
+void needs_workspace(uint64_t bytes) { wanted = bytes; }
 
 static std::string lost(const Operands& operands) {
     for (auto [start, bytes] : operands.ranges)
@@ -18,16 +23,19 @@ static std::string lost(const Operands& operands) {
     return "";
 }
 
-int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make, uint64_t workspace) {
+int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make) {
     auto operands = std::exchange(collecting, {});
+    wanted = 0;
     try {
         if (auto why = lost(operands); !why.empty()) throw Rejected(why);
-        *executor = new aclOpExecutor{name, make(), std::move(operands), workspace};
+        auto work = make();
+        *executor = new aclOpExecutor{name, std::move(work), std::move(operands), wanted};
     } catch (const std::exception& error) {
         return fail(OPERATOR_REJECTED, std::string(name) + " rejects its arguments: " + error.what());
     }
-    *size = workspace;
+    *size = wanted;
     log_call(std::string(name) + "GetWorkspaceSize");
+    if (runs_on_aicpu(name, (*executor)->operands.dtypes)) log_call(std::string("AICPU ") + name);
     return OK;
 }
 

@@ -14,6 +14,7 @@ using Work = std::function<void()>;
 
 struct Operands {
     std::vector<std::pair<void*, size_t>> ranges;  // memory that the operator may touch
+    std::vector<at::ScalarType> dtypes;            // of its tensors, in the order of its arguments
 };
 
 }  // namespace emulator
@@ -32,6 +33,9 @@ struct Stream;
 // Note the memory of a tensor for the operator that is being prepared in this thread.
 void touched(const aclTensor& tensor);
 
+// Scratch memory that the operator being prepared in this thread asks for; none unless it says so.
+void needs_workspace(uint64_t bytes);
+
 // Raised by a rule: the operator rejects its arguments, for the reason given, with the page or call it comes from.
 struct Rejected : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -41,7 +45,7 @@ inline void rule(bool holds, const std::string& sentence) {
     if (!holds) throw Rejected(sentence);
 }
 
-int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make, uint64_t workspace = 0);
+int prepare(const char* name, uint64_t* size, aclOpExecutor** executor, const std::function<Work()>& make);
 int launch(const char* name, void* workspace, uint64_t size, aclOpExecutor* executor, Stream* stream);
 
 // Work that computes `value` and stores it in `out`, converting its dtype, as the device's kernels do.
@@ -52,11 +56,10 @@ Work into(const aclTensor* out, std::function<at::Tensor()> value);
 #define EMULATOR_UNPACK(...) __VA_ARGS__
 
 // ACLNN(aclnnNeg, (aclTensor* self, aclTensor* out), { return into(out, [a = T(self)] { return a.neg(); }); })
-#define ACLNN_WITH_WORKSPACE(NAME, BYTES, PARAMETERS, ...)                                                              \
+#define ACLNN(NAME, PARAMETERS, ...)                                                                                    \
     API int NAME##GetWorkspaceSize(EMULATOR_UNPACK PARAMETERS, uint64_t* emu_size, aclOpExecutor** emu_executor) {      \
-        return emulator::prepare(#NAME, emu_size, emu_executor, [&]() -> emulator::Work __VA_ARGS__, BYTES);            \
+        return emulator::prepare(#NAME, emu_size, emu_executor, [&]() -> emulator::Work __VA_ARGS__);                   \
     }                                                                                                                   \
     API int NAME(void* workspace, uint64_t size, aclOpExecutor* executor, emulator::Stream* stream) {                   \
         return emulator::launch(#NAME, workspace, size, executor, stream);                                              \
     }
-#define ACLNN(NAME, PARAMETERS, ...) ACLNN_WITH_WORKSPACE(NAME, 0, PARAMETERS, __VA_ARGS__)

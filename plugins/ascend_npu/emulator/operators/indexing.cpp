@@ -108,14 +108,21 @@ ACLNN(aclnnRepeatInterleaveIntWithDim, (Tensor self, int64_t repeats, int64_t di
 ACLNN(aclnnTriu, (Tensor self, int64_t diagonal, Tensor out), { return into(out, [a = T(self), diagonal] { return at::triu(a, diagonal); }); })
 ACLNN(aclnnTril, (Tensor self, int64_t diagonal, Tensor out), { return into(out, [a = T(self), diagonal] { return at::tril(a, diagonal); }); })
 
+// CANN 9.1 has no such kernel for an A2 or A3.
+static void no_float8(const aclTensor* self) {
+    rule(!isFloat8Type(self->dtype), "float8 cannot be filled on this product; fill its bytes as uint8");
+}
+
 ACLNN(aclnnInplaceFillScalar, (Tensor self, Scalar value), {
+    no_float8(self);
     return [a = T(self), v = S(value)]() mutable { a.fill_(v); };
 })
 ACLNN(aclnnInplaceFillTensor, (Tensor self, Tensor value), {
+    no_float8(self);
     return [a = T(self), v = T(value)]() mutable { a.fill_(v); };
 })
 ACLNN(aclnnInplaceZero, (Tensor self), { return [a = T(self)]() mutable { a.zero_(); }; })
-ACLNN(aclnnInplaceOne, (Tensor self), { return [a = T(self)]() mutable { a.fill_(1); }; })
+ACLNN(aclnnInplaceOne, (Tensor self), { no_float8(self); return [a = T(self)]() mutable { a.fill_(1); }; })
 ACLNN(aclnnArange, (Scalar start, Scalar end, Scalar step, Tensor out), {
     return into(out, [from = S(start), to = S(end), by = S(step), options = T(out).options()] { return at::arange(from, to, by, options); });
 })

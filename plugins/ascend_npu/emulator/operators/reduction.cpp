@@ -37,20 +37,10 @@ ACLNN(aclnnAmax, (Tensor self, aclIntArray* dims, bool keep, Tensor out), {
     return into(out, [a = T(self), d = I(dims), keep] { return at::amax(a, d, keep); });
 })
 ACLNN(aclnnAll, (Tensor self, aclIntArray* dims, bool keep, Tensor out), {
-    return into(out, [a = T(self), d = I(dims), keep] {
-        auto found = a;
-        for (int64_t i = a.dim() - 1; i >= 0; --i)
-            if (d.empty() || std::find(d.begin(), d.end(), i) != d.end()) found = at::all(found, i, keep);
-        return found;
-    });
+    return into(out, [a = T(self), d = I(dims), keep] { return d.empty() ? at::all(a) : at::all(a, at::OptionalIntArrayRef(d), keep); });
 })
 ACLNN(aclnnAny, (Tensor self, aclIntArray* dims, bool keep, Tensor out), {
-    return into(out, [a = T(self), d = I(dims), keep] {
-        auto found = a;
-        for (int64_t i = a.dim() - 1; i >= 0; --i)
-            if (d.empty() || std::find(d.begin(), d.end(), i) != d.end()) found = at::any(found, i, keep);
-        return found;
-    });
+    return into(out, [a = T(self), d = I(dims), keep] { return d.empty() ? at::any(a) : at::any(a, at::OptionalIntArrayRef(d), keep); });
 })
 ACLNN(aclnnEqual, (Tensor self, Tensor other, Tensor out), {
     return into(out, [a = T(self), b = T(other)] { return at::scalar_tensor(at::equal(a, b), at::kBool); });

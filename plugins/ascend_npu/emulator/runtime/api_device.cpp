@@ -9,12 +9,10 @@ using namespace emulator;
 
 static thread_local int current = -1;
 static int context = 0;
-constexpr const char* SOC = "Ascend910B3";  // an Atlas A2, the product family of the operator pages
-constexpr const char* CANN = "9.1.0";       // what torch_npu 2.13 is released for
 
 API Status aclInit(const char*) { return OK; }
 API Status aclFinalize() { return OK; }
-API const char* aclrtGetSocName() { return SOC; }
+API const char* aclrtGetSocName() { return settings().soc.c_str(); }
 
 API Status aclrtGetDeviceCount(uint32_t* count) {
     *count = 1;
@@ -78,12 +76,12 @@ API Status aclrtDeviceCanAccessPeer(int32_t* yes, int32_t, int32_t) {
 }
 
 API Status aclsysGetCANNVersion(int, char* version) {
-    std::strcpy(version, CANN);
+    std::strcpy(version, settings().cann.c_str());
     return OK;
 }
 
 API Status aclsysGetVersionStr(const char*, char* version) {
-    std::strcpy(version, CANN);
+    std::strcpy(version, settings().cann.c_str());
     return OK;
 }
 

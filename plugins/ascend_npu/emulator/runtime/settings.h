@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace emulator {
 
@@ -10,6 +11,8 @@ struct Settings {
     bool fuzz = false;          // DRAFTMARK_NPU_SEED set: run streams ahead and in an order drawn from `seed`
     uint64_t seed = 0;
     size_t hbm_bytes = 0;       // DRAFTMARK_NPU_HBM_MIB, 65536 by default: all that aclrtMalloc gives out
+    std::string soc;            // DRAFTMARK_NPU_SOC, Ascend910B3 by default: an Atlas A2, the family of the operator pages
+    std::string cann;           // DRAFTMARK_NPU_CANN, 9.1.0 by default: what torch_npu 2.13 is released for
     bool log = false;           // DRAFTMARK_NPU_LOG=1: keep the call log from the start
 };
 

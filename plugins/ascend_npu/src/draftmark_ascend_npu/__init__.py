@@ -1,8 +1,10 @@
 """Fused attention on Ascend NPUs, a speculation tree as a prefix and a masked tail.
 
-`sizing` and `support` are integers, `lengths` is what the host must know, `metadata` writes the device's half, `ops` is
-the only file that names torch_npu's operators, `graph` the only one that names its graphs, `backend` is the step path.
-torch_npu is imported when a backend is opened on a device, never before.
+`sizing` and `support` are integers, `lengths` is what the host must know and `recovery` how the device tells it,
+`metadata` writes the device's half, `rules` and `ops` are the operators, which nobody else names, `graph` the only file
+that names graphs, `tree_ops` the loop's, `backend` is the step path. `runtime` imports torch_npu when a backend is
+opened on a device, never before; `device` and `capability` say what is there, `switches` what may be changed from
+outside.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .support import reasons_against
 if TYPE_CHECKING:
     import torch
 
-    from draftmark.runtime import Arena, AttentionBackend, GraphState
+    from draftmark.runtime import Arena, AttentionBackend, GraphState, TreeOps
 
 
 class AscendPlugin(BackendPlugin):
@@ -28,24 +30,30 @@ class AscendPlugin(BackendPlugin):
         device="npu",
         contract_minor=CONTRACT_MINOR,
         host_kernels=False,
-        runtime=("torch_npu",),
-        install="pip install 'draftmark-ascend-npu[runtime]', in an environment with CANN",
+        runtime=("draftmark_ascend_npu.runtime", "torch_npu"),
+        install="pip install 'draftmark-ascend-npu[runtime]' --extra-index-url https://download.pytorch.org/whl/cpu, "
+        "in an environment with CANN",
         summary="fused attention and NPU graphs; trees as prefix and tail, merged by log-sum-exp",
     )
     supports = staticmethod(reasons_against)
     buffers = staticmethod(sizing.buffers)
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Exact lengths on the host, since actual_seq_lengths_kv is a list of the host's; and slots that are unique.
+        """Exact lengths, since actual_seq_lengths_kv is a list of the host's; and slots that are unique.
 
-        Page npu_scatter_pa_kv_cache: "values must not repeat".
+        Where the host lags the device says what the lengths are. Page npu_scatter_pa_kv_cache: "values must not repeat".
         """
-        return Requirements(HostLengthsNeed.EXACT, unique_slots=True)
+        lags = geometry.limits.host_lags
+        return Requirements(HostLengthsNeed.RECOVERED if lags else HostLengthsNeed.EXACT, unique_slots=True)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Only the metadata runs on CPU tensors."""
+        """On an NPU that the rules are for; only the metadata runs on CPU tensors."""
         from .backend import AscendBackend
 
+        if any(arena[name].device.type == "npu" for name in arena):
+            from .device import require_served
+
+            require_served()
         return AscendBackend(geometry, arena)
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
@@ -55,3 +63,9 @@ class AscendPlugin(BackendPlugin):
 
             return NpuGraphState(device)
         return super().graph_state(geometry, device)
+
+    def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
+        """Tree operations without AICPU operators."""
+        from .tree_ops import AscendTreeOps
+
+        return AscendTreeOps(geometry, device)

@@ -7,8 +7,10 @@ import torch
 from draftmark import Geometry, LengthsError
 from draftmark.runtime import Arena, ForwardBatch, KVCache
 
+from . import sizing
 from .lengths import HostLists, Plans
 from .metadata import Metadata, is_tree
+from .recovery import Point, Recovery
 
 
 class AscendBackend:
@@ -26,6 +28,8 @@ class AscendBackend:
         self._metadata = Metadata(geometry, arena)
         self._plans = Plans()
         self._no_lse = torch.empty(1, dtype=torch.float32, device=self._metadata.triangle.device)
+        # Without overlap nothing is ever asked, and no graph records an event for it.
+        self._recovery = Recovery(arena[sizing.HOST_LENS], self._plans) if geometry.limits.host_lags else None
 
     def plan(self, batch: ForwardBatch) -> None:
         """Note the host's lists; eager calls take them, and so do the updates of a replay."""
@@ -34,12 +38,14 @@ class AscendBackend:
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Slots and block tables; of a tree also its tail's slots and mask."""
         self._metadata.write(batch)
+        if self._recovery is not None and batch.device.type == "npu":
+            self._ask(batch, self._recovery)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots."""
         from . import ops
 
-        ops.scatter_kv(k, v, cache.k, cache.v, self._metadata.slots(batch))
+        ops.scatter_kv(k, v, cache.k, cache.v, self._metadata.slots32(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, in one pass or two."""
@@ -49,32 +55,51 @@ class AscendBackend:
         else:
             self._attend_pages(q, cache, batch, out, None)
 
+    def _ask(self, batch: ForwardBatch, recovery: Recovery) -> None:
+        """Say where the lengths are, for a replay; or fetch them now, for an eager forward that has bounds."""
+        from .graph import ACTIVE
+        from .ops import alias
+
+        capture, step = ACTIVE.get(), (batch.mode, batch.step)
+        if capture is None:
+            if not self._plans.of(batch).exact:
+                recovery.fetch(step, batch.prefix_lens)
+                recovery.keep(batch.prefix_lens)
+        elif not capture.warming:
+            capture.cut(Point(recovery, self._plans, step, alias(batch.prefix_lens)))
+
     def _attend_pages(
         self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor, lse: torch.Tensor | None
     ) -> None:
-        """One call over the pages: with `lse` over the prefix, unmasked; else over prefix and tail, causal."""
+        """One call over the pages: with `lse` over the prefix, unmasked; else over prefix and tail."""
         from .graph import ACTIVE
         from .ops import PagedAttention
 
-        causal = self._metadata.triangle if lse is None else None
+        causal = self._metadata.triangle if lse is None and not _lone_rows(batch) else None
         pick = _whole if lse is None else _prefix
         target = out if out.is_contiguous() else torch.empty_like(q)
         tables, lse = self._metadata.tables(batch), self._no_lse if lse is None else lse
         call = PagedAttention(q, cache.k, cache.v, tables, causal, self._scale, target, lse)
         capture = ACTIVE.get()
-        lists = self._plans.of(batch)
         if capture is not None and not capture.warming:
             step = (batch.mode, batch.step)
             capture.add(cache.k.data_ptr(), step, call, self._plans, pick, batch.padded_reqs)
-        elif lists.exact or capture is not None:
-            call.launch(*pick(lists))
         else:
-            raise LengthsError(
-                f"the fused operator needs exact host lengths, got {type(lists.host).__name__}: a bound would shift "
-                "the diagonal of the causal mask; settle the lengths first"
-            )
+            call.launch(*pick(self._lists(batch, warming=capture is not None)))
         if target is not out:
             out.copy_(target)
+
+    def _lists(self, batch: ForwardBatch, warming: bool) -> HostLists:
+        """Exact lists, from the host or from the device; a warm-up takes any, because nobody reads what it gives."""
+        lists = self._plans.of(batch)
+        if lists.exact or warming:
+            return lists
+        if self._recovery is not None:
+            return self._recovery.lists((batch.mode, batch.step))
+        raise LengthsError(
+            f"the fused operator needs exact host lengths, got {type(lists.host).__name__}: a bound would shift the "
+            "diagonal of the causal mask; settle the lengths first, or make the geometry with overlap"
+        )
 
     def _attend_tree(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         from .ops import TailAttention
@@ -97,6 +122,14 @@ class AscendBackend:
         tail.copy_(tree.tail_out.view(blocked))
         torch.lerp(tail, prefix, tree.weight, out=tail)
         out.copy_(tail.view(out.shape))
+
+
+def _lone_rows(batch: ForwardBatch) -> bool:
+    """Whether each request brings one row at most, which sees all its keys: no mask, as CANN's decode kernel wants it.
+
+    The decode kernel of CANN 9.1 is chosen without a mask, without a log-sum-exp and with one row a request.
+    """
+    return max(batch.q_lens) <= 1
 
 
 def _whole(lists: HostLists) -> tuple[list[int], list[int]]:

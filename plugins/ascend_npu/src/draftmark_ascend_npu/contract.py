@@ -30,13 +30,18 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that one batch takes of the plugin's own buffers."""
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in (sizing.SLOTS, sizing.TABLES)}
     used[sizing.TRIANGLE] = sizing.TRIANGLE_SIDE * sizing.TRIANGLE_SIDE
+    used[sizing.HOST_LENS] = batch.padded_reqs * 4
+    used[sizing.SLOTS32] = batch.num_rows * 4
     extent = batch.uniform
     if batch.mode not in sizing.tree_modes(geometry) or extent is None:
         return used
     a = geometry.attention
     reqs, rows, slots, pairs = sizing.mode_extents(batch.padded_reqs, extent)
     element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
+    bits = 32 * geometry.mask_words * sizing.mode_extents(1, extent)[0]
     return used | {
+        sizing.BITS: bits * 4,
+        sizing.WORD_OF: bits * 4,
         sizing.TAIL_SLOTS: slots * 8,
         sizing.TAIL_MASK: pairs,
         sizing.TAIL_KV: 2 * slots * a.num_kv_heads * a.head_dim * element,

@@ -1,40 +1,190 @@
-"""Which device this process has: an Ascend NPU, or the emulator that stands for one in the tests."""
+"""Which device this process has, by what the driver says: an Ascend NPU, or the emulator that stands for one in the
+tests.
+
+A device's name proves nothing: any library can give one. Hardware is where the kernel driver shows device files and a
+version. What A2 and A3 need is asked here too, and whoever is not one of them is refused with the reason.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from draftmark import BackendError
+
+from .capability import RUNTIME
 
 EMULATED = "emulated, not hardware"
-RUNTIME = "libascendcl.so"
 MARK = "draftmarkEmulatorVersion"
 """A function that the emulator's runtime has and no vendor's."""
+PRODUCTS = ("Ascend910B", "Ascend910_93")
+"""Names of Atlas A2 and A3 begin so."""
+MIN_CANN, MIN_DRIVER = "8.5.0", "25.0.RC1"
+"""CANN: fused attention over pages in TND with float16, and a workspace query that a capture can use. Driver: updates
+of task groups, without which no graph can be replayed."""
 
 
-def stamp() -> str:
-    """What every result must say of where it was made: the device's name, or that it is none.
+@dataclass(frozen=True)
+class Machine:
+    """What is known of the device and its software; None where nobody answers.
 
-    Whatever cannot be told to be hardware is not hardware.
+    Attributes:
+        product: e.g. ``"Ascend910B3"``, from torch_npu.
+        cann, driver: versions.
+        emulated: the runtime is the emulator.
+        files: device files that the kernel driver made.
+        runtime: CANN's runtime, or the emulator's, is found.
     """
+
+    product: str | None = None
+    cann: str | None = None
+    driver: str | None = None
+    emulated: bool = False
+    files: int = 0
+    runtime: bool = True
+
+    @property
+    def hardware(self) -> bool:
+        """A device that a kernel driver answers for."""
+        return bool(self.product and self.driver and self.files and not self.emulated)
+
+    def stamp(self) -> str:
+        """One line for every result."""
+        if self.emulated:
+            return EMULATED
+        if not self.runtime:
+            return f"no device: {RUNTIME} is not found"
+        if self.product is None:
+            return "no device: torch_npu sees none"
+        if self.hardware:
+            return f"{self.product}, driver {self.driver}, CANN {self.cann or 'unknown'}"
+        lacking = " and ".join(["no driver version"] * (not self.driver) + ["no device file"] * (not self.files))
+        return f"no device: the runtime names {self.product}, but there is {lacking} behind it"
+
+    def record(self) -> dict[str, Any]:
+        """For a file of results."""
+        return asdict(self) | {"hardware": self.hardware}
+
+    def unmet(self) -> list[str]:
+        """What forbids to run here at all; what cannot be asked forbids nothing."""
+        reasons = []
+        if self.product is not None and not self.product.startswith(PRODUCTS):
+            reasons.append(f"{self.product} is neither an A2 ({PRODUCTS[0]}*) nor an A3 ({PRODUCTS[1]}*)")
+        if self.cann is not None and older(self.cann, MIN_CANN):
+            reasons.append(f"CANN {self.cann} is older than {MIN_CANN}; install {MIN_CANN} or later")
+        return reasons
+
+
+@cache
+def machine() -> Machine:
+    """Of this process; imports torch_npu where a runtime is found."""
     try:
         runtime = ctypes.CDLL(RUNTIME)
     except OSError:
-        return f"no device: {RUNTIME} is not found"
-    if hasattr(runtime, MARK):
-        return EMULATED
-    import torch_npu
+        return Machine(driver=driver_version(), files=device_files(), runtime=False)
+    from .runtime import torch_npu
 
-    if not torch_npu.npu.is_available():
-        return "no device: torch_npu sees none"
-    return str(torch_npu.npu.get_device_name())
+    product = str(torch_npu.npu.get_device_name()) if torch_npu.npu.is_available() else None
+    cann = torch_npu.npu.utils.get_cann_version() or None
+    return Machine(product, cann, driver_version(), hasattr(runtime, MARK), device_files())
+
+
+def stamp() -> str:
+    """What every result must say of where it was made. Whatever cannot be told to be hardware is not hardware."""
+    return machine().stamp()
 
 
 def require_hardware(what: str) -> str:
-    """The device's name.
+    """The stamp of the device.
 
     Raises:
         RuntimeError: there is none, so `what` would say nothing.
     """
-    found = stamp()
-    if found == EMULATED or found.startswith("no device"):
-        raise RuntimeError(f"{what} means nothing here ({found}); run it on an Ascend NPU with CANN")
-    return found
+    if not machine().hardware:
+        raise RuntimeError(
+            f"{what} means nothing here ({stamp()}); run it on an Ascend NPU with CANN, where /dev/davinci* can be "
+            "seen, and npu-smi or the driver's version.info"
+        )
+    return stamp()
+
+
+def require_served() -> None:
+    """Raise `BackendError` where the plugin's rules are not the device's."""
+    if reasons := machine().unmet():
+        raise BackendError(f"ascend_npu does not run here: {'; '.join(reasons)}")
+
+
+def require_graphs() -> None:
+    """Raise `BackendError` where a graph could not be replayed with lengths of its own."""
+    from .capability import VALUE_FUNCTIONS, has_external_events
+
+    if not has_external_events():
+        raise BackendError(
+            f"{RUNTIME} lacks {' or '.join(VALUE_FUNCTIONS)}, so a replay would run with another round's lengths; "
+            f"install CANN {MIN_CANN} or later, or run without graphs"
+        )
+    driver = machine().driver
+    if driver is not None and older(driver, MIN_DRIVER):
+        raise BackendError(
+            f"driver {driver} is older than {MIN_DRIVER}, which brings updates of task groups; install it, or run "
+            "without graphs"
+        )
+
+
+# -- what the driver says ---------------------------------------------------------------------------------
+
+
+def device_files(folder: Path = Path("/dev")) -> int:
+    """Device files of NPUs that the kernel driver made."""
+    return sum(bool(re.fullmatch(r"davinci\d+", one.name)) for one in folder.glob("davinci*"))
+
+
+def driver_version(root: Path = Path("/")) -> str | None:
+    """From the driver's version.info, wherever it was installed, or from npu-smi; None where neither is."""
+    installed = _field(root / "etc/ascend_install.info", "Driver_Install_Path_Param") or "/usr/local/Ascend"
+    for folder in (installed.lstrip("/"), "usr/local/Ascend"):
+        if found := _field(root / folder / "driver/version.info", "Version"):
+            return found
+    return _from_npu_smi()
+
+
+def _field(file: Path, name: str) -> str | None:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+    return found[1] if found else None
+
+
+def _from_npu_smi() -> str | None:
+    tool = shutil.which("npu-smi")
+    if tool is None:
+        return None
+    try:
+        said = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"Version:\s*(\d\S*)", said)
+    return found[1] if found else None
+
+
+def older(version: str, least: str) -> bool:
+    """Whether `version` comes before `least`; 25.0.RC1 comes before 25.0.0, and 8.5.0.alpha001 before 8.5.0."""
+    return _rank(version) < _rank(least)
+
+
+def _rank(version: str) -> tuple[tuple[int, ...], int, int]:
+    """Numbers up to the first word; then alpha, beta, rc, release; then the word's own number."""
+    text = version.lower().lstrip("v")
+    lead = re.match(r"\d+(?:\.\d+)*", text)
+    numbers = [int(part) for part in lead[0].split(".")] if lead else []
+    word = re.search(r"(alpha|beta|rc)\.?(\d*)", text)
+    stage = ("alpha", "beta", "rc").index(word[1]) if word else 3
+    return (*numbers, 0, 0, 0)[:3], stage, int(word[2] or 0) if word else 0

@@ -9,11 +9,15 @@ place and records the event. Without the update the replay would wait for ever, 
     on the update stream:               wait for the previous replay; then per record
                                         update begin, operator with new lists, update end, event.record
 
+Where the host knows bounds only (overlap), a program is cut behind each `write_metadata` into several graphs, so that
+the lengths of that step can come back between them (`recovery.py`).
+
 Records are keyed by graph key, layer and draft step; nothing is matched by position.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,8 +29,11 @@ import torch
 from draftmark import CaptureError, GraphError
 from draftmark.runtime import GraphKey, KeyedGraphState
 
+from . import switches
+from .device import require_graphs
 from .lengths import HostLists, Plans, StepKey
 from .ops import PagedAttention
+from .recovery import Point
 
 _torch: Any = torch
 """torch_npu adds torch.npu, of which torch's own types know nothing."""
@@ -62,17 +69,54 @@ class Record:
     requests: int
 
 
+class Graphs:
+    """One program as graphs that follow one another, all in one pool.
+
+    Attributes:
+        all: the graphs, in the order of their replay.
+    """
+
+    def __init__(self, pool: Any, stream: Any) -> None:
+        self._pool, self._stream = pool, stream
+        self.all: list[Any] = []
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture what is enqueued inside; nothing of it runs."""
+        _torch.npu.synchronize()
+        gc.collect()
+        _torch.npu.empty_cache()
+        with _torch.npu.stream(self._stream):
+            self._begin()
+            try:
+                yield
+            finally:
+                self.all[-1].capture_end()
+
+    def cut(self) -> None:
+        """What was captured so far is a graph; what follows is another."""
+        self.all[-1].capture_end()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.all.append(_torch.npu.NPUGraph())
+        self.all[-1].capture_begin(pool=self._pool)
+
+
 class Capture:
     """A capture under way, or the warm-up before it.
 
     Attributes:
         warming: the step runs for real, so that nothing is initialised while the stream captures.
+        points: where the program was cut, in order.
     """
 
-    def __init__(self, key: GraphKey, warming: bool) -> None:
+    def __init__(self, key: GraphKey, graphs: Graphs | None = None) -> None:
         self.key = key
-        self.warming = warming
+        self.warming = graphs is None
+        self._graphs = graphs
         self.records: dict[RecordKey, Record] = {}
+        self.points: list[Point] = []
         self._workspace: torch.Tensor | None = None
 
     def add(self, layer: int, step: StepKey, call: PagedAttention, plans: Plans, pick: Pick, requests: int) -> None:
@@ -98,6 +142,12 @@ class Capture:
         handle = _torch.npu.graph_task_group_end(stream)
         self.records[key] = Record(call.weak(), workspace, event, handle, plans, pick, requests)
 
+    def cut(self, point: Point) -> None:
+        """End the graph here and begin another: the lengths of a step are on the device."""
+        assert self._graphs is not None, "a warm-up is not cut"
+        self._graphs.cut()
+        self.points.append(point)
+
     def _enough(self, needed: torch.Tensor) -> torch.Tensor:
         """One workspace for all calls of a graph, which run one after the other; the first one that is large enough."""
         if self._workspace is None or self._workspace.nbytes < needed.nbytes:
@@ -109,9 +159,9 @@ ACTIVE: ContextVar[Capture | None] = ContextVar("draftmark_ascend_capture", defa
 
 
 @contextmanager
-def capturing(key: GraphKey, warming: bool) -> Iterator[Capture]:
-    """Let the backend's `attend` find the capture that it runs in."""
-    capture = Capture(key, warming)
+def capturing(key: GraphKey, graphs: Graphs | None = None) -> Iterator[Capture]:
+    """Let the backend find the capture that it runs in; without `graphs` it is the warm-up."""
+    capture = Capture(key, graphs)
     token = ACTIVE.set(capture)
     try:
         yield capture
@@ -128,12 +178,12 @@ class NpuGraph:
     """
 
     def __init__(self, key: GraphKey, step: Callable[[], Any], pool: Any, stream: Any, update: Any) -> None:
-        self._graph = _torch.npu.NPUGraph()
         self._update = update
         self._done = _torch.npu.Event()
         device = _torch.npu.current_device()
+        graphs = Graphs(pool, stream)
         try:
-            with _torch.npu.graph(self._graph, pool=pool, stream=stream), capturing(key, warming=False) as capture:
+            with graphs.capturing(), capturing(key, graphs) as capture:
                 reserved = _torch.npu.memory_reserved(device)
                 self.outputs = step()
         except RuntimeError as error:
@@ -143,26 +193,54 @@ class NpuGraph:
                 f"the step cannot be captured: {_root(error)}; capture it as a RecordedGraph on the CPU, which names "
                 "the operator and the remedy"
             ) from error
+        self._graphs = graphs.all
         self._records = capture.records
+        self._points = capture.points
         self.pool_bytes = max(0, _torch.npu.memory_reserved(device) - reserved)
         self._done.record()
 
     def replay(self) -> None:
-        """Enqueue the graph on the current stream and its updates on the update stream; waits for neither."""
-        lists = {key: one.plans.for_replay(key.step, one.requests) for key, one in self._records.items()}
+        """Enqueue the program on the current stream and its updates on the update stream.
+
+        Waits for neither, unless the host knows bounds only: then for the device to say what its lengths are.
+        """
+        asked = {(id(one.plans), one.step) for one in self._points}
+        lists = {}
+        for key, one in self._records.items():
+            bounded = (id(one.plans), key.step) in asked
+            lists[key] = one.plans.for_replay(key.step, one.requests, bounded)
+        if switches.host_wait():
+            _torch.npu.current_stream().synchronize()
         # An event recorded before the previous replay has reset it would be lost, and its group changed under it.
         self._update.wait_event(self._done)
-        self._graph.replay()
-        with _torch.npu.stream(self._update):
-            self._update_all(lists)
+        late = {key for key, found in lists.items() if not found.exact}
+        for graph, before, behind in zip(self._graphs, [None, *self._points], [*self._points, None], strict=True):
+            graph.replay()
+            if before is not None:
+                self._bring(before, late)
+            if behind is not None and self._of(behind, late):
+                behind.ask()
+        self._update_all({key: found for key, found in lists.items() if key not in late})
         self._done.record()
 
+    def _of(self, point: Point, keys: set[RecordKey]) -> list[RecordKey]:
+        """The records whose lengths are those of a point."""
+        return [key for key in keys if key.step == point.step and self._records[key].plans is point.plans]
+
+    def _bring(self, point: Point, late: set[RecordKey]) -> None:
+        """Update the calls that wait for a point's lengths, which are on their way."""
+        if mine := self._of(point, late):
+            found = point.recovery.lists(point.step)
+            self._update_all(dict.fromkeys(mine, found))
+
     def _update_all(self, lists: dict[RecordKey, HostLists]) -> None:
-        for key, record in self._records.items():
-            _torch.npu.graph_task_update_begin(self._update, record.handle)
-            record.call.launch(*record.pick(lists[key]), record.workspace)
-            _torch.npu.graph_task_update_end(self._update)
-            record.event.record(self._update)
+        with _torch.npu.stream(self._update):
+            for key, found in lists.items():
+                record = self._records[key]
+                _torch.npu.graph_task_update_begin(self._update, record.handle)
+                record.call.launch(*record.pick(found), record.workspace)
+                _torch.npu.graph_task_update_end(self._update)
+                record.event.record(self._update)
 
 
 class NpuGraphState(KeyedGraphState):
@@ -173,9 +251,13 @@ class NpuGraphState(KeyedGraphState):
 
     Args:
         device: the NPU; `replay` uses its current stream.
+
+    Raises:
+        BackendError: a runtime or a driver on which a replay could not have lengths of its own.
     """
 
     def __init__(self, device: torch.device | str = "npu") -> None:
+        require_graphs()
         super().__init__()
         self._device = torch.device(device)
         with _torch.npu.device(self._device):
@@ -200,7 +282,7 @@ class NpuGraphState(KeyedGraphState):
 
     def _warm_up(self, key: GraphKey, step: Callable[[], Any]) -> None:
         self._stream.wait_stream(_torch.npu.current_stream())
-        with _torch.npu.stream(self._stream), capturing(key, warming=True):
+        with _torch.npu.stream(self._stream), capturing(key):
             step()
         _torch.npu.current_stream().wait_stream(self._stream)
 

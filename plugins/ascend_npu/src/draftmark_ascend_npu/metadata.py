@@ -1,4 +1,8 @@
-"""What the device reads: slots, block tables, and for trees the tail's slots and its dense mask. Plain torch."""
+"""What the device reads: slots, block tables, and for trees the tail's slots and its dense mask. Plain torch.
+
+In 32-bit integers, and without shifts and searches: CANN runs those, and a division of 64-bit integers, on the AICPU
+of an A2 or A3, and this is captured.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from draftmark import BatchError, Geometry
 from draftmark.runtime import Arena, ForwardBatch, Tree
 
 from . import sizing
+from .tree_ops import WORD, bit_weights, slots_at
 
 
 def is_tree(batch: ForwardBatch) -> bool:
@@ -54,10 +59,18 @@ class Metadata:
         self.triangle = arena[sizing.TRIANGLE]
         side = torch.arange(sizing.TRIANGLE_SIDE, device=self.triangle.device)
         self.triangle.copy_(side[None, :] > side[:, None])
+        if sizing.tree_modes(geometry):
+            bits, word = self._arena[sizing.BITS], torch.arange(len(arena[sizing.BITS]), dtype=torch.int32)
+            bits.copy_(bit_weights(len(bits), "cpu"))
+            self._arena[sizing.WORD_OF].copy_(word // WORD)
 
     def slots(self, batch: ForwardBatch) -> torch.Tensor:
         """int64 ``[num_rows]``, the KV slot that each row writes."""
         return self._arena[sizing.SLOTS][: batch.num_rows]
+
+    def slots32(self, batch: ForwardBatch) -> torch.Tensor:
+        """The same, int32 ``[num_rows]``: as the operator takes them. The pool says whether they fit."""
+        return self._arena[sizing.SLOTS32][: batch.num_rows]
 
     def tables(self, batch: ForwardBatch) -> torch.Tensor:
         """int32 ``[R, max_pages_per_req]``, contiguous, at an address that no caller changes."""
@@ -74,37 +87,32 @@ class Metadata:
         extent = batch.uniform
         if extent is None:
             self._write_ragged_slots(batch)
+            self.slots32(batch).copy_(self.slots(batch))
             return
         first = extent.tail_len - extent.q_len
-        tail = torch.arange(extent.tail_len, device=batch.device)
-        positions = batch.prefix_lens[:, None] + tail
-        slots = self._slots_at(batch, positions)
+        tail = torch.arange(extent.tail_len, dtype=torch.int32, device=batch.device)
+        slots = slots_at(batch.page_table, batch.prefix_lens[:, None] + tail, self._geometry.attention.page_size)
         self.slots(batch).view(batch.padded_reqs, extent.q_len).copy_(slots[:, first:])
+        self.slots32(batch).copy_(self.slots(batch))
         if is_tree(batch):
             self._write_tree(batch, slots)
 
     def _write_ragged_slots(self, batch: ForwardBatch) -> None:
+        """Row by row: a row's request is the number of requests that end at or before it."""
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
-        request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
+        request = (batch.q_indptr[None, 1:] <= rows[:, None]).sum(1)
         positions = batch.prefix_lens[request] + rows - batch.q_indptr[request]
         page_size = self._geometry.attention.page_size
         page = batch.page_table[request, (positions // page_size).long()].long()
         self.slots(batch).copy_(page * page_size + positions % page_size)
 
-    def _slots_at(self, batch: ForwardBatch, positions: torch.Tensor) -> torch.Tensor:
-        """int64 ``[R, n]`` KV slots of positions ``[R, n]``."""
-        page_size = self._geometry.attention.page_size
-        page = batch.page_table.gather(1, (positions // page_size).long()).long()
-        return page * page_size + positions % page_size
-
     def _write_tree(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
-        views = self.tree(batch)
+        views, tail = self.tree(batch), batch.tail_lens[0]
         assert isinstance(batch.tail, Tree)
         views.slots.copy_(slots.view(-1))
-        bit = torch.arange(batch.tail_lens[0], device=batch.device)
-        words = batch.tail.mask.index_select(1, bit // 32)
-        visible = (words >> (bit % 32).int()) & 1
-        views.mask.view(batch.num_rows, -1).copy_(1 - visible)
+        words = batch.tail.mask.index_select(1, self._arena[sizing.WORD_OF][:tail])
+        blocked = words.bitwise_and(self._arena[sizing.BITS][:tail]) == 0
+        views.mask.view(batch.num_rows, -1).copy_(blocked)
         views.has_prefix.view(-1).copy_(batch.prefix_lens > 0)
 
     def tree(self, batch: ForwardBatch) -> TreeViews:

@@ -1,17 +1,18 @@
 """The buffers. Integers only: it also runs on the symbols of a proof.
 
-No buffer but the block tables grows with the context; the masks do not. A geometry without trees has the first three.
+No buffer but the block tables grows with the context; the masks do not. A geometry without trees has the first five.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from draftmark import BufferSpec, Extent, Geometry, Init, Mode, Role, Unit, maximum, minimum
+from draftmark import BufferSpec, Extent, Geometry, Init, Memory, Mode, Role, Unit, maximum, minimum
 
 SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
 TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
 PARTS, LSES, WEIGHT, MERGE = "partial_out", "partial_lse", "merge_weight", "merge"
+BITS, WORD_OF, HOST_LENS, SLOTS32 = "bit_weights", "word_of_bit", "recovered_lens", "slot_mapping_int32"
 TRIANGLE_SIDE = 2048
 """Side of the mask operand of sparse_mode 2, 3 and 4, whatever the lengths (page, atten_mask)."""
 
@@ -22,10 +23,14 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     side = TRIANGLE_SIDE
     specs = [
         BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows"),
+        # The same slots as the operator takes them in production; whoever stores sees to it that they fit.
+        BufferSpec(SLOTS32, Role.WORKSPACE, (geometry.max_rows_any,), "int32", Unit.TOKENS, "max_rows"),
         # sglang#22778: columns for the tail as well, at the context wall.
         BufferSpec(TABLES, Role.PAGE_TABLE, table, "int32", Unit.PAGES, "max_reqs x max_pages_per_req"),
         # Constant: written once when the backend is opened, so it must not be poisoned.
         BufferSpec(TRIANGLE, Role.WORKSPACE, (side, side), "int8", Unit.BYTES, "page: atten_mask", init=Init.ZEROS),
+        # What comes back from the device where the host knows bounds only (overlap).
+        BufferSpec(HOST_LENS, Role.HOST_STAGING, table[:1], "int32", Unit.TOKENS, "max_reqs", memory=Memory.PINNED),
     ]
     return specs + (_tree_buffers(geometry) if tree_modes(geometry) else [])
 
@@ -39,7 +44,11 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     a = geometry.attention
     reqs, rows, slots, pairs = tree_extents(geometry, geometry.max_reqs)
     heads, kv_heads = (rows, a.num_qo_heads), (a.num_kv_heads, a.head_dim)
+    bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
     return [
+        # Constant too: which word of a row's mask has a tail slot's bit, and which bit it is.
+        BufferSpec(BITS, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
+        BufferSpec(WORD_OF, Role.WORKSPACE, bits, "int32", Unit.WORDS, "32 · mask_words", init=Init.ZEROS),
         BufferSpec(TAIL_SLOTS, Role.WORKSPACE, (slots,), "int64", Unit.TOKENS, "max_reqs · T"),
         BufferSpec(TAIL_MASK, Role.WORKSPACE, (pairs,), "int8", Unit.BYTES, "max_reqs · q · T"),
         BufferSpec(TAIL_KV, Role.WORKSPACE, (2, slots, *kv_heads), a.kv_dtype, Unit.TOKENS, "2 · max_reqs · T"),

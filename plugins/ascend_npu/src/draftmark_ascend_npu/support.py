@@ -1,13 +1,20 @@
-"""What is refused, in sentences. Integers and names only; each limit cites the operator page that it comes from."""
+"""What is refused, in sentences. Integers and names only; each limit cites where it comes from.
+
+Page is torch_npu's page of npu_fused_infer_attention_score for the products A2 and A3; host code is the
+public host half of the same operator in CANN 8.5 to 9.1, read and not copied. Where the host code takes more than the
+page, and vllm-ascend calls it so, the host code counts.
+"""
 
 from __future__ import annotations
 
 from draftmark import Geometry
 
-BLOCK = 128
-"""Tokens of a page: the one size that every branch of the operator documents (page, block_size)."""
-HEAD_DIM = 128
-"""TND without rope takes 128, or 192 for keys (page, TND limits); values are 128."""
+BLOCK_STEP, MAX_BLOCK = 16, 512
+"""Tokens of a page: multiples of 16, at most 512 (host code, TND). vllm-ascend and SGLang use 128."""
+HEAD_STEP, MAX_HEAD_DIM = 16, 256
+"""Head sizes where query heads share KV heads: multiples of 16, at most 256 (host code, TND)."""
+UNGROUPED_HEAD_DIMS = (64, 128, 192)
+"""Head sizes where each query head has a KV head of its own: until CANN 9 those take another path (host code, TND)."""
 MAX_HEADS = 256
 MAX_GROUP = 64
 """Query heads of one KV head (page, num_key_value_heads)."""
@@ -15,25 +22,50 @@ MAX_ROW = 65535
 """Elements of one token's keys in the paged layout [blocks, block, heads · D] (page, PageAttention)."""
 MAX_REQUESTS = 4096
 """Entries of actual_seq_lengths in TND (page, TND limits)."""
+MAX_SLOTS = 2**31
+"""Slots are stored as int32, as vllm-ascend and SGLang pass them. A pool of so many would not fit a device."""
 DTYPES = ("float16", "bfloat16")
+ARCHES = (0, 910)
+"""`DeviceProfile.arch` of A2 and A3; 0 is a profile that does not say."""
 
 
 def reasons_against(geometry: Geometry) -> list[str]:
     """Every reason why `geometry` is not served; none means it is."""
     a = geometry.attention
-    reasons = []
-    if geometry.device.kind not in ("npu", "cpu"):
-        reasons.append(f"device kind {geometry.device.kind} is not served: the operators exist on npu alone")
-    if a.page_size != BLOCK:
-        reasons.append(f"page_size {a.page_size} is not served: pages have {BLOCK} tokens")
-    if a.head_dim != HEAD_DIM:
-        reasons.append(f"head_dim {a.head_dim} is not served: the TND layout takes {HEAD_DIM}")
+    reasons = [*_device(geometry), *_shape(geometry)]
     if a.q_dtype not in DTYPES or a.kv_dtype != a.q_dtype:
         reasons.append(f"q_dtype {a.q_dtype} with kv_dtype {a.kv_dtype} is not served: both are float16 or bfloat16")
     if a.window_left >= 0:
         reasons.append(f"window_left {a.window_left} is not served: a window over a tree's depths has no sparse_mode")
     if a.logits_soft_cap > 0:
         reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served: the operator has no cap")
+    if geometry.max_reqs > MAX_REQUESTS:
+        reasons.append(f"{geometry.max_reqs} requests are not served: a length list holds at most {MAX_REQUESTS}")
+    return reasons
+
+
+def _device(geometry: Geometry) -> list[str]:
+    device = geometry.device
+    if device.kind not in ("npu", "cpu"):
+        return [f"device kind {device.kind} is not served: the operators exist on npu alone"]
+    if device.kind == "npu" and device.arch not in ARCHES:
+        return [f"arch {device.arch} is not served: the operators' rules are those of A2 and A3 (910)"]
+    return []
+
+
+def _shape(geometry: Geometry) -> list[str]:
+    a = geometry.attention
+    reasons = []
+    if a.page_size % BLOCK_STEP or a.page_size > MAX_BLOCK:
+        reasons.append(
+            f"page_size {a.page_size} is not served: pages have a multiple of {BLOCK_STEP} tokens, at most {MAX_BLOCK}"
+        )
+    if a.num_qo_heads == a.num_kv_heads and a.head_dim not in UNGROUPED_HEAD_DIMS:
+        reasons.append(f"head_dim {a.head_dim} without grouped heads is not served: TND then takes 64, 128 or 192")
+    elif a.head_dim % HEAD_STEP or a.head_dim > MAX_HEAD_DIM:
+        reasons.append(
+            f"head_dim {a.head_dim} is not served: heads have a multiple of {HEAD_STEP} values, at most {MAX_HEAD_DIM}"
+        )
     if a.num_qo_heads > MAX_HEADS or a.group_size > MAX_GROUP:
         reasons.append(
             f"{a.num_qo_heads} query heads on {a.num_kv_heads} KV heads are not served: "
@@ -41,6 +73,4 @@ def reasons_against(geometry: Geometry) -> list[str]:
         )
     if a.num_kv_heads * a.head_dim > MAX_ROW:
         reasons.append(f"{a.num_kv_heads} KV heads of {a.head_dim} are not served: at most {MAX_ROW} values a token")
-    if geometry.max_reqs > MAX_REQUESTS:
-        reasons.append(f"{geometry.max_reqs} requests are not served: a length list holds at most {MAX_REQUESTS}")
     return reasons

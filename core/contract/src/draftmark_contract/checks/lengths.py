@@ -20,6 +20,7 @@ KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
 SUFFICIENT = {
     HostLengthsNeed.NONE: KINDS,
     HostLengthsNeed.UPPER_BOUND: KINDS,
+    HostLengthsNeed.RECOVERED: KINDS,
     HostLengthsNeed.EXACT: ("exact",),
 }
 """Unknown always gives a bound too: the limit."""

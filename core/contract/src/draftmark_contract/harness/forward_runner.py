@@ -55,6 +55,11 @@ class ForwardRunner:
         """The forward, with padded requests on the null pages that this backend asks for."""
         return forward if self.null_pages == forward.null_pages else forward.with_null_pages(self.null_pages)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the backend copes with bounds: it needs no more, or it asks the device for the rest itself."""
+        return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
+
     def load(self, forward: ForwardCase, host: str | None = None, seed: int = 0) -> ForwardBatch:
         """Put a forward on the tensors: batch, rows, cache."""
         batch = self.set(forward, host)

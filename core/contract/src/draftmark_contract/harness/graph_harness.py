@@ -68,7 +68,7 @@ class GraphHarness:
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
         """Run a key's step eagerly on the batch of its capture: the round, and copies of its metadata."""
         # Host lengths are unknown, so that the plan serves every replay, unless exact ones are needed.
-        host = "exact" if self.harness.host == "exact" else "unknown"
+        host = "unknown" if self.harness.bounded else "exact"
         loaded = self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
         self.harness.arena.poison()
         self.plan(loaded)
@@ -115,7 +115,7 @@ class GraphHarness:
         kinds = ("exact", "upper_bound", "unknown", "tight_bound")
         if poison:
             self.harness.arena.poison()
-        host = "exact" if self.harness.host == "exact" else kinds[number % len(kinds)]
+        host = kinds[number % len(kinds)] if self.harness.bounded else "exact"
         return self.load(forward, seed=number, host=host)
 
     @eagerly_too

@@ -5,6 +5,7 @@ Nothing here imports torch before a command needs it: `list`, `size` and every `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from .errors import reported
@@ -17,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None takes the process's own.
     """
+    # A device's torch plugin is imported by name, behind the backend's own checks; where torch loads it by itself, one
+    # that does not fit torch's build ends the process, or breaks `import torch`.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
         command, args = parse(argv)
     except SystemExit as leaving:  # argparse has spoken: --help, --version, or a wrong argument

@@ -86,6 +86,8 @@ def backend_on(args: argparse.Namespace) -> LoadedBackend:
     import torch
 
     backend = load(args.backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND)
+    if args.device.partition(":")[0] == backend.info.device:
+        backend.require_runtime(args.device)  # it may be what teaches torch this device type
     try:
         device = torch.device(args.device)
     except RuntimeError:

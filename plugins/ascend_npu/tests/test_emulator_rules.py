@@ -1,0 +1,128 @@
+"""The emulator refuses what a 910B refuses, and takes what it takes, where the two were known to differ."""
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("emulated")]
+BLOCK = 128
+
+
+@pytest.fixture
+def library():
+    import torch_npu
+
+    return torch_npu
+
+
+def packed(library, heads=4, kv_heads=2, dim=128, rows=(2, 3), keys=(9, 4), block=BLOCK, causal=False, by_head=False):
+    """One call in TND over pages of one; returns out and lse."""
+    q = torch.randn(rows[-1], heads, dim).half().npu()
+    shape = (4, kv_heads, block, dim) if by_head else (4, block, kv_heads * dim)
+    k, v = (torch.randn(shape).half().npu() for _ in range(2))
+    mask = torch.ones(2048, 2048, dtype=torch.int8).triu(1).npu() if causal else None
+    return library.npu_fused_infer_attention_score(
+        q, k, v, atten_mask=mask, actual_seq_lengths=list(rows), actual_seq_lengths_kv=list(keys),
+        block_table=torch.arange(4, dtype=torch.int32).view(2, 2).npu(), num_heads=heads, num_key_value_heads=kv_heads,
+        scale=0.1, input_layout="TND", sparse_mode=3 if causal else 0, block_size=block, softmax_lse_flag=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dim": 72}, "multiples of 16 to 256"),
+        ({"dim": 272}, "multiples of 16 to 256"),
+        ({"kv_heads": 4, "dim": 80}, "takes 64, 128 or 192"),
+        ({"block": 24}, "multiple of 16, at most 512"),
+        ({"block": 528}, "multiple of 16, at most 512"),
+        ({"causal": True, "keys": (1, 4)}, "1 keys for 2 rows"),
+    ],
+)
+def test_what_cann_refuses_in_tnd_is_refused(library, change, words):
+    """Head sizes, page sizes, and rows that the triangle would leave without keys."""
+    with pytest.raises(RuntimeError, match=words):
+        packed(library, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dim": 64},
+        {"dim": 80},
+        {"dim": 256},
+        {"kv_heads": 4, "dim": 64},
+        {"block": 16},
+        {"block": 512},
+        {"by_head": True},
+    ],
+)
+def test_what_cann_takes_in_tnd_is_taken(library, change):
+    """Heads of SmolLM2, own KV heads, small pages, and pages by head."""
+    out, lse = packed(library, **change)
+    assert out.isfinite().all() and lse.isfinite().all()
+
+
+def test_rows_without_keys_are_zero(library):
+    """Output 0, log-sum-exp +inf, as CANN's packed kernel leaves them; other requests are as they were."""
+    out, lse = packed(library, keys=(9, 0))
+    assert (out[2:] == 0).all() and (lse[2:] == torch.inf).all() and lse[:2].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 3, 5), (2, 3, 5), (2, 1, 3, 5), (1, 1, 3, 5), (2, 1, 8, 32)])
+def test_a_dense_mask_may_have_fewer_axes_and_be_wider(library, shape):
+    """In BSND; what lies past rows and keys is alignment."""
+    q = torch.randn(2, 3, 4, 64).half()
+    k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
+    mask = torch.zeros(shape, dtype=torch.int8)
+    mask[..., 1] = 1
+    call = {"num_heads": 4, "num_key_value_heads": 2, "scale": 0.1, "input_layout": "BSND", "sparse_mode": 0}
+    out, _ = library.npu_fused_infer_attention_score(q.npu(), k.npu(), v.npu(), atten_mask=mask.npu(), **call)
+    kept = [0, 2, 3, 4]
+    want, _ = library.npu_fused_infer_attention_score(
+        q.npu(), *(one[:, kept].contiguous().npu() for one in (k, v)), **call
+    )
+    assert torch.equal(out.cpu(), want.cpu())
+
+
+def test_lengths_in_a_padded_layout_are_honoured(library):
+    """Rows and keys of each request, not sums."""
+    q = torch.randn(2, 3, 4, 64).half()
+    k, v = (torch.randn(2, 5, 2, 64).half() for _ in range(2))
+    call = {"num_heads": 4, "num_key_value_heads": 2, "scale": 0.1, "input_layout": "BSND"}
+    lists = {"actual_seq_lengths": [3, 2], "actual_seq_lengths_kv": [5, 2]}
+    out, _ = library.npu_fused_infer_attention_score(q.npu(), k.npu(), v.npu(), **lists, **call)
+    alone = (one[1:, :2].contiguous().npu() for one in (q, k, v))
+    want, _ = library.npu_fused_infer_attention_score(*alone, **call)
+    assert torch.equal(out[1, :2].cpu(), want[0].cpu())
+
+
+def test_float8_cannot_be_filled(library):
+    """A 910B has no such kernel; its bytes can be."""
+    tensor = torch.empty(64, dtype=torch.uint8, device="npu").view(torch.float8_e4m3fn)
+    with pytest.raises(RuntimeError, match="float8 cannot be filled"):
+        tensor.fill_(0)
+    tensor.view(torch.uint8).fill_(0)
+    assert (tensor.view(torch.uint8) == 0).all()
+
+
+WORKSPACE = """
+import torch, torch_npu
+from draftmark_ascend_npu.ops import PagedAttention
+q, out = (torch.randn(2, 4, 128).half().npu() for _ in range(2))
+k, v = (torch.randn(24, 128, 2, 128).half().npu() for _ in range(2))
+tables = torch.arange(24, dtype=torch.int32).view(2, 12).npu()
+one = PagedAttention(q, k, v, tables, None, 0.1, out, torch.empty(1).npu())
+one.launch([1, 2], {keys}, {workspace})
+torch.npu.synchronize()
+print("ran")
+"""
+
+
+def test_a_workspace_for_other_lists_is_too_small(in_process_of_its_own):
+    """Many keys are split over cores, which takes more than a capture's lists did; the largest query serves both."""
+    small, largest = "torch.empty(1 << 20, dtype=torch.uint8, device='npu')", "one.workspace([1, 2], [1, 1])"
+    for keys, workspace in (([5, 7], small), ([5, 1500], largest)):
+        done = in_process_of_its_own(WORKSPACE.format(keys=keys, workspace=workspace))
+        assert "ran" in done.stdout, done.stderr[-2000:]
+    done = in_process_of_its_own(WORKSPACE.format(keys=[5, 1500], workspace=small))
+    assert done.returncode != 0 and "needs a workspace of 1245184 bytes, got 1048576" in done.stderr

@@ -1,0 +1,87 @@
+"""What the step path asks of the device, in the emulator's call log: which kernels, and none on the AICPU."""
+
+import pytest
+import torch
+from ascend_shapes import geometries
+
+from draftmark_contract.cases.forward_sets import all_forwards
+from draftmark_contract.harness.harness import Harness, place
+
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("emulated")]
+SHAPES = {name: geometries()[name] for name in ("target", "draft", "target-mha")}
+TURNS = [pytest.param(turn, id=f"{name}-{turn.name}") for name, g in SHAPES.items() for turn in all_forwards(g)]
+
+
+def called(work):
+    """The emulator's log of what `work` asked."""
+    from emulator_log import calls
+
+    with calls() as log:
+        work()
+    return log
+
+
+@pytest.mark.parametrize("turn", TURNS[::3])
+def test_no_forward_runs_anything_on_the_aicpu(subject, turn):
+    """Metadata, KV and attention in every mode; prefills, which are not captured, too."""
+    rig = Harness(subject, turn.geometry, turn.num_pages)
+    turn = place(rig, turn)
+    batch = rig.load(turn)
+    rig.backend.plan(batch)
+
+    def forward():
+        rig.backend.write_metadata(batch)
+        rig.layer(turn, batch)
+
+    log = called(forward)
+    assert any(line.startswith("aclnnFusedInfer") for line in log)
+    assert [line for line in log if line.startswith("AICPU")] == []
+
+
+def test_the_log_knows_the_aicpu(subject):
+    """draftmark's own operations would be found: the test above can fail."""
+    words = torch.ones(4, dtype=torch.int32, device="npu")
+    positions = torch.arange(4, device="npu")
+    log = called(lambda: (words >> positions.int(), positions // 2, positions % 2, positions.int() // 2))
+    assert [line for line in log if line.startswith("AICPU")] == ["AICPU aclnnRightShift", "AICPU aclnnFloorDivides"]
+
+
+def test_tree_operations_are_the_same_bits_without_the_aicpu(subject):
+    """Mask words with all 32 bits in use, and the kept path's slots, against torch's operations."""
+    from draftmark.tree import TorchTreeOps
+    from draftmark_ascend_npu.tree_ops import AscendTreeOps
+    from draftmark_contract.harness.tree_tensors import TreeTensors, make_round
+
+    geometry = geometries()["target-fp16-wall"]
+    ours, torchs = AscendTreeOps(geometry, "npu"), TorchTreeOps(geometry)
+    tensors = TreeTensors(subject, geometry)
+    one = make_round(geometry, 3)
+    tensors.load(one)
+    batch = tensors.batch()
+    parents = tensors.trees()[1]
+    torchs.write_tail(batch, parents)
+    expected = [one.clone() for one in (batch.tail.mask, batch.tail.depth, batch.positions)]
+    batch = tensors.batch()
+    log = called(lambda: ours.write_tail(batch, parents))
+    assert [line for line in log if line.startswith("AICPU")] == []
+    found = (batch.tail.mask, batch.tail.depth, batch.positions)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert (expected[0] < 0).any(), "bit 31 is in use"
+
+
+@pytest.mark.parametrize(
+    ("name", "masked"), [("decode-edges", False), ("verify-edges-chain", True), ("extend-ragged", True)]
+)
+def test_one_row_a_request_needs_no_mask(subject, monkeypatch, name, masked):
+    """CANN's decode kernel is chosen without a mask; rows that see unequal keys have one."""
+    from draftmark_ascend_npu import ops
+
+    geometry = geometries()["target"]
+    turn = next(one for one in all_forwards(geometry) if one.name == name)
+    seen = []
+    launch = ops.PagedAttention.launch
+    monkeypatch.setattr(ops.PagedAttention, "launch", lambda self, *a: (seen.append(self.causal), launch(self, *a))[1])
+    rig = Harness(subject, geometry, turn.num_pages)
+    turn = place(rig, turn)
+    rig.run(turn, rig.load(turn))
+    assert [one is not None for one in seen] == [masked]
