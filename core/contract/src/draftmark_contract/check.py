@@ -136,7 +136,7 @@ class Refused(Exception):
 
 ORDER_OF_LEARNING = (
     *("load", "supports", "sizing", "tightness", "overflow", "proof"),
-    *("metadata", "numerics", "padding", "lengths", "purity", "guards", "history", "tree_ops", "graphs"),
+    *("metadata", "numerics", "padding", "lengths", "purity", "guards", "history", "tree_ops", "graphs", "late"),
 )
 """Modules of checks in the order in which somebody who writes a backend meets them; others come behind these."""
 _REGISTRY: dict[str, Check] = {}

@@ -15,6 +15,7 @@ from draftmark.graphs.task_queue import FAILED
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import describe
 from ..check import ContractViolation
+from .eagerly import NOTE, RIGHT, eager_run
 from .expected import Expected
 from .graph_harness import GraphHarness, Loaded
 from .late_device import Lateness, behind
@@ -23,8 +24,8 @@ from .late_round import Round, key_of, live_batch, memory_of
 KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
 """Host lengths by turns, mostly and at last such as tell one round from the next."""
 REMEDY = (
-    "if the round is right on a device that is on time, the host touches too early what the device has yet to read: "
-    "give each round in flight a slot, and wait for its fence (draftmark.transfer.fence) before using it again"
+    "let the host touch nothing that the device has yet to read: give each round in flight a slot of its own, and wait "
+    "for the slot's fence (draftmark.transfer.fence) before using it again"
 )
 
 
@@ -90,6 +91,7 @@ class LateHarness:
         self._rehearse(captured)
         with _failures(self.rounds), behind(self.harness.subject.device, self._on_device()) as late:
             for number, one in enumerate(self.rounds):
+                self.harness.subject.current = one.forwards[-1]
                 if not halfway:
                     late.linger()
                 loaded = self._plan(one, number)
@@ -154,11 +156,25 @@ class LateHarness:
     def rounds_hold(self) -> None:
         """Each round's metadata and outputs are those of its own batch; the pool holds every round's rows."""
         for number, one in enumerate(self.rounds):
-            with _of_round(f"round {number + 1} of {len(self.rounds)}, all sent to a late device"):
+            with self._told_of(one, number):
                 one.holds(self.harness, "the output")
         last = self.rounds[-1]
         self.harness.stored_holds(last.forwards[-1], last.expected[-1])
         self.harness.guards_hold(last.forwards[-1])
+
+    @contextmanager
+    def _told_of(self, one: Round, number: int) -> Iterator[None]:
+        """Let a violation say which round it was, and whether that round is right on a device that is on time."""
+        try:
+            yield
+        except ContractViolation as found:
+            found.what += f", in round {number + 1} of {len(self.rounds)}, all sent to a late device"
+            alone = eager_run(self.harness, one.forwards)
+            if alone == RIGHT:
+                found.details["remedy"] = found.details["remedy"] or REMEDY
+                alone = "right: the same batch in a fresh arena; what the host does meanwhile is at fault"
+            found.add_note(f"{NOTE}, on time: {alone}")
+            raise
 
 
 def _has_not_waited(one: Round, waits: Sequence[str]) -> None:
@@ -171,19 +187,6 @@ def _has_not_waited(one: Round, waits: Sequence[str]) -> None:
             formula="draftmark.backend.AttentionBackend",
             bug="sglang#29413",
         )
-
-
-@contextmanager
-def _of_round(which: str) -> Iterator[None]:
-    """Let a violation say which round it was, and what to do about lateness."""
-    try:
-        yield
-    except ContractViolation as found:
-        d = found.details
-        raise ContractViolation(
-            f"{found.what}, in {which}", batch=d["batch"], got=d["got"], expected=d["expected"],
-            formula=d["formula"] or "", bug=d["known from"] or "vllm#25279", remedy=d["remedy"] or REMEDY,
-        ) from found  # fmt: skip
 
 
 @contextmanager
