@@ -49,4 +49,6 @@ def _torch_folder() -> Path | None:
 
 if "torch_npu" not in sys.modules:
     check_torch_build()
-import torch_npu  # noqa: E402, F401  (teaches torch the device type "npu")
+import torch_npu  # noqa: E402  (teaches torch the device type "npu")
+
+__all__ = ["check_torch_build", "torch_npu"]
