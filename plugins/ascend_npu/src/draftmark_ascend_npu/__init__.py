@@ -41,7 +41,7 @@ class AscendPlugin(BackendPlugin):
     def requirements(self, geometry: Geometry) -> Requirements:
         """Exact lengths, since actual_seq_lengths_kv is a list of the host's; and slots that are unique.
 
-        Where the host lags the device says what the lengths are. npu_scatter_pa_kv_cache: "values must not repeat".
+        Where the host lags, the device says what they are. Page npu_scatter_pa_kv_cache: "values must not repeat".
         """
         lags = geometry.limits.host_lags
         return Requirements(HostLengthsNeed.RECOVERED if lags else HostLengthsNeed.EXACT, unique_slots=True)

@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+__all__ = ["check_torch_build", "cuda_build", "torch_npu"]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where torch's CPU builds are; PyPI's own torch for x86 is a CUDA build."""
 
@@ -50,5 +51,3 @@ def _torch_folder() -> Path | None:
 if "torch_npu" not in sys.modules:
     check_torch_build()
 import torch_npu  # noqa: E402  (teaches torch the device type "npu")
-
-__all__ = ["check_torch_build", "torch_npu"]
