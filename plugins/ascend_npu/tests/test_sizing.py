@@ -43,7 +43,7 @@ def test_seed_e_a_table_without_the_draft_tokens_is_refuted(monkeypatch):
 
     subject = BackendUnderTest(load("ascend_npu"), "cpu", Tier.SIZING)
     assert_covered(subject, subject.fit(geometry()))
-    monkeypatch.setattr(sizing, "buffers", without_draft_tokens)
+    monkeypatch.setattr(AscendPlugin, "buffers", staticmethod(without_draft_tokens))
     with pytest.raises(ContractViolation, match=r"block_tables.*columns"):
         assert_covered(subject, subject.fit(geometry()))
 
