@@ -1,0 +1,117 @@
+"""A plugin as a class: what it must give, what it gets, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import draftmark
+from draftmark import (
+    BackendInfo,
+    BackendLoadError,
+    BackendPlugin,
+    HostLengthsNeed,
+    LoadedBackend,
+    LoadFailure,
+    Requirements,
+)
+from draftmark.reference import ReferencePlugin
+from draftmark.runtime import GraphState, TorchTreeOps
+
+CPU = torch.device("cpu")
+CLASS = """
+from draftmark import BackendInfo, BackendPlugin
+
+class Plugin(BackendPlugin):
+    info = BackendInfo("classy", "any", 0, True)
+
+    def buffers(self, geometry):
+        return []
+
+    def open_backend(self, geometry, arena):
+        raise RuntimeError("not in this test")
+"""
+
+
+@pytest.fixture
+def load_class(distribution):
+    """Load a backend named classy whose entry point names the class Plugin of some source."""
+
+    def load(source):
+        distribution(
+            "classy", source=source, entries="[draftmark.backends.v1]\nclassy = throwaway_draftmark_classy:Plugin\n"
+        )
+        return draftmark.load("classy")
+
+    return load
+
+
+def test_three_members_are_enough(load_class, make_geometry):
+    """The defaults: everything is served, nothing is required, torch brings graphs and tree operations, no notes."""
+    backend, geometry = load_class(CLASS), make_geometry()
+    assert backend.supports(geometry) == [] and backend.buffers(geometry) == []
+    assert backend.requirements(geometry) == Requirements(HostLengthsNeed.NONE, unique_slots=False)
+    assert isinstance(backend.graph_state(geometry, CPU), GraphState)
+    assert isinstance(backend.tree_ops(geometry, CPU), TorchTreeOps)
+    assert backend.contract_notes() is None
+
+
+@pytest.mark.parametrize("missing", ["buffers", "open_backend"])
+def test_a_class_that_lacks_a_method_is_refused_by_its_name(load_class, missing):
+    """Not a TypeError of Python's, but the backend, what it lacks, and where to look."""
+    with pytest.raises(
+        BackendLoadError, match=f"Plugin does not define {missing}; see draftmark.BackendPlugin"
+    ) as caught:
+        load_class(CLASS.replace(f"def {missing}(", "def something_else("))
+    assert caught.value.failure is LoadFailure.MISSING_HOOK
+
+
+def test_a_method_with_other_arguments_is_refused_with_the_right_ones(load_class):
+    """pluggy sees the marked hook alone, so the plain method's arguments are checked at load as well."""
+    with pytest.raises(BackendLoadError, match=r"Plugin\.buffers.*write buffers\(self, geometry\)") as caught:
+        load_class(CLASS.replace("buffers(self, geometry)", "buffers(self)"))
+    assert caught.value.failure is LoadFailure.WRONG_SIGNATURE
+
+
+def test_a_class_without_info_is_refused(load_class):
+    """Who the backend is has no default."""
+    with pytest.raises(BackendLoadError, match=r"describe\(\) raised AttributeError.*info"):
+        load_class(CLASS.replace("info = ", "about = "))
+
+
+def test_a_constructor_that_raises_is_an_import_error(load_class):
+    """A plugin's class takes no arguments and does nothing yet."""
+    with pytest.raises(BackendLoadError, match=r"Plugin\(\) raised KeyError: 'aground'") as caught:
+        load_class(CLASS + "\n    def __init__(self):\n        raise KeyError('aground')\n")
+    assert caught.value.failure is LoadFailure.IMPORT_ERROR
+
+
+def test_a_loaded_backend_knows_the_module_that_defines_it(load_class):
+    """Of a class its own module, whatever it inherits from; the contract's files stand beside it."""
+    assert load_class(CLASS).module == "throwaway_draftmark_classy"
+    assert LoadedBackend("reference", ReferencePlugin()).module == "draftmark.reference"
+
+
+def test_contract_notes_are_the_module_beside_the_plugin(monkeypatch):
+    """The first class of the family whose package has a module `contract` gives it; a single module has none."""
+    lonely = ModuleType("lonely_plugin")
+    monkeypatch.setitem(sys.modules, "lonely_plugin", lonely)
+
+    class Derived(ReferencePlugin):
+        __module__ = "lonely_plugin"
+
+    class Alone(BackendPlugin):
+        __module__ = "lonely_plugin"
+        info = BackendInfo("alone", "any", 0, True)
+
+        def buffers(self, geometry):
+            return []
+
+        def open_backend(self, geometry, arena):
+            raise NotImplementedError
+
+    assert Derived().contract_notes().__name__ == "draftmark.reference.contract"
+    assert Alone().contract_notes() is None
