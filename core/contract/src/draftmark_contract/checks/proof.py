@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..check import Case, ContractViolation, Refused, Tier, check
-from ..sizing.geometries import SERVED
+from ..sizing.geometries import PROVED
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
 
 def _cases() -> Sequence[Case]:
-    names = [f"{name}{overlap}" for name in SERVED for overlap in ("", "-overlap")]
+    names = [f"{name}{overlap}" for name in PROVED for overlap in ("", "-overlap")]
     return [Case(name, index) for index, name in enumerate(names)]
 
 

@@ -12,7 +12,7 @@ from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mod
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
-from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries
+from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, since
 from ..sizing.required_sizes import RequiredSize, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
 
@@ -46,7 +46,7 @@ def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 def _processors() -> Sequence[Case]:
     return [
-        Case(f"{name}-sm{count}", (modes, count))
+        Case(f"{name}-sm{count}", (modes, count), since(name))
         for name, modes in SERVED.items()
         for count in (1, 24, 78, 108, 132, 188)
     ]
@@ -76,7 +76,7 @@ def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], 
 
 def _random_cases() -> Sequence[Case]:
     return [
-        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap))
+        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap), since(name))
         for name, modes in SERVED.items()
         for overlap in (False, True)
     ]
