@@ -8,7 +8,7 @@ from functools import cache
 from draftmark.geometry import Geometry, Mode
 
 from ..check import Case
-from ..oracle.formulas import draft_steps, max_prefix, rows_and_tail
+from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_tail
 from .forwards import ForwardCase, ragged, uniform
 from .geometries import Shape, shapes
 
@@ -30,7 +30,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
     found: list[ForwardCase] = []
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
-            padded = {1: 1, 3: 4}.get(len(lens), geometry.limits.capture_batch_sizes[-1])
+            padded = {1: 1, 3: 4}.get(len(lens), max_requests(geometry))
             for tree in ("random", "unused", "chain") if mode is Mode.VERIFY and name == "edges" else ("random",):
                 label = f"{mode.value}{step or ''}-{name}{'' if tree == 'random' else '-' + tree}"
                 forward = uniform(
@@ -41,7 +41,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
         label, lens = f"{mode.value}{step or ''}", (size + 1, size)
         both = uniform(label, geometry, mode, lens, 4, step=step, seed=9, first_page=first_page)
         found.append(both.sharing_prefix())
-        found += _full(geometry, mode, step, first_page)
+        found += _full(geometry, mode, step, first_page) + _above(geometry, mode, step, first_page)
     if Mode.EXTEND in geometry.modes:
         found += extends(geometry, first_page)
     return tuple(found)
@@ -49,18 +49,24 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
 
 def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, the scenes about a page boundary, padded, with trees of every kind; a ragged extend."""
-    return [one for one in all_forwards(geometry, first_page) if "edges" in one.name or "ragged" in one.name]
+    return [
+        one
+        for one in all_forwards(geometry, first_page)
+        if "edges" in one.name or "ragged" in one.name or "above" in one.name
+    ]
 
 
 def spanning_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, a short and a long forward with trees of every kind; ragged and full extends."""
-    kinds = ("edges", "wall", "extend-ragged", "extend-full")
+    kinds = ("edges", "wall", "above", "extend-ragged", "extend-full")
     return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in kinds)]
 
 
 def longest_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Of every mode and step, the scenes that reach furthest into a buffer: at the wall, full pages, full extends."""
-    return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full"))]
+    return [
+        one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full", "above"))
+    ]
 
 
 def forward_cases(*names: str, few: bool = False) -> list[Case]:
@@ -88,6 +94,15 @@ def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Fo
     ]
 
 
+def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
+    """All live requests, where no graph is large enough for them: such a batch runs eagerly (sglang#28767)."""
+    most = geometry.limits.max_num_reqs
+    if most <= max(geometry.limits.capture_batch_sizes, default=0):
+        return []
+    name, lens = f"{mode.value}{step or ''}-above", [n * 41 % (max_prefix(geometry) + 1) for n in range(1, most + 1)]
+    return [uniform(name, geometry, mode, lens, most, step=step, tree="random", seed=6, first_page=first_page)]
+
+
 def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
     """(mode, step) of every uniform forward that the geometry serves."""
     uniform_modes = [mode for mode in geometry.modes if mode not in (Mode.EXTEND, Mode.DRAFT)]
@@ -99,8 +114,13 @@ def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Ragged prefills: fresh, chunked, one token, all the tokens of a forward, up to the wall, padded requests."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
     rest = most - 24
-    return [
+    found = [
         ragged("extend-fresh", geometry, (0,), (min(size + 3, most),), seed=1, first_page=first_page),
         ragged("extend-ragged", geometry, (0, size + 1, 1), (5, 1, 17), padded=1, seed=2, first_page=first_page),
         ragged("extend-full", geometry, (c - rest, 0, 3), (rest, 1, 23), padded=1, seed=3, first_page=first_page),
     ]
+    live = geometry.limits.max_num_reqs
+    if live > max(geometry.limits.capture_batch_sizes, default=0):
+        lens, rows = [n * 29 % (c - 3) for n in range(live)], [1 + n % 3 for n in range(live)]
+        found.append(ragged("extend-above", geometry, lens, rows, seed=5, first_page=first_page))
+    return found

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import (
+    CORE_MODES,
+    DRAFT_MODES,
+    TARGET_MODES,
+    AttentionShape,
+    DraftShape,
+    Geometry,
+    Limits,
+    Mode,
+)
 
 from ..check import Case
 
@@ -20,7 +29,12 @@ PAGE128_LIMITS = Limits(max_num_reqs=4, max_context_len=255, max_extend_tokens=1
 """At the wall every tail but DECODE's lies on both sides of a page boundary (sglang#22778). Few requests, since
 interpreted kernels take their time for hundreds of keys."""
 PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
+FEW_GRAPHS = Limits(max_num_reqs=7, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 4))
+"""More requests may live than any graph is captured for, as engines run that capture up to a limit (sglang#28569)."""
 LARGE_PAGES = ("target-page128", "draft-page128")
+IN_1_3 = ("all-modes", "all-few-graphs", "all-no-graphs")
+"""One geometry that serves all modes (a target that drafts for itself); one that runs eagerly above its largest graph;
+one that captures nothing."""
 EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
 """Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
 
@@ -60,8 +74,9 @@ def shapes(*names: str) -> list[Shape]:
 
 def all_shapes() -> list[Shape]:
     """Of every geometry of `behaviours`."""
+    since = dict.fromkeys(LARGE_PAGES, (1, 2)) | dict.fromkeys(IN_1_3, (1, 3))
     return [
-        Shape(name, geometry, (1, 2), brief=True) if name in LARGE_PAGES else Shape(name, geometry)
+        Shape(name, geometry, since.get(name, (1, 0)), brief=geometry.attention.page_size == 128 and name in since)
         for name, geometry in behaviours().items()
     ]
 
@@ -90,6 +105,9 @@ def behaviours() -> dict[str, Geometry]:
         "draft-chain": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
         "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
         "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
+        "all-modes": _make(modes=CORE_MODES),
+        "all-few-graphs": _make(PAGE128, PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
+        "all-no-graphs": _make(PAGE128, PAGE128_TREE, replace(FEW_GRAPHS, capture_batch_sizes=()), CORE_MODES),
     }
 
 

@@ -11,12 +11,13 @@ from ..cases.forward_sets import programs, representative_forwards, spanning_for
 from ..cases.forwards import ForwardCase, uniform
 from ..cases.geometries import shapes
 from ..check import Case, ContractViolation
+from ..oracle.formulas import max_requests
 from .lengths import SUFFICIENT
 
 if TYPE_CHECKING:
     from ..harness.harness import Harness
 
-ALSO = ("target-window", "draft-window", "target-page1-words2", "target-page32-long")
+ALSO = ("target-window", "draft-window", "target-page1-words2", "target-page32-long", "all-modes", "all-few-graphs")
 """Shapes beside those that every check takes."""
 
 
@@ -37,7 +38,7 @@ def _sequences() -> list[Case]:
 def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
     """Short, then long, then few and short, then many again; trees change as well."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
-    largest = geometry.limits.capture_batch_sizes[-1]
+    largest = max_requests(geometry)
     plans = [
         ((2,) * most, largest, "random"),
         ((wall,) * most, largest, "random"),

@@ -9,11 +9,12 @@ from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
 from ..check import Case, ContractViolation
+from ..oracle.formulas import max_requests
 
 if TYPE_CHECKING:
     from ..harness.harness import Harness
 
-ALSO = ("target-window", "draft-window", "draft-page1-words2")
+ALSO = ("target-window", "draft-window", "draft-page1-words2", "all-no-graphs")
 """Shapes beside those that every check takes."""
 
 
@@ -22,7 +23,7 @@ def _cases() -> list[Case]:
     for shape in shapes(*ALSO):
         geometry = shape.geometry
         size = geometry.attention.page_size
-        largest = geometry.limits.capture_batch_sizes[-1]
+        largest = max_requests(geometry)
         for live in (0, 1, 3):
             lens = (size, 0, size + 2)[:live]
             for mode, step in programs(geometry):

@@ -13,7 +13,7 @@ from draftmark.requirements import HostLengthsNeed
 
 from ..check import ContractViolation
 from ..layouts import MetadataSpec
-from ..sizing.geometries import SERVED
+from ..sizing.geometries import PROVED
 from ..sizing.required_sizes import USAGE_ROLES, is_used, required_sizes_of
 from .domain import Variant, symbolic_batch, symbolic_geometry
 from .explore import explore
@@ -22,7 +22,7 @@ from .symbols import Context, Sym, SymbolicUse
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
-VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in SERVED.items() for overlap in (False, True))
+VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in PROVED.items() for overlap in (False, True))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from draftmark.geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, DRAFT_MODES, TARGET_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
 
@@ -19,8 +19,19 @@ STEPS = (1, 2, 3, 5, 9)
 DRAFT_TOKENS = (1, 2, 7, 33, 64)
 PAGES = (1, 2, 16, 64, 128)
 PLAIN_MODES = (Mode.EXTEND, Mode.DECODE)
-SERVED = {"target": TARGET_MODES, "draft": DRAFT_MODES, "plain": PLAIN_MODES}
-"""What geometries serve; "plain" is the mandatory profile's, which a backend without speculation serves alone."""
+SERVED = {"target": TARGET_MODES, "draft": DRAFT_MODES, "plain": PLAIN_MODES, "all": CORE_MODES}
+"""What geometries serve; "plain" is the mandatory profile's, which a backend without speculation serves alone; "all" is
+that of a target that drafts for itself."""
+IN_1_3 = "all"
+PROVED = {name: modes for name, modes in SERVED.items() if name != IN_1_3}
+"""What the proof ranges over: with every mode at once a plugin's tilings branch too often; that one is swept."""
+
+
+def since(served: str) -> tuple[int, int]:
+    """Contract (major, minor) in which geometries with these modes joined the suite."""
+    return (1, 3) if served == IN_1_3 else (1, 0)
+
+
 MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
 
 
@@ -58,11 +69,17 @@ def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
 
 
 def families() -> Sequence[Case]:
+<<<<<<< HEAD
     """Every combination of modes, page size, overlap and topk; the first and smallest geometry stands for a family."""
     found = [
         (f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
+=======
+    """Every combination of modes, page size, overlap and topk."""
+    return [
+        Case(f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k), since(name))
+>>>>>>> cases
         for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
-        if k == 1 or modes != PLAIN_MODES
+        if k in {PLAIN_MODES: (1,), CORE_MODES: (2, 8)}.get(modes, TOPK)
     ]
     return [Case(name, family, geometry=next(iter(family))) for name, family in found]
 
@@ -86,6 +103,7 @@ def tight_geometries() -> Sequence[Case]:
             Geometry.create(
                 AttentionShape(8, 2, 128, page), Limits(256, 131075, 8192, (8, 128, 256), overlap), draft, modes=modes
             ),
+            since(served),
         )
         for (served, modes), page, (name, draft), overlap in product(
             SERVED.items(), (1, 16, 64, 128), shapes.items(), (False, True)
@@ -106,6 +124,7 @@ def huge_geometries() -> Sequence[Case]:
                 DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8),
                 modes=modes,
             ),
+            since(served),
         )
         for (served, modes), page, (name, (reqs, context)) in product(SERVED.items(), (1, 64, 128), sizes.items())
     ]
@@ -140,7 +159,7 @@ def odd_geometries() -> Sequence[Case]:
             ),
         )
         for (served, modes), (name, (shape, draft)), overlap in product(SERVED.items(), found.items(), (False, True))
-        if modes != PLAIN_MODES or draft == DraftShape(2, 3, 7)
+        if served != IN_1_3 and (modes != PLAIN_MODES or draft == DraftShape(2, 3, 7))
     ]
 
 
@@ -157,5 +176,5 @@ def odd_trees() -> Sequence[Case]:
     return [
         Case(f"{served}-{name}", Geometry.create(shape, Limits(3, 300, 40, (4,)), draft, modes=modes), (1, 2))
         for (served, modes), (name, (shape, draft)) in product(SERVED.items(), found.items())
-        if modes != PLAIN_MODES
+        if modes not in (PLAIN_MODES, CORE_MODES)
     ]
