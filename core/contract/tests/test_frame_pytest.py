@@ -76,7 +76,7 @@ def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
     assert "reference has no verdict on" in done.stdout  # five items are no verdict
-    assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "none"
+    assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "has no verdict"
 
 
 def test_workers_give_the_same_verdict(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_sample_is_the_same_few_items_of_every_check_and_no_verdict(tmp_path: 
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         record = json.loads((tmp_path / "v.json").read_text())
-        assert record["verdict"] == "none"
+        assert record["verdict"] == "has no verdict"
         ran.append([row["item"] for row in record["results"]])
     assert ran[0] == ran[1]
     cases = Counter(item.partition("[")[0] for item in ran[0])

@@ -15,7 +15,9 @@ from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.verdict import Scope, Word
 
 VERSION = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
-ALL = ", ".join(Profile)
+SHOWN = [one for one in Profile if one is Profile.CORE or any(one in item.needs for item in all_items())]
+"""Profiles that some item needs."""
+ALL = ", ".join(SHOWN)
 HOST = len(all_items(Tier.HOST.includes))
 DEVICE = len(all_items((Tier.DEVICE,)))
 
@@ -91,7 +93,7 @@ def test_without_kernels_the_word_is_said_of_sizes_and_metadata() -> None:
 def test_the_device_decides_what_the_host_left_open() -> None:
     """An item that the host tier could not judge counts as unjudged and costs no profile once its twin has passed."""
     told = verdict(_interpreted, Tier.DEVICE, host_kernels=False)
-    assert (told.word, told.scope, list(told.profiles)) == (Word.CONFORMS, Scope.BACKEND, list(Profile))
+    assert (told.word, told.scope, list(told.profiles)) == (Word.CONFORMS, Scope.BACKEND, SHOWN)
     assert told.counts.unjudged
 
 

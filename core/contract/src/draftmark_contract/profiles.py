@@ -53,7 +53,7 @@ MOST_REQUESTS, MOST_TOKENS = 1024, 2**18
 """Limits beyond which a geometry is odd."""
 TAILED = frozenset({Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK})
 """Modes whose tails may take several mask words."""
-MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS})
+MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
 SPECIAL = frozenset(Profile) - MODES - {Profile.CORE, Profile.MODEL_SHAPES}
 """What is rarer than the modes and shapes it comes with."""
 

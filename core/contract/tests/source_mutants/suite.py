@@ -11,7 +11,8 @@ import torch
 from draftmark.loaded import LoadedBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
-from draftmark_contract.runner.item import Item, Outcome, all_items, run_item
+from draftmark_contract.runner.item import Item, all_items, run_item
+from draftmark_contract.runner.outcome import Outcome
 
 TIERS = (Tier.SIZING, Tier.HOST)
 FAILED = Outcome.FAILED.value

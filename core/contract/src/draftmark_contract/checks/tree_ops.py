@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits
 from draftmark.graphs import GraphKey, Program
 
 from ..behaviour import Given, behaviour
@@ -55,7 +55,7 @@ def _cases(*names: str) -> Callable[[], list[Case]]:
 
 def _tailed() -> list[Case]:
     """With the modes of a target and of a draft model."""
-    both = tuple(Mode)
+    both = CORE_MODES
     names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128")
     return [replace(case, value=replace(case.value, modes=both)) for case in _cases(*names)()]
 

@@ -79,7 +79,7 @@ def contract_session(config: pytest.Config) -> ContractSession:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Collect the suite's module even where the project's own `python_files` would not."""
-    if file_path != Path(__file__).with_name("test_contract.py"):
+    if file_path != Path(__file__).parents[1] / "test_contract.py":
         return None
     patterns = parent.config.getini("python_files")
     if any(file_path.match(pattern) for pattern in patterns) or parent.session.isinitpath(file_path):
