@@ -7,7 +7,7 @@
 * draft trees: `write_tail`, `verify_tree`, and the `TreeOps` that a backend may replace;
 * graphs: a `GraphState` by `GraphKey`, and `record_call` for kernels that torch does not see;
 * ranks: `step_digest` and the `RankGuard` that compares it;
-* host and device: `to_device`, `AsyncHostCopy`, `device_profile`.
+* host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`; a `LateDevice` shows what they are for.
 
 It imports torch. `draftmark` itself has what needs integers only.
 """
@@ -21,17 +21,19 @@ from .graphs import (
     GraphKey,
     GraphState,
     KeyedGraphState,
+    LateDevice,
     Program,
     Recording,
     graph_state_for,
     is_recording,
     mark_host,
+    mark_pinned,
     padded_batch_size,
     record_call,
 )
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
 from .ranks import RankGuard, step_digest
-from .transfer import AsyncHostCopy, to_device
+from .transfer import AsyncHostCopy, Fence, fence, to_device
 from .tree import TorchTreeOps, TreeOps, VerifyResult, verify_tree, write_tail
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Block",
     "Causal",
     "Exact",
+    "Fence",
     "ForwardBatch",
     "GraphKey",
     "GraphState",
@@ -49,6 +52,7 @@ __all__ = [
     "KVCache",
     "KVPool",
     "KeyedGraphState",
+    "LateDevice",
     "Program",
     "RankGuard",
     "Recording",
@@ -61,9 +65,11 @@ __all__ = [
     "UpperBound",
     "VerifyResult",
     "device_profile",
+    "fence",
     "graph_state_for",
     "is_recording",
     "mark_host",
+    "mark_pinned",
     "padded_batch_size",
     "ragged",
     "record_call",

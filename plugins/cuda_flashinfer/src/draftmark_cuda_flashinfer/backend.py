@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, record_call
+from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, fence, record_call
 
 from . import launch, levels, sizing
 from .launch import Forward
@@ -55,7 +55,7 @@ class FlashInferBackend:
         if ints.is_cuda:
             masked = bool(levels.masked_modes(geometry))
             self._vendor = Vendor(geometry.attention, pdl=geometry.device.arch >= 90, masked=masked)
-            self._staging = Staging(self._arena[sizing.STAGING], torch.cuda.Event)
+            self._staging = Staging(self._arena[sizing.STAGING], lambda: fence(ints.device))
 
     # -- plan ---------------------------------------------------------------------------------------------
 

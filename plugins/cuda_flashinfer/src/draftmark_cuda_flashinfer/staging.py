@@ -14,21 +14,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
-
-class Fence(Protocol):
-    """What `torch.cuda.Event` has of use here."""
-
-    def record(self) -> None:
-        """Mark the present end of the stream."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed the mark; at once if there is none."""
-        ...
+from draftmark.runtime import Fence
 
 
 class Staging:
@@ -36,7 +25,7 @@ class Staging:
 
     Args:
         memory: uint8 ``[slots, bytes]``, pinned; the arena's.
-        fence: makes one fence; `torch.cuda.Event` on a GPU.
+        fence: makes one fence of the device's.
     """
 
     def __init__(self, memory: torch.Tensor, fence: Callable[[], Fence]) -> None:

@@ -12,7 +12,8 @@ Not faster than eager, and not a proof. Beyond its sight:
 * kernels that torch does not dispatch (pybind extensions) unless they go through `record_call`;
 * a dropped static tensor that something else still holds, such as a closure or an autograd graph;
 * the pool: a device may reuse a freed intermediate's memory inside a graph and between graphs, here each one stays;
-* streams, races, launch limits, and effects of the step on Python objects, which capture cannot undo.
+* streams and races (`LateDevice` sees the host's), launch limits, and effects of the step on Python objects, which
+  capture cannot undo.
 
 Random operators draw from torch's default generator and advance it on each replay, as a CUDA graph does; capture itself
 leaves the generator as it was. Their numbers differ from a device's.
