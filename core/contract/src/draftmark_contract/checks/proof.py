@@ -6,29 +6,19 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
 from ..check import Case, ContractViolation, Tier, check
-from ..sizing.geometries import SERVED, standing_for
-=======
-from ..check import Case, ContractViolation, Refused, Tier, check
-from ..sizing.geometries import PROVED
->>>>>>> cases
+from ..sizing.geometries import PROVED, standing_for
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
 
 def _cases() -> Sequence[Case]:
-<<<<<<< HEAD
-    kinds = [(name, modes, overlap) for name, modes in SERVED.items() for overlap in (False, True)]
+    kinds = [(name, modes, overlap) for name, modes in PROVED.items() for overlap in (False, True)]
     return [
         Case(f"{name}{'-overlap' * overlap}", index, geometry=standing_for(modes, overlap))
         for index, (name, modes, overlap) in enumerate(kinds)
     ]
-=======
-    names = [f"{name}{overlap}" for name in PROVED for overlap in ("", "-overlap")]
-    return [Case(name, index) for index, name in enumerate(names)]
->>>>>>> cases
 
 
 @check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))

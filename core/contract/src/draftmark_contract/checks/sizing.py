@@ -11,11 +11,7 @@ from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mod
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..oracle.formulas import max_prefix
 from ..sizing.batches import BatchShape, brief, limit_batches
-<<<<<<< HEAD
-from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, standing_for
-=======
-from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, since
->>>>>>> cases
+from ..sizing.geometries import PAGES, PLAIN_MODES, SERVED, Family, families, odd_geometries, since, standing_for
 from ..sizing.required_sizes import RequiredSize, is_used, required_sizes_of
 from ..sizing.usage import judged_own_buffers, usage_of
 
@@ -49,11 +45,7 @@ def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 def _processors() -> Sequence[Case]:
     return [
-<<<<<<< HEAD
-        Case(f"{name}-sm{count}", (modes, count), geometry=standing_for(modes))
-=======
-        Case(f"{name}-sm{count}", (modes, count), since(name))
->>>>>>> cases
+        Case(f"{name}-sm{count}", (modes, count), since(name), standing_for(modes))
         for name, modes in SERVED.items()
         for count in (1, 24, 78, 108, 132, 188)
     ]
@@ -83,11 +75,7 @@ def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], 
 
 def _random_cases() -> Sequence[Case]:
     return [
-<<<<<<< HEAD
-        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap), geometry=standing_for(modes, overlap))
-=======
-        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap), since(name))
->>>>>>> cases
+        Case(f"{name}-{'overlap' if overlap else 'sync'}", (modes, overlap), since(name), standing_for(modes, overlap))
         for name, modes in SERVED.items()
         for overlap in (False, True)
     ]

@@ -69,19 +69,13 @@ def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
 
 
 def families() -> Sequence[Case]:
-<<<<<<< HEAD
     """Every combination of modes, page size, overlap and topk; the first and smallest geometry stands for a family."""
     found = [
-        (f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
-=======
-    """Every combination of modes, page size, overlap and topk."""
-    return [
-        Case(f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k), since(name))
->>>>>>> cases
+        (name, f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
         for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
         if k in {PLAIN_MODES: (1,), CORE_MODES: (2, 8)}.get(modes, TOPK)
     ]
-    return [Case(name, family, geometry=next(iter(family))) for name, family in found]
+    return [Case(label, family, since(name), next(iter(family))) for name, label, family in found]
 
 
 def mandatory() -> Geometry:
