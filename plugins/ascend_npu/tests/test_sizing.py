@@ -60,6 +60,7 @@ def test_a_geometry_without_trees_has_no_tree_buffers():
     plain = Geometry.create(SHAPE, LIMITS, modes=(Mode.EXTEND, Mode.DECODE))
     assert [one.name for one in sizing.buffers(plain)] == [
         sizing.SLOTS,
+        sizing.SLOTS32,
         sizing.TABLES,
         sizing.TRIANGLE,
         sizing.HOST_LENS,

@@ -46,27 +46,28 @@ def test_the_log_knows_the_aicpu(subject):
     assert [line for line in log if line.startswith("AICPU")] == ["AICPU aclnnRightShift", "AICPU aclnnFloorDivides"]
 
 
-def test_tree_operations_are_the_same_bits_without_the_aicpu(subject):
-    """Mask words with all 32 bits in use, and the kept path's slots, against torch's operations."""
-    from draftmark.tree import TorchTreeOps
+def test_tree_operations_are_the_same_bits_without_the_aicpu():
+    """Mask words with all 32 bits in use, depths and positions, against torch's operations."""
+    from draftmark import Mode
+    from draftmark.runtime import BatchBuffers, TorchTreeOps, Unknown
     from draftmark_ascend_npu.tree_ops import AscendTreeOps
-    from draftmark_contract.harness.tree_tensors import TreeTensors, make_round
 
     geometry = geometries()["target-fp16-wall"]
-    ours, torchs = AscendTreeOps(geometry, "npu"), TorchTreeOps(geometry)
-    tensors = TreeTensors(subject, geometry)
-    one = make_round(geometry, 3)
-    tensors.load(one)
-    batch = tensors.batch()
-    parents = tensors.trees()[1]
-    torchs.write_tail(batch, parents)
-    expected = [one.clone() for one in (batch.tail.mask, batch.tail.depth, batch.positions)]
-    batch = tensors.batch()
-    log = called(lambda: ours.write_tail(batch, parents))
+    reqs, nodes = geometry.max_reqs, geometry.draft.num_draft_tokens
+    dice = torch.Generator().manual_seed(0)
+    parents = torch.tensor([[-1] + [int(torch.randint(0, j, (), generator=dice)) for j in range(1, nodes)]] * reqs)
+    found = []
+    for ops in (TorchTreeOps(geometry), AscendTreeOps(geometry, "npu")):
+        buffers = BatchBuffers(geometry, "npu")
+        buffers.prefix_lens.copy_(torch.arange(reqs, dtype=torch.int32) * 80)
+        batch = buffers.uniform(Mode.VERIFY, 0, reqs, reqs, Unknown(reqs, geometry.max_prefix_len), tree=True)
+        for tensor in (batch.tail.mask, batch.tail.depth, batch.positions):
+            tensor.fill_(-7)
+        log = called(lambda ops=ops, batch=batch: ops.write_tail(batch, parents.npu()))
+        found.append([one.cpu() for one in (batch.tail.mask, batch.tail.depth, batch.positions)])
     assert [line for line in log if line.startswith("AICPU")] == []
-    found = (batch.tail.mask, batch.tail.depth, batch.positions)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert (expected[0] < 0).any(), "bit 31 is in use"
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert (found[0][0] < 0).any(), "bit 31 is in use"
 
 
 @pytest.mark.parametrize(
