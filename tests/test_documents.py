@@ -78,7 +78,7 @@ def test_the_tutorials_backend_meets_a_sample_of_the_contract(tugboat, tmp_path)
     done = run(*CLI, "contract", "tugboat", "--sample", "1", "--json", str(record), path=tugboat)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     counts = json.loads(record.read_text())["counts"]
-    assert set(counts) <= {"passed", "refused"}, counts
+    assert not any(counts[name] for name in ("failed", "unjudged", "declared")), counts
 
 
 @pytest.mark.slow
