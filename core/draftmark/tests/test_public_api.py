@@ -60,15 +60,20 @@ def test_plugins_use_the_public_api_only(folder: Path) -> None:
         assert not suite or path.name == "contract.py", f"{path.name} imports {suite}, which an engine does not have"
 
 
-@pytest.mark.parametrize(
-    "text", [ROOT / "README.md", ROOT / "docs" / "writing-a-backend.md"], ids=lambda path: path.name
-)
-def test_printed_programs_use_the_public_api_only(text: Path) -> None:
+def test_the_decoding_loop_uses_the_public_api_only() -> None:
+    """An engine needs no more than the two public modules; its commands share the command line's helpers."""
+    folder = ROOT / "core" / "speculative" / "src" / "draftmark_speculative"
+    for path in folder.rglob("*.py"):
+        own = {name for name in imports(path) if name.split(".")[0] == "draftmark"}
+        internal = {name for name in own - ALLOWED if "cli" not in path.relative_to(folder).parts}
+        assert not internal, f"{path.name} imports {internal}: take the name from draftmark or draftmark.runtime"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/writing-a-backend.md"])
+def test_printed_programs_use_the_public_api_only(page: str) -> None:
     """What a reader copies imports the two public modules, and of the suite what a contract module may."""
     allowed = ALLOWED | {"draftmark_contract.layouts"}
-    printed = text.read_text()
-    found = {
-        line.split()[1] for line in printed.splitlines() if line.startswith(("from draftmark", "import draftmark"))
-    }
+    lines = (ROOT / page).read_text().splitlines()
+    found = {line.split()[1] for line in lines if line.startswith(("from draftmark", "import draftmark"))}
     assert found <= allowed, found - allowed
     assert "draftmark" in found

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from draftmark import __version__
 from draftmark.cli.rendering import Column, shorten, show, show_table
-from draftmark.version import __version__
 
 from .. import EngineConfig
 from ..agreement import SLACK, Agreement

@@ -7,11 +7,19 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from draftmark import DraftmarkError, RequestError
+from draftmark import (
+    AttentionShape,
+    DraftmarkError,
+    DraftShape,
+    Geometry,
+    Limits,
+    LoadedBackend,
+    RequestError,
+    ceil_div,
+    load,
+)
 from draftmark.cli.errors import ArgumentError
-from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, ceil_div
-from draftmark.loaded import LoadedBackend
-from draftmark.registry import BACKEND_VARIABLE, load
+from draftmark.registry import BACKEND_VARIABLE
 
 from .prompts import Prompt
 
