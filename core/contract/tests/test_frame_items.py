@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
+from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from draftmark_contract.check import Tier, all_checks
 from draftmark_contract.runner.item import all_items
 
@@ -36,6 +37,33 @@ def test_items_are_the_same_in_another_process_without_torch() -> None:
 def test_every_check_says_what_it_rules() -> None:
     """The docstring's first line is printed with a failure and in the report."""
     assert [check.name for check in all_checks() if not check.doc.endswith(".")] == []
+
+
+def test_no_item_is_newer_than_the_core() -> None:
+    """A check or case of a new minor comes with that minor; else nobody could target it."""
+    assert max(item.since for item in all_items()) <= (CONTRACT_MAJOR, CONTRACT_MINOR)
+
+
+def test_items_come_in_the_order_of_learning() -> None:
+    """Tier by tier: loading first, one eager forward before many, graphs and late devices last."""
+    order = [check.name for check in all_checks()]
+    told = (
+        "load.describes_itself",
+        "supports.mandatory_profile",
+        "sizing.covers",
+        "metadata.decodes_to_the_token_history",
+    )
+    told += (
+        "numerics.match_float64",
+        "padding.is_declared",
+        "history.equals_a_fresh_state",
+        "graphs.replay_equals_eager",
+    )
+    told += ("metadata.decodes_to_the_token_history_on_device",)
+    places = [order.index(name) for name in told]
+    assert places == sorted(places)
+    first = next(item for item in all_items() if item.check.name == "numerics.match_float64")
+    assert first.case.id == "mandatory-decode"
 
 
 def test_tiers_include_those_before() -> None:

@@ -121,7 +121,7 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
             )
 
 
-@check(tier=Tier.SIZING, cases=_once, since=(1, 2))
+@check(tier=Tier.SIZING, cases=_once, since=(1, 3))
 def siblings_are_declared(subject: BackendUnderTest, _: None) -> None:
     """BackendInfo.runs_code_of names the backends whose packages the plugin imports: its verdict depends on them."""
     declared = set(getattr(subject.backend.info, "runs_code_of", ()))

@@ -85,7 +85,7 @@ def _once() -> Sequence[Case]:
     return [Case("odd-geometries", None)]
 
 
-@behaviour(Given.SUBJECT, cases=_once, since=(1, 2), bugs=("sglang#32920",))
+@behaviour(Given.SUBJECT, cases=_once, since=(1, 3), bugs=("sglang#32920",))
 def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
     """What supports() says here, with torch and the backend in use, it says in a fresh process without them."""
     if subject.backend.name not in {row.name for row in available()}:

@@ -55,7 +55,7 @@ def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[It
 def targeted_minor(backend: LoadedBackend) -> int:
     """Of the contract that the plugin was written for; `load.describes_itself` complains of an impossible one."""
     told = backend.info.contract_minor
-    return told if isinstance(told, int) and 0 <= told <= CONTRACT_MINOR else CONTRACT_MINOR
+    return told if type(told) is int and 0 <= told <= CONTRACT_MINOR else CONTRACT_MINOR
 
 
 def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:

@@ -52,7 +52,7 @@ def judge(
         profiles=tuple(served_in_full([suite.needs[one.item] for one in met], gaps)),
         scope=scope,
         minor=suite.minor,
-        newer=Newer(len(newer), sum(one.outcome in (Outcome.UPCOMING, Outcome.DECLARED) for one in newer)),
+        newer=suite.newer(newer),
         error=error,
         runs=tuple(runs),
         **(_about(backend) if backend else {}),
@@ -64,21 +64,30 @@ class _Suite:
     """What the items are, for a backend that targets contract ``1.minor``.
 
     Attributes:
-        tiers, needs: of every item, by id, in the suite's order.
+        tiers, needs, since: of every item, by id, in the suite's order.
         due: the items of the contract that is targeted; the others are newer.
     """
 
     minor: int
     tiers: dict[str, str]
     needs: dict[str, Features]
+    since: dict[str, tuple[int, int]]
     due: frozenset[str]
 
     @classmethod
     def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
         """Of a backend that does not load, the newest contract."""
         items, minor = all_items(), targeted_minor(backend) if backend else CONTRACT_MINOR
-        due = frozenset(item.id for item in items if item.since <= (CONTRACT_MAJOR, minor))
-        return cls(minor, {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}, due)
+        since = {item.id: item.since for item in items}
+        due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
+        tiers, needs = {item.id: item.tier.value for item in items}, {item.id: item.needs for item in items}
+        return cls(minor, tiers, needs, since, due)
+
+    def newer(self, results: Sequence[Result]) -> Newer:
+        """What the results of newer items come to."""
+        major, minor = max((self.since[one.item] for one in results), default=(0, 0))
+        failing = sum(one.outcome in (Outcome.UPCOMING, Outcome.DECLARED) for one in results)
+        return Newer(len(results), failing, f"{major}.{minor}" if results else "")
 
     def sort(self, results: Sequence[Result]) -> list[Result]:
         """In the suite's order; a newer item has not failed, whatever ended it: it is upcoming."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from draftmark.version import CONTRACT_MAJOR
 
 from ..check import unavailable
 from ..profiles import Profile
@@ -33,10 +33,13 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Newer:
-    """Items newer than the contract that the plugin targets: how many ran, and how many of them failed."""
+    """Items newer than the contract that the plugin targets: how many ran, of which contract the newest is, and how
+    many of them failed.
+    """
 
     items: int = 0
     failing: int = 0
+    newest: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,8 @@ class Verdict:
     def _newer(self) -> list[str]:
         if not self.newer.items:
             return []
-        newest = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
-        return [f"upcoming: {self.newer.items:,} newer items, up to {newest}, of which {self.newer.failing:,} fail"]
+        newer = self.newer
+        return [f"upcoming: {newer.items:,} newer items, up to {newer.newest}, of which {newer.failing:,} fail"]
 
     @property
     def _not_run(self) -> list[str]:
