@@ -7,7 +7,7 @@
 * draft trees: `write_tail`, `verify_tree`, and the `TreeOps` that a backend may replace;
 * graphs: a `GraphState` by `GraphKey`, and `record_call` for kernels that torch does not see;
 * ranks: `step_digest` and the `RankGuard` that compares it;
-* host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`; a `LateDevice` shows what they are for.
+* host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
 
 It imports torch. `draftmark` itself has what needs integers only.
 """
@@ -21,7 +21,6 @@ from .graphs import (
     GraphKey,
     GraphState,
     KeyedGraphState,
-    LateDevice,
     Program,
     Recording,
     graph_state_for,
@@ -52,7 +51,6 @@ __all__ = [
     "KVCache",
     "KVPool",
     "KeyedGraphState",
-    "LateDevice",
     "Program",
     "RankGuard",
     "Recording",
