@@ -11,6 +11,7 @@ verifies all of them → one target token a row → the walk that keeps the agre
 advance → the head takes over what was accepted.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,32 +26,24 @@ if TYPE_CHECKING:
     from .statistics import Statistics
 
 _HOMES = {
-    "EngineConfig": "config",
-    "HostKind": "config",
-    "Drafter": "drafts",
-    "DraftTree": "drafts",
-    "Speculation": "drafts",
-    "DraftHead": "eagle",
-    "Eagle": "eagle",
-    "Engine": "engine",
-    "Generation": "decoding",
-    "decode": "decoding",
-    "generate": "decoding",
-    "Ngram": "ngram",
-    "FinishReason": "request",
-    "Progress": "request",
-    "Sampling": "sampling",
-    "Statistics": "statistics",
+    "config": ("EngineConfig", "HostKind"),
+    "decoding": ("Generation", "decode", "generate"),
+    "drafts": ("DraftTree", "Drafter", "Speculation"),
+    "eagle": ("DraftHead", "Eagle"),
+    "engine": ("Engine",),
+    "ngram": ("Ngram",),
+    "request": ("FinishReason", "Progress"),
+    "sampling": ("Sampling",),
+    "statistics": ("Statistics",),
 }
 
 
 def __getattr__(name: str) -> Any:
     # The command line looks at this package where torch cannot be imported: torch is needed by what is used first.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'draftmark_speculative' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module 'draftmark_speculative' has no attribute {name!r}")
 
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -48,8 +48,7 @@ class Layered(Protocol):
     def device(self) -> torch.device: ...
 
 
-@dataclass(frozen=True)
-class PagePlan:
+class PagePlan(NamedTuple):
     """The page ids that the pools of all models share.
 
     Attributes:
@@ -61,14 +60,6 @@ class PagePlan:
     null: int
     total: int
     unique_slots: bool
-
-    @classmethod
-    def make(cls, loaded: LoadedBackend, geometries: Sequence[Geometry], config: EngineConfig) -> PagePlan:
-        """Plan pages enough for every geometry; see `EngineConfig.num_pages`."""
-        unique = any(loaded.requirements(geometry).unique_slots for geometry in geometries)
-        null: int = geometries[0].null_pages(unique)
-        total = config.num_pages or null + config.max_num_reqs * geometries[0].max_pages_per_req
-        return cls(null, total, unique)
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,8 @@ class AttentionLayers:
             arena = loaded.allocate(geometry, device, guard=config.guard)
             pool = KVPool(geometry, model.layers.count(shape), pages.total, pages.null, device)
             self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
-        self._homes = _homes(model.layers, shapes)
+        # For each layer, its group and its index in the group's pool.
+        self._homes = [(shapes.index(one), model.layers[:i].count(one)) for i, one in enumerate(model.layers)]
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
@@ -182,7 +174,10 @@ def open_layers(
         loaded.require(geometry)
     if draft is not None:
         GeometryPair(geometries[0][0], geometries[1][0])
-    pages = PagePlan.make(loaded, every, config)
+    unique = any(loaded.requirements(geometry).unique_slots for geometry in every)
+    null: int = every[0].null_pages(unique)
+    total: int = config.num_pages or null + config.max_num_reqs * every[0].max_pages_per_req
+    pages = PagePlan(null, total, unique)
     return [
         AttentionLayers(model, loaded, config, mine, pages) for (model, _), mine in zip(models, geometries, strict=True)
     ]
@@ -202,14 +197,3 @@ def _geometry(layer: LayerAttention, model: Layered, config: EngineConfig, modes
         logits_soft_cap=layer.logits_soft_cap,
     )
     return Geometry.create(shape, config.limits, config.draft_shape, device_profile(model.device), modes)
-
-
-def _homes(layers: Sequence[LayerAttention], shapes: Sequence[LayerAttention]) -> list[tuple[int, int]]:
-    """For each layer, its group and its index in the group's pool."""
-    counts = [0] * len(shapes)
-    homes = []
-    for layer in layers:
-        group = shapes.index(layer)
-        homes.append((group, counts[group]))
-        counts[group] += 1
-    return homes
