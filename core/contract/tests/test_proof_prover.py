@@ -163,6 +163,18 @@ def test_contract_item_shows_the_counterexample() -> None:
         check.run(refusing, check.cases()[0])
 
 
+def test_the_item_finds_what_no_sweep_meets() -> None:
+    """Short at one context length that is no corner: every item of the sweeps passes, the proof's fails."""
+    subject = _lens(lambda g: g.max_reqs - 1 if g.limits.max_context_len == 77_777 else g.max_reqs)
+    checks = {check.name: check for check in all_checks()}
+    for name in ("sizing.covers", "sizing.covers_shapes", "sizing.covers_random", "tightness.index_buffers"):
+        for case in checks[name].cases()[::9]:
+            checks[name].run(subject, case)
+    proof = checks["proof.needed_is_declared"]
+    with pytest.raises(ContractViolation, match="C=77777"):
+        proof.run(subject, proof.cases()[0])
+
+
 def test_tail_of_an_extend_batch_is_bounded_by_its_rows() -> None:
     """A tail level sized for the graph modes alone is too short for EXTEND, shown by a batch within the limits."""
 

@@ -18,10 +18,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
     """The backend keeps the rule of this item."""
-    result = contract_session(request.config).run(attn_item)
+    session = contract_session(request.config)
+    result = session.run(attn_item)
     request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
     if result.outcome is Outcome.FAILED:
-        pytest.fail(result.message, pytrace=False)
+        pytest.fail(session.told(result), pytrace=False)
     if result.outcome is Outcome.UNJUDGED:
         pytest.skip(f"not judged: {result.message}")
     if result.outcome in (Outcome.DECLARED, Outcome.UPCOMING):

@@ -60,7 +60,10 @@ def _run(run: dict[str, object]) -> str:
 
 
 def _profiles(verdict: Verdict) -> str:
-    rows = [[profile.value, "in full" if profile in verdict.profiles else "not in full"] for profile in Profile]
+    rows = [
+        [profile.value, "in full" if profile in verdict.profiles else "not in full, or not tried"]
+        for profile in Profile
+    ]
     return f"<h2>Profiles, as far as the tiers that ran can tell</h2>{_table(['profile', 'served'], rows)}"
 
 

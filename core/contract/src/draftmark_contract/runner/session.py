@@ -61,6 +61,7 @@ class ContractSession:
         self._asked_device = device
         self._backend: LoadedBackend | None = None
         self._known: list[KnownFailure] = []
+        self._first: dict[str, str] = {}
         self.error = ""
 
     @cached_property
@@ -122,6 +123,14 @@ class ContractSession:
         if lost and self.journal:
             os._exit(DEVICE_LOST)
         return result
+
+    def told(self, result: Result) -> str:
+        """The message of a failed item: in full for the first of its check in this process, else in two lines."""
+        first = self._first.setdefault(result.check, result.item)
+        if first == result.item:
+            return result.message
+        lines = result.message.splitlines()
+        return "\n".join([f"as {first}: {lines[min(1, len(lines) - 1)]}", lines[-1]])
 
     def _run(self, item: Item) -> Result:
         backend = self.backend

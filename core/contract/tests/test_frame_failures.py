@@ -1,0 +1,59 @@
+"""What failed, on one screen: some in full, the rest in a line, the reasons below the verdict."""
+
+from __future__ import annotations
+
+from verdicts import verdict
+
+from draftmark_contract.profiles import Profile
+from draftmark_contract.runner.failures import LONGEST, SCREEN, failure_lines, verdict_lines
+from draftmark_contract.runner.item import Item, all_items
+from draftmark_contract.runner.outcome import Outcome, Result
+
+
+def _wrong(item: Item, lines: int = 8) -> Result:
+    text = [f"{item.check.name}: A rule.", *(f"  line {n}" for n in range(lines)), "  run it again: …"]
+    return Result(item.id, item.tier.value, Outcome.FAILED, "\n".join(text))
+
+
+def test_everything_wrong_takes_one_screen() -> None:
+    """The first checks in the order of learning in full, every other one in a line with the first of its cases."""
+    lines = failure_lines(verdict(_wrong))
+    checks = {item.check.name for item in all_items() if item.tier.value != "device"}
+    assert len(lines) < SCREEN + len(checks)
+    assert lines[0] == "load.describes_itself[plugin]"
+    assert "  sizing.covers: " in "\n".join(lines) and " fail, [target-p1-k1], [target-p1-k2]" in "\n".join(lines)
+    named = {line.split("[")[0].split(":")[0].strip() for line in lines}
+    assert checks <= named
+
+
+def test_one_long_failure_keeps_its_head_and_its_command() -> None:
+    """However many requests a batch has: what is cut is counted."""
+    only = all_items()[0]
+    lines = failure_lines(verdict(lambda item: _wrong(item, 500) if item.id == only.id else None))
+    assert len(lines) <= LONGEST + 2
+    assert any("lines more" in line for line in lines)
+    assert lines[-2].strip().startswith("run it again: ")
+
+
+def test_nothing_wrong_says_nothing() -> None:
+    """No failure, no line."""
+    assert failure_lines(verdict()) == []
+
+
+def test_reasons_stand_below_the_verdict() -> None:
+    """Why items were refused, declared or left open, the most frequent reason first."""
+
+    def ending(item: Item) -> Result | None:
+        if Profile.FP8 in item.needs:
+            return Result(item.id, item.tier.value, Outcome.REFUSED, "fp8 is not served here")
+        if Profile.WINDOW in item.needs:
+            return Result(item.id, item.tier.value, Outcome.DECLARED, "k1: the vendor's kernel\nlong story")
+        return None
+
+    told = verdict(ending)
+    first, *rest = verdict_lines(told)
+    assert first == told.line
+    assert rest == [
+        f"  refused: {told.counts.refused:,} x fp8 is not served here",
+        f"  declared: {told.counts.declared:,} x k1: the vendor's kernel",
+    ]
