@@ -40,7 +40,9 @@ class Lateness:
     def linger(self) -> None:
         """The device stays at this point of what is sent to it for a while, once it gets here."""
         if self._late is None:
-            SPINS.get(self._device.type, lambda device: None)(self._device)
+            spin = SPINS.get(self._device.type)
+            if spin is not None:
+                spin(self._device)
         else:
             self._here = self._late.mark()
 
