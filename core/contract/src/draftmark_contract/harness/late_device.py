@@ -14,11 +14,12 @@ CYCLES = 40_000_000
 """Of a GPU's clock, some 20 ms: longer than a host takes to send a round, shorter than anybody minds."""
 
 
-def _spin() -> None:
-    torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
+def _spin(device: torch.device) -> None:
+    with torch.cuda.device(device):
+        torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
 
 
-SPINS: dict[str, Callable[[], None]] = {"cuda": _spin}
+SPINS: dict[str, Callable[[torch.device], None]] = {"cuda": _spin}
 """By device type. Of other devices no delay is known: rounds are sent all the same, and run as the device gets to them.
 (Of this repository's NPU emulator nothing runs before somebody waits, as on a late device.)"""
 
@@ -27,7 +28,7 @@ class Lateness:
     """How a device is kept late while the host goes on."""
 
     def __init__(self, device: str, late: LateDevice | None) -> None:
-        self._spin = SPINS.get(torch.device(device).type, lambda: None)
+        self._device = torch.device(device)
         self._late = late
         self._here = 0
 
@@ -39,7 +40,9 @@ class Lateness:
     def linger(self) -> None:
         """The device stays at this point of what is sent to it for a while, once it gets here."""
         if self._late is None:
-            self._spin()
+            spin = SPINS.get(self._device.type)
+            if spin is not None:
+                spin(self._device)
         else:
             self._here = self._late.mark()
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from .active import LATE
 from .operators import tensors_in
 from .residency import Place
-from .rules import refused_call
+from .rules import is_judged, refused_call
 
 if TYPE_CHECKING:
     from .late import LateDevice
@@ -30,7 +30,11 @@ class LateCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if LATE.get() is not self._device:
             return func(*args, **kwargs)
-        return self._to(func, args, kwargs) if func in (Tensor.to, Tensor.cpu) else self._call(func, args, kwargs)
+        if func in (Tensor.to, Tensor.cpu):
+            return self._to(func, args, kwargs)
+        if args and isinstance(args[0], Tensor) and "device" not in kwargs and not is_judged(func):
+            return func(*args, **kwargs)
+        return self._call(func, args, kwargs)
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         sentence, tensors = refused_call(func, args, kwargs), tensors_in((args, kwargs))

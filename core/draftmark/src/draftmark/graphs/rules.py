@@ -71,6 +71,11 @@ _BUILDERS: dict[Any, str] = {
 _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
+def is_judged(func: Callable[..., Any]) -> bool:
+    """Whether `refused_call` may have something against a call of `func`, whatever it is given."""
+    return func in _CALLS or func in _BUILDERS or func in _SPLITS or func is torch.Tensor.to
+
+
 def refused_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """The sentence against a Python-level torch call, or None if it may be captured."""
     if func in _CALLS:
