@@ -2,12 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftmark.errors import BackendLoadError, CacheExhausted, GeometryError, RequestError
-from draftmark_speculative import Engine, EngineConfig, FinishReason, HostKind, Ngram, generate
+from draftmark_speculative import Engine, EngineConfig, FinishReason, HostKind, Ngram, decode, generate
 
 
 def owners(engine):
@@ -136,7 +138,8 @@ def test_bad_configurations_are_refused(make_model, settings, error, named):
 @pytest.mark.parametrize(
     ("prompt", "count", "named"),
     [([], 4, "0 tokens"), ([1] * 32, 4, "32 tokens, but max_context_len is 32"), ([1], 0, "max_new_tokens is 0"),
-     ([1, 999], 4, "token 999"), ([-1], 4, "token -1")],
+     ([1, 999], 4, "token 999"), ([-1], 4, "token -1"), ([1], 2.5, "2.5\\) is no integer"),
+     ([1], float("inf"), "is no integer"), ([1.5, 2], 4, "is no integer")],
 )  # fmt: skip
 def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, named):
     """A bad prompt is refused by name, and the requests already there go on."""
@@ -147,6 +150,24 @@ def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, na
     while engine.busy:
         engine.step()
     assert len(engine.output(good)) == 5
+
+
+def test_a_prompt_may_be_an_array_or_a_tensor(make_model, plain_text):
+    """Whatever yields integers is a prompt; the text is that of the list."""
+    engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
+    kinds = [[5, 6, 7], np.array([5, 6, 7]), torch.tensor([5, 6, 7])]
+    outs = decode(engine, kinds, np.int64(6))
+    assert [out.tokens for out in outs] == [plain_text("llama", (5, 6, 7), 6)] * 3
+
+
+def test_a_refused_prompt_leaves_none_of_its_list_behind(make_model):
+    """`decode` raises before any token, and what it had queued by then is not decoded by the next call."""
+    engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
+    with pytest.raises(RequestError, match="token -1"):
+        decode(engine, [[1, 2], [-1]], 4)
+    assert not engine.busy
+    assert len(decode(engine, [[3, 4]], 4)) == 1
+    assert engine.statistics.tokens == 4
 
 
 def test_a_request_that_never_fits_is_refused_at_once(make_model):

@@ -14,6 +14,7 @@ import torch
 
 from draftmark.errors import ModelError
 from draftmark_speculative.models import CausalLM, load_model, loading
+from draftmark_speculative.models.files import open_gguf, read_once
 from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 
@@ -95,6 +96,16 @@ def test_a_gguf_file_loads_as_the_model_it_was_written_from(gguf_file: Path) -> 
     model, original = load_model(str(gguf_file)), tiny_model("llama")
     assert model.layers == original.layers and model.name == "tiny.gguf"
     torch.testing.assert_close(_logits(model), _logits(original))
+
+
+def test_a_reader_is_handed_out_for_its_own_file_and_its_own_time(gguf_file: Path, tmp_path: Path) -> None:
+    """Another GGUF file that is read meanwhile gets a reader of its own, and gguf is afterwards what it was."""
+    other, own = write_gguf(tmp_path / "other.gguf", {"llama.note": "other"}), gguf.GGUFReader
+    reader = open_gguf(gguf_file)
+    with read_once(gguf_file, reader):
+        assert gguf.GGUFReader(str(gguf_file)) is reader
+        assert gguf.GGUFReader(str(other)).get_field("llama.note").contents() == "other"
+    assert gguf.GGUFReader is own
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
