@@ -59,6 +59,11 @@ def failures(backend: LoadedBackend, checks: Iterable[Check] | None = None, samp
                 break
 
 
+def killing_case(backend: LoadedBackend, check: Check) -> Case | None:
+    """The first case of the check's sample that fails."""
+    return next((case for case in _cases(check, sampled=True) if outcome(backend, check, case) is not None), None)
+
+
 def first_failure(mutant: Mutant, layout: str) -> Failure | None:
     """What kills a mutant first: on a sample of the cases, else on all."""
     for sampled in (True, False):
