@@ -160,7 +160,14 @@ def numerics() -> list[Shape]:
         "bf16-gqa4-128-page128": AttentionShape(8, 2, 128, 128),
         "fp16-gqa8-128-page128-scale": replace(PAGE128, num_qo_heads=8, num_kv_heads=1, softmax_scale=0.05),
     }
-    return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), (1, 2)) for name, one in large.items()]
+    newer = {
+        "bf16-gqa3-64-page128-heads9": AttentionShape(9, 3, 64, 128),
+        "fp16-mha-64-page128": AttentionShape(4, 4, 64, 128, "float16", "float16"),
+        "bf16-gqa8-256-page128": AttentionShape(8, 1, 256, 128),
+    }
+    since = dict.fromkeys(large, (1, 2)) | dict.fromkeys(newer, (1, 3))
+    shapes_of_pages = (large | newer).items()
+    return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), since[name]) for name, one in shapes_of_pages]
 
 
 def describe(geometry: Geometry) -> str:
