@@ -135,7 +135,9 @@ def test_an_unknown_hook_is_named_with_the_known_ones(distribution):
     """A misspelt hook is found by pluggy's own check; the remedy lists the contract's hooks."""
     distribution("misspelt", extra=hook("typo", "return []"))
     error = load_error("misspelt")
-    assert_load_error(error, LoadFailure.UNKNOWN_HOOK, "draftmark_typo", "draftmark_open_backend", "v1.2")
+    assert_load_error(
+        error, LoadFailure.UNKNOWN_HOOK, "draftmark_typo", "draftmark_open_backend", f"v1.{draftmark.CONTRACT_MINOR}"
+    )
 
 
 @pytest.mark.parametrize("arguments", ["geometry, device", "geom"])

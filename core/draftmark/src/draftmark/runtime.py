@@ -33,7 +33,7 @@ from .graphs import (
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
 from .ranks import RankGuard, step_digest
 from .transfer import AsyncHostCopy, Fence, fence, to_device
-from .tree import TorchTreeOps, TreeOps, VerifyResult, verify_tree, write_tail
+from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_tail
 
 __all__ = [
     "Arena",
@@ -62,6 +62,8 @@ __all__ = [
     "Unknown",
     "UpperBound",
     "VerifyResult",
+    "ancestors",
+    "depths",
     "device_profile",
     "fence",
     "graph_state_for",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry
-from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, verify_tree
-from draftmark.tree import ancestors, depths
+from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, ancestors, depths, verify_tree
 
 WORD = 32
 
