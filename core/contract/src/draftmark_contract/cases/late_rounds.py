@@ -40,12 +40,12 @@ def _end(rounds: list[ForwardCase]) -> int:
 def _scenes(geometry: Geometry) -> list[tuple[str, tuple[int, ...], int, str]]:
     """(name, prefix lengths, padded size, tree)."""
     wall, most, page = geometry.limits.max_context_len, geometry.limits.max_num_reqs, geometry.attention.page_size
-    _, *others, large = geometry.limits.capture_batch_sizes
-    mid = others[-1] if others else large
+    sizes = geometry.limits.capture_batch_sizes or (most,)
+    mid, large = sizes[-2:][0], sizes[-1]
     return [
-        ("long", tuple(wall - 3 * n for n in range(most)), large, "random"),
+        ("long", tuple(wall - 3 * n for n in range(min(most, large))), large, "random"),
         ("short", (2, 0, page)[:mid], mid, "star"),
-        ("between", (wall // 2, page + 1, 1)[:most], large, "deep"),
+        ("between", (wall // 2, page + 1, 1)[: min(most, large)], large, "deep"),
     ]
 
 
