@@ -18,7 +18,7 @@ from .version import TESTED, installed
 if TYPE_CHECKING:
     import torch
 
-    from draftmark.runtime import ForwardBatch, device_profile
+    from draftmark.runtime import ForwardBatch
 
     from .planning import Planner
     from .vendor import Vendor
@@ -48,6 +48,8 @@ def answers_for(device: DeviceProfile) -> bool:
     if device.kind != "cuda" or installed() != TESTED or importlib.util.find_spec("torch") is None:
         return False
     import torch
+
+    from draftmark.runtime import device_profile
 
     return torch.cuda.is_available() and device_profile("cuda") == device
 
