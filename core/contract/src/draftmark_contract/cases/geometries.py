@@ -170,6 +170,20 @@ def numerics() -> list[Shape]:
     return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), since[name]) for name, one in shapes_of_pages]
 
 
+def logits() -> list[Shape]:
+    """Where large logits could go wrong: each dtype, a soft cap, a window, quantised KV, pages of 128; all modes."""
+    shapes = {
+        "bf16": SMALL,
+        "fp32-window": replace(SMALL, q_dtype="float32", kv_dtype="float32", window_left=60),
+        "fp16-page128": PAGE128,
+        "bf16-cap": replace(SMALL, logits_soft_cap=30.0),
+        "fp16-cap-page128": replace(PAGE128, logits_soft_cap=20.0),
+        "bf16-kv8": replace(SMALL, kv_dtype="float8_e4m3fn"),
+    }
+    limits = replace(PAGE128_LIMITS, max_context_len=180, max_extend_tokens=32)
+    return [Shape(name, _make(one, PAGE128_TREE, limits, CORE_MODES), (1, 3)) for name, one in shapes.items()]
+
+
 def describe(geometry: Geometry) -> str:
     """One line for messages."""
     a, d, limits = geometry.attention, geometry.draft, geometry.limits

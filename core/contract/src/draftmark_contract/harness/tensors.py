@@ -10,6 +10,7 @@ from draftmark.cache import KVCache
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
+from ..cases.contents import CONTRAST, Contents
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import kv_slots
@@ -18,8 +19,6 @@ SPARSE = 2**28
 """A pool from this size on is not filled: its pages are only touched where a forward stores something."""
 SCALES = (0.5, 2.0)
 """Stored value times scale is the real value; powers of two, so that quantising rounds once."""
-CONTRAST = 0.5
-"""Scale of the queries: weights stay near each other, so a key too many or too few shows in every output."""
 
 
 class CaseTensors:
@@ -75,7 +74,7 @@ class CaseTensors:
             batch.tail.depth.copy_(torch.tensor(_depth(forward), dtype=torch.int32))
         return batch
 
-    def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST) -> None:
+    def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
         """New rows for a forward, the same for the same seed; `out`, and the rows behind the forward, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
@@ -87,10 +86,7 @@ class CaseTensors:
     def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
         """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""
         dice = torch.Generator().manual_seed(seed + 1)
-        size = self.geometry.attention.page_size
-        used = sorted(
-            {slot for one in forward.requests if one.live for slot in kv_slots(one, size)[: -one.rows or None]}
-        )
+        size, used = self.geometry.attention.page_size, used_slots(forward)
         for pool in (self.cache.k, self.cache.v):
             if pool.numel() < SPARSE:
                 raw(pool).fill_(-1)  # all ones: NaN in every dtype
@@ -103,6 +99,12 @@ class CaseTensors:
         """q, k, v and out of a forward, padded rows included."""
         n = len(forward.rows)
         return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
+
+
+def used_slots(forward: ForwardCase) -> list[int]:
+    """KV slots that a forward finds filled: committed tokens, and tail slots of earlier draft steps."""
+    size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
+    return sorted({slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
