@@ -39,6 +39,8 @@ class Given(StrEnum):
     """``(GraphHarness, Program)`` of a geometry and a program."""
     LATE = "late"
     """``(LateHarness, Geometry)`` of a geometry, with a pool for the rounds of `cases.late_rounds`."""
+    LAYERS = "layers"
+    """``(LayerHarness, list of ForwardCase)`` of a tuple of geometries, one per shape of layer, and forwards."""
     TREES = "trees"
     """``(TreeHarness, Geometry)`` of a geometry."""
     FAR_TREES = "far_trees"

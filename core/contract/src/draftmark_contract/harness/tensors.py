@@ -18,24 +18,27 @@ from ..oracle.history import kv_slots
 SPARSE = 2**28
 """A pool from this size on is not filled: its pages are only touched where a forward stores something."""
 SCALES = (0.5, 2.0)
-"""Stored value times scale is the real value; powers of two, so that quantising rounds once."""
+"""Of k and v in the first layer; stored value times scale is the real value. Each further layer doubles the one and
+halves the other: powers of two, so that quantising rounds once."""
 
 
 class CaseTensors:
     """Everything that a backend is given, at fixed addresses. Contents come from forwards; the rest is dirty.
 
     Attributes:
-        cache: one layer's pages.
+        cache: one layer's pages, with scales of its own.
         q, k, v, out: rows of the largest forward; a forward takes the leading ones.
     """
 
-    def __init__(self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None, layer: int = 0
+    ) -> None:
         a = geometry.attention
         self.geometry = geometry
         self.buffers = BatchBuffers(geometry, device)
         shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
         kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
-        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device))
+        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer))
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
@@ -112,10 +115,11 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-def _scales(kv_dtype: str, device: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _scales(kv_dtype: str, device: str, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if kv_dtype != "float8_e4m3fn":
         return None, None
-    k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in SCALES)
+    values = SCALES[0] * 2**layer, SCALES[1] / 2**layer
+    k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in values)
     return k, v
 
 
