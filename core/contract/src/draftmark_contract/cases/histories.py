@@ -35,8 +35,8 @@ def profiles() -> dict[str, Geometry]:
     make = Geometry.create
     return {
         "plain": mandatory(),
-        "target": make(SMALL, limits, TREE, modes=TARGET_MODES),
-        "draft": make(replace(SMALL, page_size=1), replace(limits, overlap=True), TREE, modes=DRAFT_MODES),
+        "verifying": make(SMALL, limits, TREE, modes=TARGET_MODES),
+        "drafting": make(replace(SMALL, page_size=1), replace(limits, overlap=True), TREE, modes=DRAFT_MODES),
         "all": make(replace(SMALL, page_size=4, q_dtype="float32", kv_dtype="float32"), limits, TREE, modes=CORE_MODES),
         "all-window": make(wide, limits, DraftShape(2, 3, 5), modes=CORE_MODES),
         "all-page128": make(PAGE128, large, PAGE128_TREE, modes=CORE_MODES),

@@ -138,7 +138,7 @@ def _step(graphs: GraphHarness, step: Step, number: int) -> None:
     from draftmark.graphs import GraphKey
 
     harness, what = graphs.harness, f"the output of step {number + 1}"
-    host = step.host if harness.host != "exact" else "exact"
+    host = step.host if harness.bounded else "exact"
     if step.program is None:
         forward = harness.place(step.forward)
         batch = harness.load(forward, host, seed=number)

@@ -60,7 +60,7 @@ class LayerHarness:
     @property
     def capture_host(self) -> str:
         """Host lengths at capture: unknown, so that the plan serves every replay, unless exact ones are needed."""
-        return "exact" if self._host == "exact" else "unknown"
+        return "unknown" if all(harness.bounded for harness in self.harnesses) else "exact"
 
     @property
     def _host(self) -> str:
