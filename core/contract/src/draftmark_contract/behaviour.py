@@ -39,6 +39,8 @@ class Given(StrEnum):
     """``(GraphHarness, Program)`` of a geometry and a program."""
     LATE = "late"
     """``(LateHarness, Geometry)`` of a geometry, with a pool for the rounds of `cases.late_rounds`."""
+    LAYERS = "layers"
+    """``(LayerHarness, list of ForwardCase)`` of a tuple of geometries, one per shape of layer, and forwards."""
     TREES = "trees"
     """``(TreeHarness, Geometry)`` of a geometry."""
     FAR_TREES = "far_trees"
@@ -51,27 +53,38 @@ Run = Callable[..., None]
 """A check's body: of the two things that its `Given` says."""
 
 
+Registered = Callable[["BackendUnderTest", Any], None]
+
+
 def behaviour(
     given: Given, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
-) -> Callable[[Run], Callable[[BackendUnderTest, Any], None]]:
+) -> Callable[[Run], Registered]:
     """`check` on both tiers: ``module.name`` on the host, ``module.name_on_device`` on the device.
 
     The module's name then stands for the registered check, a function of ``(subject, value)``.
     """
 
-    def register(run: Run) -> Callable[[BackendUnderTest, Any], None]:
-        @functools.wraps(run)
-        def on_host(subject: BackendUnderTest, value: Any) -> None:
-            from .harness.setups import run_on
-
-            run_on(given, run, subject, value)
-
-        @functools.wraps(run)
-        def on_device(subject: BackendUnderTest, value: Any) -> None:
-            on_host(subject, value)
-
+    def register(run: Run) -> Registered:
+        on_host, on_device = _opening(given, run), _opening(given, run)
         on_device.__name__ = f"{run.__name__}_on_device"
         check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(on_device)
         return check(tier=Tier.HOST, cases=cases, since=since, bugs=bugs)(on_host)
 
     return register
+
+
+def on_device_only(
+    given: Given, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
+) -> Callable[[Run], Registered]:
+    """`check` on the device tier alone, for what no host can afford."""
+    return lambda run: check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(_opening(given, run))
+
+
+def _opening(given: Given, run: Run) -> Registered:
+    @functools.wraps(run)
+    def on_subject(subject: BackendUnderTest, value: Any) -> None:
+        from .harness.setups import run_on
+
+        run_on(given, run, subject, value)
+
+    return on_subject

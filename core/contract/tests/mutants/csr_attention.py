@@ -37,6 +37,22 @@ def visible(
     return seen
 
 
+def indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as bytes where torch indexes no such dtype."""
+    return tensor.view(torch.int8) if tensor.element_size() == 1 else tensor
+
+
+def stored(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What the cache holds for some rows: value / scale."""
+    return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
+
+
+def gathered(pool: torch.Tensor, table: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Pages ``[R, n]`` of a pool as ``[R, n · P, heads, dim]``, with the scale applied."""
+    pages = indexable(pool)[table].view(pool.dtype).flatten(1, 2)
+    return pages if scale is None else pages.float() * scale
+
+
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, shape: AttentionShape
 ) -> torch.Tensor:

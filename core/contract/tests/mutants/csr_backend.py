@@ -133,8 +133,9 @@ class CsrBackend:
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots."""
         slots = self.arena["slot_mapping"][: batch.num_rows]
-        for rows, pages in ((k, cache.k), (v, cache.v)):
-            pages.flatten(0, 1).index_copy_(0, slots, rows.to(pages.dtype))
+        for rows, pages, scale in ((k, cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):
+            stored = kernel.stored(rows, scale, pages.dtype)
+            kernel.indexable(pages).flatten(0, 1).index_copy_(0, slots, kernel.indexable(stored))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Uniform modes as one block, EXTEND request by request."""
@@ -170,7 +171,8 @@ class CsrBackend:
         index = (start[:, None] + torch.arange(pages, device=q.device)).clamp(max=self.arena["kv_indices"].shape[0] - 1)
         # Entries behind the live part may be poison; any page will do there, since it is masked.
         table = self.arena["kv_indices"][index.long()].clamp(0, cache.k.shape[0] - 1).long()
-        k, v = (pool[table].flatten(1, 2) for pool in (cache.k, cache.v))
+        k = kernel.gathered(cache.k, table, cache.k_scale)
+        v = kernel.gathered(cache.v, table, cache.v_scale)
         stored = torch.arange(k.shape[1], device=q.device) < lens[:, None]
         v = v.masked_fill(~stored[:, :, None, None], 0.0)
         seen = kernel.visible(lens - bits.shape[2], k.shape[1], bits, depth, shape.window_left)
@@ -184,10 +186,8 @@ class CsrPlugin(BackendPlugin):
     buffers = staticmethod(buffers)
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Neither quantised KV nor more pages than an int32 offset counts."""
+        """No more pages than an int32 offset counts."""
         reasons = []
-        if geometry.attention.kv_dtype == "float8_e4m3fn":
-            reasons.append("kv_dtype float8_e4m3fn is not served: KV is stored as float32, float16 or bfloat16")
         if geometry.max_reqs * geometry.max_pages_per_req > 2**31 - 1:
             most = "2**31 - 1, the largest offset of kv_indptr: lower either"
             reasons.append(f"max_reqs · max_pages_per_req passes {most}")

@@ -32,9 +32,9 @@ PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
 FEW_GRAPHS = Limits(max_num_reqs=7, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 4))
 """More requests may live than any graph is captured for, as engines run that capture up to a limit (sglang#28569)."""
 LARGE_PAGES = ("target-page128", "draft-page128")
-IN_1_3 = ("all-modes", "all-few-graphs", "all-no-graphs")
+IN_1_3 = ("all-modes", "all-few-graphs", "all-no-graphs", "all-kv8")
 """One geometry that serves all modes (a target that drafts for itself); one that runs eagerly above its largest graph;
-one that captures nothing."""
+one that captures nothing; one whose KV is quantised."""
 EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
 """Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
 
@@ -76,7 +76,7 @@ def all_shapes() -> list[Shape]:
     """Of every geometry of `behaviours`."""
     since = dict.fromkeys(LARGE_PAGES, (1, 2)) | dict.fromkeys(IN_1_3, (1, 3))
     return [
-        Shape(name, geometry, since.get(name, (1, 0)), brief=geometry.attention.page_size == 128 and name in since)
+        Shape(name, geometry, since.get(name, (1, 0)), brief=name in (*LARGE_PAGES, *IN_1_3))
         for name, geometry in behaviours().items()
     ]
 
@@ -107,6 +107,7 @@ def behaviours() -> dict[str, Geometry]:
         "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
         "all-modes": _make(modes=CORE_MODES),
         "all-few-graphs": _make(PAGE128, PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
+        "all-kv8": _make(replace(SMALL, kv_dtype="float8_e4m3fn"), modes=CORE_MODES),
         "all-no-graphs": _make(PAGE128, PAGE128_TREE, replace(FEW_GRAPHS, capture_batch_sizes=()), CORE_MODES),
     }
 
@@ -168,6 +169,20 @@ def numerics() -> list[Shape]:
     since = dict.fromkeys(large, (1, 2)) | dict.fromkeys(newer, (1, 3))
     shapes_of_pages = (large | newer).items()
     return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), since[name]) for name, one in shapes_of_pages]
+
+
+def logits() -> list[Shape]:
+    """Where large logits could go wrong: each dtype, a soft cap, a window, quantised KV, pages of 128; all modes."""
+    shapes = {
+        "bf16": SMALL,
+        "fp32-window": replace(SMALL, q_dtype="float32", kv_dtype="float32", window_left=60),
+        "fp16-page128": PAGE128,
+        "bf16-cap": replace(SMALL, logits_soft_cap=30.0),
+        "fp16-cap-page128": replace(PAGE128, logits_soft_cap=20.0),
+        "bf16-kv8": replace(SMALL, kv_dtype="float8_e4m3fn"),
+    }
+    limits = replace(PAGE128_LIMITS, max_context_len=180, max_extend_tokens=32)
+    return [Shape(name, _make(one, PAGE128_TREE, limits, CORE_MODES), (1, 3)) for name, one in shapes.items()]
 
 
 def describe(geometry: Geometry) -> str:

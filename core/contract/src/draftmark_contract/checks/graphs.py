@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ALSO = (
     *("target-window", "draft-window", "draft-page1-words2", "target-page1-words2"),
-    *("target-overlap", "target-page32-long", "draft-chain", "all-modes", "all-few-graphs"),
+    *("target-overlap", "target-page32-long", "draft-chain", "all-modes", "all-few-graphs", "all-kv8"),
 )
 """Shapes beside those that every check takes."""
 

@@ -17,7 +17,15 @@ from .lengths import SUFFICIENT
 if TYPE_CHECKING:
     from ..harness.harness import Harness
 
-ALSO = ("target-window", "draft-window", "target-page1-words2", "target-page32-long", "all-modes", "all-few-graphs")
+ALSO = (
+    "target-window",
+    "draft-window",
+    "target-page1-words2",
+    "target-page32-long",
+    "all-modes",
+    "all-few-graphs",
+    "all-kv8",
+)
 """Shapes beside those that every check takes."""
 
 

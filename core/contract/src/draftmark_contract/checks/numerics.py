@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftmark.geometry import Geometry, Mode
+from draftmark.geometry import DRAFT_MODES, Geometry, Mode
 
 from ..behaviour import Given, behaviour
+from ..cases.contents import Contents
 from ..cases.forward_sets import extends, programs
 from ..cases.forwards import ForwardCase, ragged, uniform
-from ..cases.geometries import Shape, mandatory, numerics
+from ..cases.geometries import Shape, logits, mandatory, numerics
+from ..cases.production import few_requests
 from ..check import Case
 from ..oracle.formulas import draft_steps
 from ..sizing.geometries import odd_geometries, odd_trees
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
 HIGH_OFFSET = 2**31
 """Flat element offsets from here on do not fit int32."""
-PEAKED = 2.0
-"""Scale of the queries: logits spread far enough that a wrong scale, cap or rounding of the weights shows."""
 
 
 def _cases() -> list[Case]:
@@ -39,10 +39,8 @@ def _cases() -> list[Case]:
 @behaviour(Given.FORWARD, cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
 def match_float64(harness: Harness, forward: ForwardCase) -> None:
     """Every live row is within rounding of float64, with NaN in all unused KV; padded rows are finite."""
-    for contrast in (0.0, PEAKED):
-        batch = harness.load(forward)
-        harness.tensors.fill_rows(forward, contrast=contrast)
-        harness.forward_holds(forward, batch)
+    for contents in (Contents.FLAT, Contents.SPREAD):
+        harness.forward_holds(forward, harness.load(forward, contents=contents))
 
 
 def _odd() -> list[Case]:
@@ -74,19 +72,36 @@ def serve_what_is_not_refused(harness: Harness, forwards: list[ForwardCase]) -> 
         harness.forward_holds(forward, harness.load(forward))
 
 
+def _logits() -> list[Case]:
+    return [
+        shape.case(forward, forward.name) for shape in logits() for forward in few_requests(shape.geometry, (40, 133))
+    ]
+
+
+@behaviour(Given.FORWARD, cases=_logits, since=(1, 3), bugs=("vllm#56579", "flashinfer#4267", "flashinfer#4401"))
+def survive_any_logits(harness: Harness, forward: ForwardCase) -> None:
+    """Logits of a few, of hundreds and of 1e5, of both signs, near-constant and one-hot, in every mode."""
+    for contents in (Contents.SPREAD, Contents.LARGE, Contents.NEEDLES, Contents.LEVELS):
+        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+
+
 def _high() -> list[Case]:
     """Pages whose first element lies past 2**31 elements of the pool; 4.3 GB a tensor, most of it never touched."""
     found = []
     for shape in (one for one in numerics() if one.name in ("bf16-gqa4-128", "bf16-gqa4-128-page128")):
         a = shape.geometry.attention
         first = HIGH_OFFSET // (a.page_size * a.num_kv_heads * a.head_dim) + 3
+        drafting = replace(shape.geometry, modes=(Mode.DECODE, *DRAFT_MODES))
         forwards = [
-            uniform("verify", shape.geometry, Mode.VERIFY, (17, 1), 4, first_page=first),
-            *extends(shape.geometry, first_page=first)[1:2],
+            (uniform("verify", shape.geometry, Mode.VERIFY, (17, 1), 4, first_page=first), shape.since),
+            *((one, shape.since) for one in extends(shape.geometry, first_page=first)[1:2]),
+            *(
+                (uniform(mode.value, drafting, mode, (17, 1), 4, step=step, first_page=first), (1, 3))
+                for mode, step in dict(programs(drafting)).items()
+            ),
         ]
-        found += [
-            Case(f"{forward.name}{'-page128' * (a.page_size == 128)}", forward, shape.since) for forward in forwards
-        ]
+        suffix = "-page128" * (a.page_size == 128)
+        found += [Case(f"{forward.name}{suffix}", forward, since) for forward, since in forwards]
     return found
 
 

@@ -32,7 +32,7 @@ LIMITS = Limits(max_num_reqs=6, max_context_len=84, capture_batch_sizes=(2, 6))
 
 
 def _trees() -> list[Shape]:
-    """Trees of 2 to 70 nodes, masks of one to three words, of which a tail may need fewer than there are."""
+    """Trees of 2 to 101 nodes, masks of one to four words, of which a tail may need fewer than there are."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
     make = Geometry.create
     return [
@@ -46,6 +46,7 @@ def _trees() -> list[Shape]:
         Shape("far", make(AttentionShape(8, 8, 128, 64), LIMITS, DraftShape(3, 2, 6))),
         Shape("page128", make(PAGE128, PAGE128_LIMITS, DraftShape(8, 3, 35)), LARGE),
         Shape("far-page128", make(AttentionShape(8, 8, 128, 128), LIMITS, DraftShape(3, 2, 6)), LARGE),
+        Shape("crowd", make(SMALL, replace(LIMITS, max_num_reqs=12), DraftShape(8, 3, 101)), (1, 3)),
     ]
 
 
@@ -55,9 +56,8 @@ def _cases(*names: str) -> Callable[[], list[Case]]:
 
 def _tailed() -> list[Case]:
     """With the modes of a target and of a draft model."""
-    both = CORE_MODES
-    names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128")
-    return [replace(case, value=replace(case.value, modes=both)) for case in _cases(*names)()]
+    names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128", "crowd")
+    return [replace(case, value=replace(case.value, modes=CORE_MODES)) for case in _cases(*names)()]
 
 
 @behaviour(Given.TREES, cases=_tailed, since=SINCE)
@@ -72,7 +72,7 @@ def tail_follows_the_parents(trees: TreeHarness, geometry: Geometry) -> None:
         trees.tail_holds(batch, requests, f"{mode.value} step {step}")
 
 
-@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "words3", "page128"), since=SINCE)
+@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "words3", "page128", "crowd"), since=SINCE)
 def walk_follows_the_target(trees: TreeHarness, geometry: Geometry) -> None:
     """The verdict on trees of every kind: first of equal children, unused nodes, padding, 64-bit tokens."""
     for seed in range(4):
@@ -81,7 +81,7 @@ def walk_follows_the_target(trees: TreeHarness, geometry: Geometry) -> None:
         trees.verdict_holds(one, trees.verify(), f"round {seed}")
 
 
-@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128"), since=SINCE)
+@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128", "crowd"), since=SINCE)
 def kept_path_is_made_contiguous(trees: TreeHarness, geometry: Geometry) -> None:
     """Any ascending paths in all layers, overlapping ones too; every byte that is no kept node's stays."""
     for seed in range(3):
@@ -106,7 +106,7 @@ def _compacts(trees: TreeHarness, seed: int) -> None:
 
 @behaviour(
     Given.TREES,
-    cases=_cases("page1-overlap", "words2", "page128"),
+    cases=_cases("page1-overlap", "words2", "page128", "crowd"),
     since=SINCE,
     bugs=("sglang#26655", "sglang#26521", "sglang#29413"),
 )

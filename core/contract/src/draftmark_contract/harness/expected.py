@@ -33,21 +33,27 @@ def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | No
 
     With `after`, the forward follows another one whose KV it finds in the pool.
     """
-    truth = truth_of(forward)
-    before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
-    pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
-    store(pools, {row: truth.writes[row] for row in forward.rows[: forward.live_rows]}, forward, tensors)
+    truth, pools = truth_of(forward), stored_pools(forward, tensors, after)
     live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
     return Expected(truth, pools[0], pools[1], answer_of(forward, tensors, pools, live))
+
+
+def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> list[torch.Tensor]:
+    """k and v ``[slots, kv_heads, head_dim]`` as the live rows of a forward must leave them."""
+    writes = truth_of(forward).writes
+    before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
+    pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
+    store(pools, {row: writes[row] for row in forward.rows[: forward.live_rows]}, forward, tensors)
+    return pools
 
 
 def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
     """Write a forward's k and v to KV slots, quantised as the cache holds them; rows without a slot stay away."""
     _, k, v, _ = tensors.rows(forward)
+    numbers = [number for number, row in enumerate(forward.rows) if row in writes]
+    slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
     for pool, rows, scale in zip(pools, (k, v), (tensors.cache.k_scale, tensors.cache.v_scale), strict=True):
-        for number, row in enumerate(forward.rows):
-            if row in writes:
-                raw(pool)[writes[row]] = raw(quantised(rows[number], scale, pool.dtype))
+        raw(pool)[slots] = raw(quantised(rows[numbers], scale, pool.dtype))
 
 
 def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

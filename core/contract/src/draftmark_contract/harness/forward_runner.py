@@ -12,10 +12,12 @@ from draftmark.geometry import Geometry
 from draftmark.requirements import HostLengthsNeed
 
 from ..backend_under_test import BackendUnderTest
+from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..layouts import MetadataSpec
 from ..oracle import formulas
 from ..oracle.decode import Decoded, Shape, decode
+from .contents import fill
 from .expected import Expected, answer_of, expected_of, store, truth_of
 from .tensors import CaseTensors
 
@@ -60,11 +62,12 @@ class ForwardRunner:
         """Whether the backend copes with bounds: it needs no more, or it asks the device for the rest itself."""
         return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
 
-    def load(self, forward: ForwardCase, host: str | None = None, seed: int = 0) -> ForwardBatch:
+    def load(
+        self, forward: ForwardCase, host: str | None = None, seed: int = 0, contents: Contents = Contents.USUAL
+    ) -> ForwardBatch:
         """Put a forward on the tensors: batch, rows, cache."""
         batch = self.set(forward, host)
-        self.tensors.fill_rows(forward, seed)
-        self.tensors.fill_cache(forward, seed)
+        fill(self.tensors, forward, contents, seed)
         return batch
 
     def set(self, forward: ForwardCase, host: str | None = None) -> ForwardBatch:

@@ -23,7 +23,7 @@ from .forward_runner import ForwardRunner
 from .host_reads import host_reads
 from .poison import poison_in
 from .reachable import reachable_storages
-from .tensors import raw
+from .tensors import CaseTensors, raw
 from .watch import Watch, batch_tensors
 
 
@@ -76,10 +76,10 @@ class Harness(ForwardRunner):
             formula = "the backend's MetadataSpec and draftmark.buffers.Role"
             raise _violation(problem.what, forward, problem.got, problem.expected, formula=formula) from problem
 
-    def stored_holds(self, forward: ForwardCase, expected: Expected) -> None:
+    def stored_holds(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:
         """The pool holds the live rows at their slots and is otherwise untouched, but for null pages."""
         start = forward.null_pages * forward.geometry.attention.page_size
-        cache = self.tensors.cache
+        cache = (tensors or self.tensors).cache
         for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
             got = pool.view_as(want)
             changed = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten()
@@ -159,9 +159,10 @@ class Harness(ForwardRunner):
         return reachable_storages(self.backend)
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
-        """Run `call`; names of the calls in it that read the batch, the rows or the arena on the host."""
+        """Run `call`; names of the calls in it that read the batch, the rows, scales or the arena on the host."""
         device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
-        with host_reads([*batch_tensors(batch).values(), *device, *self.tensors.rows(forward)[:3]]) as reads:
+        scales = [one for one in (self.tensors.cache.k_scale, self.tensors.cache.v_scale) if one is not None]
+        with host_reads([*batch_tensors(batch).values(), *device, *scales, *self.tensors.rows(forward)[:3]]) as reads:
             call()
         return reads
 

@@ -21,6 +21,7 @@ from ..oracle.formulas import max_pages, max_requests
 from .graph_harness import GraphHarness
 from .harness import Harness
 from .late_harness import LateHarness
+from .layer_harness import LayerHarness
 from .sparse import sparse_memory, sparse_pool
 from .tree_harness import TreeHarness
 
@@ -97,6 +98,14 @@ def _late(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManag
     return nullcontext((LateHarness(GraphHarness(harness)), geometry))
 
 
+def _layers(
+    subject: BackendUnderTest, value: tuple[Sequence[Geometry], Sequence[ForwardCase]]
+) -> AbstractContextManager[Opened]:
+    shapes, forwards = value
+    layers = LayerHarness(subject, shapes, max(forward.num_pages for forward in forwards))
+    return nullcontext((layers, [layers.place(forward) for forward in forwards]))
+
+
 def _trees(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
     return nullcontext((TreeHarness(subject, geometry), geometry))
 
@@ -127,6 +136,7 @@ SETUPS: dict[Given, Callable[[BackendUnderTest, Any], AbstractContextManager[Ope
     Given.GRAPHS: _graphs,
     Given.PROGRAM: _program,
     Given.LATE: _late,
+    Given.LAYERS: _layers,
     Given.TREES: _trees,
     Given.FAR_TREES: _far_trees,
 }

@@ -10,6 +10,7 @@ from draftmark.cache import KVCache
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
+from ..cases.contents import CONTRAST, Contents
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import kv_slots
@@ -17,26 +18,27 @@ from ..oracle.history import kv_slots
 SPARSE = 2**28
 """A pool from this size on is not filled: its pages are only touched where a forward stores something."""
 SCALES = (0.5, 2.0)
-"""Stored value times scale is the real value; powers of two, so that quantising rounds once."""
-CONTRAST = 0.5
-"""Scale of the queries: weights stay near each other, so a key too many or too few shows in every output."""
+"""Of k and v in the first layer; stored value times scale is the real value. Each further layer doubles the one and
+halves the other: powers of two, so that quantising rounds once."""
 
 
 class CaseTensors:
     """Everything that a backend is given, at fixed addresses. Contents come from forwards; the rest is dirty.
 
     Attributes:
-        cache: one layer's pages.
+        cache: one layer's pages, with scales of its own.
         q, k, v, out: rows of the largest forward; a forward takes the leading ones.
     """
 
-    def __init__(self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, geometry: Geometry, device: str, num_pages: int, pool: torch.Tensor | None = None, layer: int = 0
+    ) -> None:
         a = geometry.attention
         self.geometry = geometry
         self.buffers = BatchBuffers(geometry, device)
         shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
         kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
-        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device))
+        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer))
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
@@ -75,7 +77,7 @@ class CaseTensors:
             batch.tail.depth.copy_(torch.tensor(_depth(forward), dtype=torch.int32))
         return batch
 
-    def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST) -> None:
+    def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
         """New rows for a forward, the same for the same seed; `out`, and the rows behind the forward, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
@@ -87,10 +89,7 @@ class CaseTensors:
     def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
         """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""
         dice = torch.Generator().manual_seed(seed + 1)
-        size = self.geometry.attention.page_size
-        used = sorted(
-            {slot for one in forward.requests if one.live for slot in kv_slots(one, size)[: -one.rows or None]}
-        )
+        size, used = self.geometry.attention.page_size, used_slots(forward)
         for pool in (self.cache.k, self.cache.v):
             if pool.numel() < SPARSE:
                 raw(pool).fill_(-1)  # all ones: NaN in every dtype
@@ -105,15 +104,22 @@ class CaseTensors:
         return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
 
 
+def used_slots(forward: ForwardCase) -> list[int]:
+    """KV slots that a forward finds filled: committed tokens, and tail slots of earlier draft steps."""
+    size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
+    return sorted({slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
+
+
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers: NaN equals itself, and every dtype can be indexed."""
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-def _scales(kv_dtype: str, device: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _scales(kv_dtype: str, device: str, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if kv_dtype != "float8_e4m3fn":
         return None, None
-    k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in SCALES)
+    values = SCALES[0] * 2**layer, SCALES[1] / 2**layer
+    k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in values)
     return k, v
 
 

@@ -105,11 +105,11 @@ def _keys_of(
     for row, line in enumerate(lines):
         where = torch.searchsorted(union, torch.tensor(line, dtype=torch.int64))
         counts[row] = torch.bincount(where, minlength=len(union))
-    keys, values = (_real(pool, union.to(pool.device), scale) for pool, scale in zip((k, v), scales, strict=True))
+    keys, values = (real_values(pool, union.to(pool.device), scale) for pool, scale in zip((k, v), scales, strict=True))
     return counts, keys, values
 
 
-def _real(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def real_values(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """The values of some slots ``[slots, kv_heads, dim]``, in float64."""
     whole = pool.element_size() > 1
     found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch indexes no fp8

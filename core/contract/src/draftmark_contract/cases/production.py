@@ -1,0 +1,148 @@
+"""Sizes that models and engines have: head shapes, dozens of requests, thousands of keys, wide tails. No torch.
+
+Each size is large where the others are small, so that an interpreter can afford them on a laptop; `full_size` has them
+all at once, for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
+
+from .forward_sets import programs
+from .forwards import ForwardCase, ragged, uniform
+from .geometries import Shape
+
+SINCE = (1, 3)
+HEADS = (
+    *((32, 8, 128), (28, 4, 128), (40, 8, 128), (64, 8, 64), (64, 4, 128), (16, 1, 256)),
+    *((4, 4, 64), (4, 2, 128), (6, 2, 128), (6, 1, 64), (7, 1, 128), (9, 1, 64), (10, 1, 128), (11, 1, 64)),
+    *((12, 1, 128), (13, 1, 64), (14, 1, 128), (15, 1, 64)),
+)
+"""Query heads, KV heads, head size: those of models, and every group from 1 to 16."""
+TREE = DraftShape(topk=2, num_steps=3, num_draft_tokens=3)
+CROWD = Limits(max_num_reqs=24, max_context_len=2600, max_extend_tokens=320, capture_batch_sizes=(1, 10))
+CROWD_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
+PREFIXES = (
+    2600,
+    1024,
+    1023,
+    2049,
+    257,
+    513,
+    0,
+    1,
+    1500,
+    255,
+    300,
+    64,
+    128,
+    90,
+    33,
+    511,
+    20,
+    150,
+    47,
+    7,
+    96,
+    2,
+    129,
+    63,
+)
+"""Of 24 requests: the wall, both sides of powers of two, and many short ones."""
+
+
+def heads() -> list[Shape]:
+    """A geometry for every head shape, with all modes."""
+    limits = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=32, capture_batch_sizes=(1,))
+    shapes = {(h, kv, dim): AttentionShape(h, kv, dim, 128) for h, kv, dim in HEADS}
+    return [
+        Shape(f"h{h}kv{kv}-{dim}", Geometry.create(shape, limits, TREE, modes=CORE_MODES), SINCE)
+        for (h, kv, dim), shape in shapes.items()
+    ]
+
+
+def few_requests(geometry: Geometry, lens: tuple[int, int] = (140, 37)) -> list[ForwardCase]:
+    """Of every mode, at its last step, two live requests of three; and a ragged EXTEND."""
+    last = dict(programs(geometry))
+    found = [uniform(mode.value, geometry, mode, lens, 3, step=step) for mode, step in last.items()]
+    return [*found, ragged("extend", geometry, (lens[1], 0), (3, 5), padded=1)]
+
+
+def crowds() -> list[Shape]:
+    """Geometries of 24 requests and thousands of keys, with few heads."""
+    shapes = {
+        "crowd": AttentionShape(2, 1, 64, 64, "float32", "float32"),
+        "crowd-window": AttentionShape(2, 1, 64, 32, "float32", "float32", window_left=1500),
+        "crowd-page128": AttentionShape(4, 1, 128, 128, "float16", "float16"),
+    }
+    return [
+        Shape(name, Geometry.create(shape, CROWD, CROWD_TREE, modes=CORE_MODES), SINCE)
+        for name, shape in shapes.items()
+    ]
+
+
+def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
+    """All 24 requests in one forward: more than any graph is captured for."""
+    if mode is Mode.EXTEND:
+        rows = [1, 40, 3, 100, 17, 1, 64, 5, *(1 + n % 4 for n in range(16))]
+        prefixes = [n - 1 if n == CROWD.max_context_len else n for n in PREFIXES]
+        return ragged("crowd-extend", geometry, prefixes, rows, seed=2)
+    return uniform(f"crowd-{mode.value}", geometry, mode, PREFIXES, len(PREFIXES), step=step, tree="deep", seed=2)
+
+
+def mostly_padding(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
+    """Two live requests, one of them long, of 24: padding is larger than the live part."""
+    if mode is Mode.EXTEND:
+        return ragged("padded-extend", geometry, (2500, 3), (7, 30), padded=22, seed=4)
+    return uniform(f"padded-{mode.value}", geometry, mode, (2600, 300), 24, step=step, seed=4)
+
+
+def wide_tails() -> list[Shape]:
+    """Trees of 130 nodes and drafts of 72 slots: masks of five words (TRT-LLM#13006)."""
+    draft = DraftShape(topk=8, num_steps=10, num_draft_tokens=130)
+    limits = Limits(max_num_reqs=2, max_context_len=150, max_extend_tokens=16, capture_batch_sizes=(2,))
+    shapes = {
+        "words5": AttentionShape(2, 1, 64, 16, "float32", "float32"),
+        "words5-page128": AttentionShape(4, 2, 128, 128, "float16", "float16"),
+    }
+    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+
+
+def wide(geometry: Geometry) -> list[ForwardCase]:
+    """Of every mode, at its last step, with trees of every kind."""
+    last = {mode: step for mode, step in dict(programs(geometry)).items() if mode is not Mode.DECODE}
+    kinds: dict[Mode, Sequence[str]] = {Mode.VERIFY: ("random", "deep", "star")}
+    return [
+        uniform(f"{mode.value}-{tree}", geometry, mode, (121, 5), 2, step=step, tree=tree)
+        for mode, step in last.items()
+        for tree in kinds.get(mode, ("random",))
+    ]
+
+
+FULL = (
+    *((32, 8, 128, 0), (28, 4, 128, 0), (40, 8, 128, 0), (64, 8, 64, 0), (64, 4, 128, 4095)),
+    *((16, 1, 256, 0), (48, 8, 128, 0), (8, 1, 128, 1023)),
+)
+"""Query heads, KV heads, head size, and the window if there is one."""
+
+
+def full_size() -> list[Shape]:
+    """All at once: 33 requests, contexts of 8192, bfloat16, pages of 64 and 128."""
+    limits = Limits(max_num_reqs=33, max_context_len=8192, max_extend_tokens=2048, capture_batch_sizes=(1, 8))
+    found = []
+    for number, (h, kv, dim, window) in enumerate(FULL):
+        shape = AttentionShape(h, kv, dim, (64, 128)[number % 2], window_left=window or -1)
+        geometry = Geometry.create(shape, limits, DraftShape(4, 4, 8), modes=CORE_MODES)
+        found.append(Shape(f"full-h{h}kv{kv}-{dim}{'-window' if window else ''}", geometry, SINCE))
+    return found
+
+
+def full(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
+    """33 requests of 0 to 8192 tokens."""
+    lens = [8192 - n * 255 for n in range(32)] + [0]
+    if mode is Mode.EXTEND:
+        rows = [500, 1, 900, 64, 3, *(1 + n % 20 for n in range(28))]
+        return ragged("full-extend", geometry, [max(0, n - 900) for n in lens], rows, seed=3)
+    return uniform(f"full-{mode.value}", geometry, mode, lens, 33, step=step, tree="deep", seed=3)

@@ -1,0 +1,62 @@
+"""Fills rows and cache with each kind of contents; see `cases.contents`."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from draftmark.geometry import AttentionShape
+
+from ..cases.contents import CONTRAST, LEVEL, NEEDLE, Contents, needle
+from ..cases.forwards import ForwardCase
+from ..oracle.attention import real_values
+from ..oracle.history import kv_slots
+from .expected import quantised, stored_pools
+from .tensors import CaseTensors, raw, used_slots
+
+
+def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: int = 0) -> None:
+    """Rows of a forward, and the cache that it finds; the same for the same seed."""
+    tensors.fill_rows(forward, seed, CONTRAST.get(contents, 1.0))
+    tensors.fill_cache(forward, seed)
+    if contents is Contents.NEEDLES:
+        _aim(tensors, forward, seed)
+    if contents is Contents.LEVELS:
+        _level(tensors, forward, seed)
+
+
+def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
+    """Turn the query of each live row and head towards one key that the row sees."""
+    a, dice = forward.geometry.attention, random.Random(f"needles {seed} {forward.name}")
+    slots = [kv_slots(one, a.page_size) for one in forward.requests]
+    rows = forward.rows[: forward.live_rows]
+    chosen = [slots[n][needle(forward.requests[n], row, a.window_left, dice)] for n, row in rows for _ in _heads(a)]
+    keys = stored_pools(forward, tensors)[0]
+    where = torch.tensor(chosen, dtype=torch.int64, device=keys.device)
+    found = real_values(keys, where, tensors.cache.k_scale).view(len(rows), a.num_qo_heads, a.num_kv_heads, -1)
+    head = torch.arange(a.num_qo_heads, device=found.device)
+    picked = found[:, head, head // (a.num_qo_heads // a.num_kv_heads)]
+    tensors.q[: len(rows)].copy_(NEEDLE * picked / picked.norm(dim=-1, keepdim=True))
+
+
+def _heads(shape: AttentionShape) -> range:
+    return range(shape.num_qo_heads)
+
+
+def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
+    """Keys are one direction times 8 or 16, queries the same or the opposite times 1024."""
+    dice, (query, key) = torch.Generator().manual_seed(seed + 3), LEVEL
+    signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1
+
+    def drawn(shape: torch.Size) -> torch.Tensor:
+        return torch.randint(0, 2, (*shape[:-1], 1), generator=dice)
+
+    q, k, _, _ = tensors.rows(forward)
+    q.copy_(signs * query * (2 * drawn(q.shape) - 1))
+    k.copy_(signs * key * (1 + drawn(k.shape)))
+    pool, scale = tensors.cache.k, tensors.cache.k_scale
+    used = torch.tensor(used_slots(forward), dtype=torch.int64, device=pool.device)
+    flat = raw(pool).view(-1, *pool.shape[2:])
+    values = (signs * key * (1 + drawn(flat[used].shape))).to(pool.device)
+    flat[used] = raw(quantised(values, scale, pool.dtype))

@@ -1,0 +1,111 @@
+"""Several layers in one forward: each with a cache, scales and rows of its own, some of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draftmark.batch import ForwardBatch
+from draftmark.geometry import Geometry
+from draftmark.graphs import GraphKey
+
+from ..backend_under_test import BackendUnderTest
+from ..cases.contents import Contents
+from ..cases.forwards import ForwardCase
+from .contents import fill
+from .expected import Expected, expected_of
+from .graph_harness import no_sync
+from .harness import Harness
+from .tensors import CaseTensors
+
+
+@dataclass
+class Layer:
+    """One layer: the backend of its shape, and what it is handed."""
+
+    harness: Harness
+    tensors: CaseTensors
+
+    def of(self, forward: ForwardCase) -> ForwardCase:
+        """The forward as this layer's shape sees it."""
+        return replace(forward, geometry=self.harness.geometry)
+
+
+class LayerHarness:
+    """The layers of a model. Layers of one shape share a backend and its metadata; all share the batch.
+
+    Attributes:
+        harnesses: one per distinct shape.
+        layers: in order of execution, shapes in turn: what one leaves behind is there when the next one runs.
+    """
+
+    def __init__(self, subject: BackendUnderTest, shapes: Sequence[Geometry], num_pages: int, each: int = 2) -> None:
+        self.subject = subject
+        self.harnesses = [Harness(subject, shape, num_pages) for shape in shapes]
+        self.layers: list[Layer] = []
+        pages = [harness.tensors.cache.k.shape[0] for harness in self.harnesses]
+        for number in range(each):
+            for harness, count in zip(self.harnesses, pages, strict=True):
+                made = CaseTensors(harness.geometry, subject.device, count, layer=number) if number else harness.tensors
+                self.layers.append(Layer(harness, made))
+        self._state = subject.graph_state(shapes[0])
+
+    def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> tuple[ForwardBatch, list[Expected]]:
+        """Put a forward on the tensors of every layer: one batch, and what must come out of each layer."""
+        batch = self.layers[0].tensors.set(forward, host or self._host)
+        for number, layer in enumerate(self.layers):
+            fill(layer.tensors, layer.of(forward), Contents.USUAL, seed + 100 * number)
+        return batch, [expected_of(layer.of(forward), layer.tensors) for layer in self.layers]
+
+    @property
+    def capture_host(self) -> str:
+        """Host lengths at capture: unknown, so that the plan serves every replay, unless exact ones are needed."""
+        return "unknown" if all(harness.bounded for harness in self.harnesses) else "exact"
+
+    @property
+    def _host(self) -> str:
+        """Host lengths that are enough for every shape."""
+        return max((harness.host for harness in self.harnesses), key=("unknown", "upper_bound", "exact").index)
+
+    def place(self, forward: ForwardCase) -> ForwardCase:
+        """The forward on the null pages that the shapes ask for: the most that any of them does."""
+        most = max(harness.null_pages for harness in self.harnesses)
+        return forward if most == forward.null_pages else forward.with_null_pages(most)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """The host half of a step."""
+        for harness in self.harnesses:
+            harness.backend.plan(batch)
+
+    def step(self, forward: ForwardCase, batch: ForwardBatch) -> None:
+        """The device half: the metadata of every shape, then every layer."""
+        for harness in self.harnesses:
+            harness.backend.write_metadata(batch)
+        for layer in self.layers:
+            if layer.harness.kernels:
+                layer.harness.layer(layer.of(forward), batch, layer.tensors)
+
+    def capture(self, key: GraphKey, forward: ForwardCase, batch: ForwardBatch) -> None:
+        """Warm up and capture a step of all layers."""
+        self.plan(batch)
+        self.step(forward, batch)
+        self.plan(batch)
+        with no_sync(self.subject.device):
+            self._state.capture(key, lambda: self.step(forward, batch))
+
+    def replay(self, key: GraphKey, batch: ForwardBatch) -> None:
+        """Plan and replay."""
+        self.plan(batch)
+        with no_sync(self.subject.device):
+            self._state.replay(key)
+
+    def layers_hold(self, forward: ForwardCase, batch: ForwardBatch, expected: list[Expected], what: str) -> None:
+        """Every layer's cache and output are its own; no byte around a buffer changed."""
+        for number, (layer, one) in enumerate(zip(self.layers, expected, strict=True)):
+            own = layer.of(forward)
+            if not layer.harness.kernels:
+                layer.harness.interpret(own, batch, layer.tensors, layer.harness.buffers())
+            layer.harness.stored_holds(own, one, layer.tensors)
+            layer.harness.output_holds(own, one, f"layer {number}'s output {what}", layer.tensors.rows(own)[3])
+        for harness in self.harnesses:
+            harness.guards_hold(forward)
