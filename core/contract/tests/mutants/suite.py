@@ -60,8 +60,9 @@ def failures(backend: LoadedBackend, checks: Iterable[Check] | None = None, samp
 
 
 def killing_case(backend: LoadedBackend, check: Check) -> Case | None:
-    """The first case of the check's sample that fails."""
-    return next((case for case in _cases(check, sampled=True) if outcome(backend, check, case) is not None), None)
+    """The first case of the check that fails: of its sample, else of all its cases."""
+    cases = [*_cases(check, sampled=True), *_cases(check, sampled=False)]
+    return next((case for case in cases if outcome(backend, check, case) is not None), None)
 
 
 def first_failure(mutant: Mutant, layout: str) -> Failure | None:
