@@ -8,12 +8,11 @@ from functools import partial
 
 import torch
 
-from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
+from draftmark import AttentionShape, BackendError, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.buffers import Memory
 from draftmark.cache import KVCache
 from draftmark.devices import device_profile
-from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.lengths import Exact
 
 from .cases import DIM, HEADS, KV_HEADS, PAGE, Case, Inputs, microseconds
@@ -58,7 +57,7 @@ def ours(plugin: str, inputs: Inputs) -> Peer:
     geometry, batch = batch_of(inputs)
     try:
         backend = load(plugin).open(geometry, "cuda")
-    except (BackendLoadError, BackendRefusal) as error:
+    except BackendError as error:
         raise Absent(str(error)) from error
     backend.plan(batch)
     backend.write_metadata(batch)
@@ -79,7 +78,7 @@ def metadata_rows() -> list[dict]:
             for name, plugin in OURS.items():
                 try:
                     backend = load(plugin).open(geometry, "cuda")
-                except (BackendLoadError, BackendRefusal) as error:
+                except BackendError as error:
                     print(f"metadata-{requests}-{kind} {name}: absent: {error}", flush=True)
                     continue
                 backend.plan(batch)
@@ -142,7 +141,7 @@ def memory_rows() -> list[dict]:
             before = torch.cuda.memory_allocated()
             try:
                 backend = load(plugin).open(geometry, "cuda")
-            except (BackendLoadError, BackendRefusal) as error:
+            except BackendError as error:
                 print(f"{case:24} {name:20} absent: {error}", flush=True)
                 continue
             on_device = torch.cuda.memory_allocated() - before

@@ -11,11 +11,10 @@ from functools import partial
 
 import torch
 
-from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
+from draftmark import AttentionShape, BackendError, DraftShape, Geometry, Limits, Mode, load
 from draftmark.batch import BatchBuffers, ForwardBatch
 from draftmark.cache import KVCache
 from draftmark.devices import device_profile
-from draftmark.errors import BackendLoadError, BackendRefusal
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import Exact
 
@@ -92,7 +91,7 @@ def key_rows() -> list[dict]:
             case = f"graph-key-{kind}"
             try:
                 capture = make()
-            except (Absent, BackendLoadError, BackendRefusal) as error:
+            except (Absent, BackendError) as error:
                 print(f"{case:24} {name:20} absent: {error}", flush=True)
                 continue
             first, before = capture(SIZES[0]), _weigh()
