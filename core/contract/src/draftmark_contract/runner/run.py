@@ -144,7 +144,7 @@ def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
     # from where `draftmark size` imports it: pytest's own import mode would put this package's folder first.
     command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts=", "--import-mode=importlib"]
     # What failed is shown by the suite: one screen, in the order of learning.
-    command += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider"]
+    command += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider", "--assert=plain"]
     outputs = {"json": asked.json_path, "record": asked.record_path, "html": asked.html_path}
     command += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
     command += [f"--attn-device={asked.device}"] if asked.device else []
