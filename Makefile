@@ -9,54 +9,54 @@ BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 TOOLS = mypy pytest-xdist ruff scipy setuptools wheel
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
-
+CONTRACT = OMP_NUM_THREADS=1 $(BIN)/draftmark contract
+STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 RECORDS = benchmarks/results/contract-*.json
 
-.PHONY: demo test test-slow contract-full release-check verdicts kills soak lint clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all contract-full release-check verdicts kills soak lint clean
 .PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
-demo: $(VENV)/demo.stamp
+help: ## This list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/demo.stamp ## Decodes seven prompts with a small model and drafts, and compares each text.
 	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
 	    --max-new-tokens 64 --check
 
-test: $(VENV)/dev.stamp
+test: lint ## ruff, mypy, the tests but for slow ones, and a sample of the contract on every backend.
+	$(PYTEST) -m "not slow and not device"
+	@# Two at a time. Proofs of each backend are among the tests above: in tests/test_wheels.py, where there is no torch.
+	printf '%s\n' reference $(BACKENDS) | xargs -P 2 -I NAME env $(CONTRACT) NAME --sample 3 -k "not proof" --allow-known
+	$(STALENESS) $(RECORDS)
+
+test-all: lint ## All that needs no accelerator: every test, every mutant, the reference in full.
+	$(PYTEST) -m "not device"
+	$(CONTRACT) reference --workers 2
+	for name in $(BACKENDS); do $(CONTRACT) $$name --sample 3 --workers 2 --allow-known || exit 1; done
+	$(STALENESS) $(RECORDS)
+
+lint: $(VENV)/dev.stamp ## ruff, and mypy in strict mode.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not slow and not device"
-	OMP_NUM_THREADS=1 $(BIN)/draftmark contract reference --workers 2
-	for name in $(BACKENDS); do \
-	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --sample 3 --workers 2 --allow-known || exit 1; done
-	$(BIN)/python -m draftmark_contract.runner.staleness $(RECORDS)
 
-# Every item of the sizing and host tiers, for every backend here.
-contract-full: $(VENV)/dev.stamp
-	for name in reference $(BACKENDS); do \
-	    OMP_NUM_THREADS=1 $(BIN)/draftmark contract $$name --workers 2 --allow-known || exit 1; done
+contract-full: $(VENV)/dev.stamp ## Every item of the sizing and host tiers, on every backend here.
+	for name in reference $(BACKENDS); do $(CONTRACT) $$name --workers 2 --allow-known || exit 1; done
 
-# Fails unless every recorded verdict is of today's code, of a commit in this history that holds it, with all tiers run.
-release-check: $(VENV)/dev.stamp
-	$(BIN)/python -m draftmark_contract.runner.staleness --strict $(RECORDS)
+# Of a commit in this history that holds it, with all tiers run.
+release-check: $(VENV)/dev.stamp ## Fails unless every recorded verdict is of today's code.
+	$(STALENESS) --strict $(RECORDS)
 	$(BIN)/python -m pytest -q tests/test_verdicts.py
 
-# The table of verdicts in README.md, from the records.
-verdicts: $(VENV)/dev.stamp
+verdicts: $(VENV)/dev.stamp ## Writes the table of verdicts in README.md, from the records.
 	$(BIN)/python -m draftmark_contract.runner.table $(RECORDS) --write README.md
 
-test-slow: $(VENV)/dev.stamp
-	$(PYTEST) -m "slow and not device" --timeout 1800
-
-# docs/contract-kills.md, from the mutants and the checks.
-kills: $(VENV)/dev.stamp
+kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and the checks.
 	$(BIN)/python -m core.contract.tests.mutants
 
-# Random engines and requests, every text compared. MINUTES=30 unless told otherwise.
 MINUTES ?= 30
-soak: $(VENV)/demo.stamp
+soak: $(VENV)/demo.stamp ## Random engines and requests, every text compared, for MINUTES=30.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.decode.soak --minutes $(MINUTES)
-
-lint: $(VENV)/dev.stamp
-	$(BIN)/ruff check .
-	$(BIN)/mypy
 
 # torch-npu breaks `import torch` where its vendor's libraries are absent, so it has an environment of its own. Beside a
 # CUDA build of torch, which is what PyPI has for x86, its import ends the process: CPU builds come from torch's own index.
@@ -66,36 +66,32 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 NPU_PYTHON = OMP_NUM_THREADS=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python
 NPU_TOOLS = plugins/ascend_npu/tools
 EMULATOR = plugins/ascend_npu/emulator
-# The plugin's tests, SmolLM2 among them, and all three tiers of the contract, on the emulated device.
-test-npu: $(NPU_VENV)/npu.stamp
+test-npu: $(NPU_VENV)/npu.stamp ## The Ascend plugin's tests and all three tiers of the contract, on an emulated device.
 	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
 	. $(EMULATOR)/build/set_env.sh && $(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --out $(EMULATOR)/build/verdict.json
 
 # The plugin's tests with the newest torch-npu that it was run with. Says so, and passes, where no CPU build of its torch
 # can be had.
 NEWEST_TORCH_NPU ?= 2.14.0
-test-npu-newest:
+test-npu-newest: ## Its tests with the newest torch-npu.
 	@if $(PYTHON) -m pip install --quiet --dry-run --ignore-installed $(FROM_CPU_INDEX) \
 	    "torch==$(NEWEST_TORCH_NPU)+cpu" > /dev/null 2>&1; then \
 	    $(MAKE) test-npu-only NPU_VENV=.venv-npu-newest TORCH_NPU=$(NEWEST_TORCH_NPU); \
 	else echo "test-npu-newest was not run: no CPU build of torch $(NEWEST_TORCH_NPU) can be had here"; fi
 
-# The tests without the contract.
-test-npu-only: $(NPU_VENV)/npu.stamp
+test-npu-only: $(NPU_VENV)/npu.stamp ## Its tests without the contract.
 	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh $(NPU_VENV)/emulator
 	. $(NPU_VENV)/emulator/set_env.sh && $(NPU_PYTHON) -W ignore -m pytest -q -n 2 --dist worksteal plugins/ascend_npu/tests
 
 # On an Ascend NPU, after `source set_env.sh` of CANN: everything, and one file to send back (plugins/ascend_npu/HARDWARE.md).
-npu-hardware-day: $(NPU_VENV)/npu.stamp
+npu-hardware-day: $(NPU_VENV)/npu.stamp ## On an Ascend NPU: everything, into one folder to send back.
 	$(NPU_PYTHON) $(NPU_TOOLS)/hardware_day.py --out npu-hardware-day
 
-# The same in small, on the emulated device.
-npu-rehearsal: $(NPU_VENV)/npu.stamp
+npu-rehearsal: $(NPU_VENV)/npu.stamp ## The same in small, on the emulated device.
 	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
 	. $(EMULATOR)/build/set_env.sh && $(NPU_PYTHON) $(NPU_TOOLS)/hardware_day.py --rehearse --out $(EMULATOR)/build/rehearsal
 
-# Tests and contract alone, on an NPU.
-test-npu-hardware: $(NPU_VENV)/npu.stamp
+test-npu-hardware: $(NPU_VENV)/npu.stamp ## On an Ascend NPU: tests and contract alone.
 	$(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --hardware --workers 1 --out verdict-npu.json
 
 # torch first and by its "+cpu" version, which a CUDA build does not have; constraints.txt has the other versions.
@@ -123,5 +119,5 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
 	$(PIP) $(TOOLS)
 	touch $@
 
-clean:
+clean: ## Removes the environments and what was built in them.
 	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(EMULATOR)/build

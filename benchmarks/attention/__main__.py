@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import origin
+from draftmark.cli.measuring import relative_error
 
 from . import stubs
-from .cases import CASES, Case, Inputs, build, clear_unused, error, microseconds, reference
+from .cases import CASES, Case, Inputs, build, clear_unused, microseconds, reference
 from .ours import OURS, memory_rows, metadata_rows, ours
 from .peers import Peer, backends
 from .stock import key_rows, plan_rows
@@ -52,7 +53,7 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
             if peer.tail not in expected:
                 clean = tuple(cache.nan_to_num(0.0) for cache in inputs.caches[0])
                 expected[peer.tail] = reference(inputs, clean, peer.tail)
-            worst = error(peer.outs[0], expected[peer.tail])
+            worst = relative_error(peer.outs[0], expected[peer.tail])
             if not worst < TOLERANCE:
                 rows.append(_row(case, name, None, worst, peer.tail, "wrong answer, not timed"))
             else:

@@ -7,10 +7,11 @@ finds in L2 what the call before it read.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
+
+from draftmark.cli.measuring import replayed_us
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
 L2_BYTES = 60 << 20
@@ -178,31 +179,9 @@ def clear_unused(inputs: Inputs) -> None:
             cache.nan_to_num_(0.0)
 
 
-def error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """``‖out - expected‖ / ‖expected‖``; NaN and infinity do not pass."""
-    return ((out.double() - expected).norm() / expected.norm()).item()
-
-
-def microseconds(calls: list, repeats: int = 30) -> float:
-    """Median time of one call: a graph of all `calls`, replayed; the calls differ in their KV set."""
+def microseconds(calls: list) -> float:
+    """Median time of one call, measured as `draftmark bench` measures it; the calls differ in their KV set."""
     for call in calls:
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    # Clocks and memory need a moment after other work: the first replays of a case were up to a fifth slower.
-    until = time.perf_counter() + 0.1
-    while time.perf_counter() < until:
-        graph.replay()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times)[len(times) // 2]
+    return replayed_us(calls)

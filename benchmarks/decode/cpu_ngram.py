@@ -22,8 +22,10 @@ from typing import Any
 import torch
 
 from benchmarks import origin
+from benchmarks.prompts import fixed_set
 from draftmark_speculative import Engine, EngineConfig, Ngram, decode
 from draftmark_speculative.models import CausalLM, load_model
+from heads.smollm2_135m.training.text import chat
 
 MAX_NEW_TOKENS = 64
 
@@ -34,18 +36,7 @@ def prompts() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"name": f"demo-{i}", "pays": True, "set": "demo", "prompt": text} for i, text in enumerate(demo, 1)
     ]
-    fixed = (json.loads(line) for line in (origin.PROMPTS / "benchmark.jsonl").read_text().splitlines() if line.strip())
-    return rows + [{**row, "set": "benchmark"} for row in fixed]
-
-
-def encode(model: CausalLM, text: str) -> list[int]:
-    """Token ids behind the model's chat template."""
-    tokenizer: Any = model.tokenizer
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    ids: list[int] = tokenizer(chat, add_special_tokens=False)["input_ids"]
-    return ids
+    return rows + [{**row, "set": "benchmark"} for row in fixed_set()]
 
 
 def ours(model: CausalLM, batch: Sequence[Sequence[int]], speculate: Ngram | None, graph: bool) -> Callable[[], Any]:
@@ -137,12 +128,12 @@ def main() -> None:
     parser.add_argument("--graph", action="store_true")
     args = parser.parse_args()
     model, drafts = load_model(None), Ngram(args.topk, args.num_draft_tokens)
-    measure(model, [encode(model, "Hello")], drafts, args.graph, 1)  # warm-up
+    measure(model, chat(model, ["Hello"]), drafts, args.graph, 1)  # warm-up
     rows = []
     cases = [([row], row["name"]) for row in prompts()]
     cases.append(([row for row in prompts() if row["set"] == "demo"], "demo-together"))
     for group, name in cases:
-        ids = [encode(model, row["prompt"]) for row in group]
+        ids = chat(model, [row["prompt"] for row in group])
         result = measure(model, ids, drafts, args.graph, args.repeats)
         rows.append({"case": name, "set": group[0]["set"], "pays": group[0]["pays"], "batch": len(group), **result})
         print(json.dumps(rows[-1]), flush=True)

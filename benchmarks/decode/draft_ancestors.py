@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import origin
+from benchmarks.prompts import fixed_set
 from draftmark_speculative import Eagle, EngineConfig, generate
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
-from draftmark_speculative.models import CausalLM, load_model
+from draftmark_speculative.models import load_model
+from heads.smollm2_135m.training.text import chat
 
-PROMPTS = origin.PROMPTS / "benchmark.jsonl"
 SHAPES = ((2, 4, 8), (4, 4, 16), (8, 4, 32), (4, 6, 24))
 
 
@@ -53,16 +53,6 @@ def placed_by(place: Any) -> Iterator[None]:
         DraftTreeBuilder.place = own  # type: ignore[method-assign]
 
 
-def encode(model: CausalLM, prompt: str) -> list[int]:
-    """Token ids behind the chat template."""
-    tokenizer: Any = model.tokenizer
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
-    ids: list[int] = tokenizer(chat, add_special_tokens=False)["input_ids"]
-    return ids
-
-
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -75,8 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     model = load_model(args.model, device=args.device)
-    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines() if line.strip()][: args.prompts]
-    prompts = [encode(model, row["prompt"]) for row in rows]
+    prompts = chat(model, [row["prompt"] for row in fixed_set()[: args.prompts]])
     found = []
     for topk, steps, nodes in SHAPES:
         config = EngineConfig(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,20 +22,18 @@ from typing import Any
 import torch
 
 from benchmarks import origin
-from draftmark.cli.progress import ProgressLine
+from benchmarks.prompts import fixed_set
 from draftmark.errors import BackendRefusal
-from draftmark_speculative import EngineConfig, HostKind, Ngram
-from draftmark_speculative.agreement import LogitError
-from draftmark_speculative.cli.checking import Baseline
-from draftmark_speculative.cli.decoding import Decoded, decode
-from draftmark_speculative.cli.prompts import read_file
-from draftmark_speculative.cli.settings import encode
+from draftmark_speculative import EngineConfig, HostKind, Ngram, generate
+from draftmark_speculative.agreement import Agreement, LogitError
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import CausalLM, load_model
+from draftmark_speculative.statistics import Statistics
+from heads.smollm2_135m.training.text import chat
 
-PROMPTS = origin.PROMPTS / "benchmark.jsonl"
 DRAFTS = {"none": None, "chain": Ngram(1, 6), "tree": Ngram(3, 8)}
 PAGE, REQUESTS = 32, 8
+Texts = list[tuple[int, ...]]
 
 
 @dataclass
@@ -52,15 +50,15 @@ class Bench:
     tokens: int
     length: int
     baseline: str
-    foreign: Baseline
+    foreign: Texts
 
     @classmethod
     def of(cls, model: CausalLM, args: argparse.Namespace) -> Bench:
         """The bench after the baseline has decoded."""
-        prompts = [list(ids) for ids in encode(model, read_file(PROMPTS)[: args.prompts], raw=False)]
+        prompts = chat(model, [row["prompt"] for row in fixed_set()[: args.prompts]])
         length = -(-(max(map(len, prompts)) + args.tokens) // PAGE) * PAGE
-        bench = cls(model, prompts, args.tokens, length, args.baseline, Baseline("", [], 0.0))
-        bench.foreign = _plain(args.baseline, bench.decoded(args.baseline, "none", model.device.type == "cuda"))
+        bench = cls(model, prompts, args.tokens, length, args.baseline, [])
+        bench.foreign, _ = bench.decoded(args.baseline, "none", model.device.type == "cuda")
         return bench
 
     def config(self, backend: str, draft: str, graph: bool) -> EngineConfig:
@@ -71,44 +69,40 @@ class Bench:
             capture_batch_sizes=(1, 2, 4, 8) if graph else (), host_lengths=HostKind.EXACT,
         )  # fmt: skip
 
-    def decoded(self, backend: str, draft: str, graph: bool) -> Decoded:
-        """All prompts together."""
-        return decode(self.model, self.prompts, self.tokens, self.config(backend, draft, graph), ProgressLine(None), "")
+    def decoded(self, backend: str, draft: str, graph: bool) -> tuple[Texts, Statistics]:
+        """The texts of all prompts, decoded together."""
+        outs, engine = generate(self.model, self.prompts, self.tokens, self.config(backend, draft, graph))
+        return [out.tokens for out in outs], engine.statistics
 
     def rows(self, backend: str) -> Iterator[dict[str, Any]]:
         """One row per kind of drafts, eager and captured; plain decoding comes first, for the others to be held to."""
-        own: dict[bool, Baseline] = {}
+        against = {self.baseline: self.foreign}
         for draft, graph in product(DRAFTS, (False, True)):
             row = {"backend": backend, "dtype": str(self.model.dtype)[6:], "draft": draft, "graph": graph}
             try:
-                got = self.decoded(backend, draft, graph)
+                texts, statistics = self.decoded(backend, draft, graph)
             except BackendRefusal as refusal:
                 yield {**row, "result": f"refused: {refusal}"}
                 continue
             if draft == "none":
-                own[graph] = _plain(f"{backend}, {'captured' if graph else 'eager'}", got)
-            yield {**row, **self._judged(got, [self.foreign, *own.values()], self.config(backend, draft, graph))}
+                against[f"{backend}, {'captured' if graph else 'eager'}"] = texts
+            found = compare(self.model, self.prompts, texts, against, self.config(backend, draft, graph))
+            yield {**row, **self._told(found, statistics)}
 
-    def _judged(self, got: Decoded, against: Sequence[Baseline], config: EngineConfig) -> dict[str, Any]:
-        texts, others = [out.tokens for out in got.outputs], {one.name: one.outputs for one in against}
-        found = compare(self.model, self.prompts, texts, others, config)
+    def _told(self, found: Agreement, statistics: Statistics) -> dict[str, Any]:
         return {
             "result": "lossless" if found.right else "differs", "wrong_texts": sorted(found.wrong_texts),
             "wrong_logits": found.wrong_logits, "near_ties": found.near_ties, "bound": round(found.bound, 4),
             "gaps": {f"prompt {prompt}, {name}": round(gap, 4) for (prompt, name), gap in found.gaps.items()},
             "lowest_choice": round(max((gap for _, gap in found.choices.values()), default=0.0), 4),
             "transformers_error": _error(found.rounding), "backend_error": _error(found.backend),
-            "prompts": len(self.prompts), "tokens": got.statistics.tokens,
-            "mean_accepted": round(got.statistics.mean_accepted, 3),
+            "prompts": len(self.prompts), "tokens": statistics.tokens,
+            "mean_accepted": round(statistics.mean_accepted, 3),
         }  # fmt: skip
 
 
 def _error(error: LogitError | None) -> dict[str, float] | None:
     return None if error is None else {"largest": round(error.largest, 4), "rms": round(error.rms, 5)}
-
-
-def _plain(name: str, decoded: Decoded) -> Baseline:
-    return Baseline(name, [out.tokens for out in decoded.outputs], decoded.tokens_per_second)
 
 
 def main() -> int:

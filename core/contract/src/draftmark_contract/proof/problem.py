@@ -74,7 +74,7 @@ def _definitions(context: Context) -> Iterable[tuple[Any, list[Any], tuple[str, 
 
 
 def _number(variable: Any) -> int:
-    return int(str(variable).rpartition("!")[2])
+    return int(variable.decl().name().rpartition("!")[2])
 
 
 def _collect(term: Any, seen: set[int]) -> None:

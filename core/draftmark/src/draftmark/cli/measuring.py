@@ -178,7 +178,7 @@ def _row(
 ) -> Row:
     try:
         run = _Run(backend, inputs, device)
-        error = _distance(run.outs[0], expected)
+        error = relative_error(run.outs[0], expected)
         if not error < tolerance:
             return Row(*known, error=error, note="wrong answer, not timed", failed=True)
         return Row(*known, us=run.microseconds(), error=error, checked=True)
@@ -215,26 +215,7 @@ class _Run:
 
     def microseconds(self) -> float:
         """Median time of a call: graph replays on CUDA, the wall clock elsewhere."""
-        return self._replayed() if self.device.type == "cuda" else self._eager()
-
-    def _replayed(self) -> float:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in self.calls:
-                call()
-        until = time.perf_counter() + WARM_SECONDS
-        while time.perf_counter() < until:
-            graph.replay()
-            synchronize(self.device)
-        times: list[float] = []
-        for _ in range(REPLAYS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3 / len(self.calls))
-        return median(times)
+        return replayed_us(self.calls) if self.device.type == "cuda" else self._eager()
 
     def _eager(self) -> float:
         times = []
@@ -245,6 +226,36 @@ class _Run:
             synchronize(self.device)
             times.append((time.perf_counter() - begin) * 1e6 / len(self.calls))
         return median(times)
+
+
+def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> float:
+    """Median microseconds of a call on the current CUDA device: a graph of all `calls`, replayed.
+
+    Every call was made before. The calls differ in their KV set, so that none finds in L2 what the one before it read.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    # Clocks and memory need a moment after other work: the first replays of a case were up to a fifth slower.
+    until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < until:
+        graph.replay()
+        torch.cuda.synchronize()
+    times: list[float] = []
+    for _ in range(replays):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return median(times)
+
+
+def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """``‖out - expected‖ / ‖expected‖`` in float64; NaN and infinity do not pass."""
+    return float((out.double() - expected.double()).norm() / expected.double().norm())
 
 
 def dtype_of(shape: AttentionShape) -> torch.dtype:
@@ -264,11 +275,6 @@ def _sets(nbytes: int, device: torch.device) -> int:
         return 1
     cached = 4 * torch.cuda.get_device_properties(device).L2_cache_size
     return max(1, min(4, -(-cached // nbytes)))
-
-
-def _distance(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """``‖out - expected‖ / ‖expected‖``; NaN and infinity do not pass."""
-    return float((out.double() - expected.double()).norm() / expected.double().norm())
 
 
 def _line(error: BaseException) -> str:
