@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,7 +127,8 @@ def two_level_subject(sizing: Sizing = two_levels) -> BackendUnderTest:
 
 
 def _tree_rows(g: Geometry) -> Any:
-    return g.draft.num_draft_tokens if Mode.VERIFY in g.modes else g.draft.topk
+    of_modes = {Mode.VERIFY: g.draft.num_draft_tokens, Mode.DRAFT: g.draft.topk}
+    return reduce(maximum, (rows for mode, rows in of_modes.items() if mode in g.modes), 1)
 
 
 NAMES = ("csr_pages", "csr_tokens", "page_table", "two_levels")

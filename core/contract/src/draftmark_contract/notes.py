@@ -7,9 +7,10 @@ A plugin's package has a module ``contract`` with either or both of these functi
 
 `layouts` gives, for each mode that the geometry serves, what the metadata buffers mean (`draftmark_contract.layouts`).
 `usage` gives the bytes that one batch takes of each buffer whose need only the plugin knows, by name: those of an own
-role (`split_schedule`, `partial_out`, `partial_lse`, `workspace`) and of `host_staging`. The suite asks with a batch of
-integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` may read no tensor of it. The module may not
-import torch at the top. Where a function is missing, the suite judges what it can and counts the rest as not judged.
+role (`split_schedule`, `partial_out`, `partial_lse`, `workspace`) and of `host_staging`; they are counted from the
+beginning of the buffer, and no byte behind them is written by that batch. The suite asks with a batch of integers only
+(`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` may read no tensor of it. The module may not import torch at the
+top. Where a function is missing, the suite judges what it can and counts the rest as not judged.
 """
 
 from __future__ import annotations

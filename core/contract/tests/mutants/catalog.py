@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from . import answers, arenas, batches, conditions, corners, edges, kernels, late, moments, plans, sizes, trees
+from . import (
+    answers,
+    arenas,
+    batches,
+    conditions,
+    corners,
+    edges,
+    kernels,
+    late,
+    moments,
+    plans,
+    sizes,
+    strangers,
+    trees,
+)
 from .mutant import Mutant
 
-MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late)
+MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, strangers)
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )

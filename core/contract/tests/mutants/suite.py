@@ -18,11 +18,11 @@ from .mutant import Mutant
 
 ORDER = (
     *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
-    *("late", "sizing", "graphs", "history", "proof"),
+    *("late", "memory", "repeats", "sizing", "graphs", "history", "proof"),
 )
 """Modules of checks, quick and telling ones first."""
 SAMPLE = {
-    **{"graphs": 4, "history": 6, "late": 2, "proof": 0},
+    **{"graphs": 4, "history": 6, "late": 2, "proof": 0, "memory": 999},
     **{"supports": 999, "load": 999, "sizing.covers_processors": 999},
 }
 """Cases of each check that the matrix tries, by check or module, else 12. A mutant that survives them meets all."""

@@ -123,9 +123,13 @@ class LoadedBackend:
 
     # -- device -------------------------------------------------------------------------------------------
 
+    def missing_runtime(self) -> list[str]:
+        """Those of `BackendInfo.runtime` that are not installed. Imports nothing."""
+        return [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
+
     def require_runtime(self, device: torch.device | str) -> None:
         """Raise `BackendLoadError` unless the vendor runtime and the device are there."""
-        missing = [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
+        missing = self.missing_runtime()
         if missing:
             remedy = self.info.install or f"install {', '.join(missing)}"
             raise BackendLoadError(

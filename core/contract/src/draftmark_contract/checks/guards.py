@@ -8,10 +8,19 @@ from draftmark.buffers import BufferSpec, Init, Role
 from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Given, behaviour
-from ..cases.forward_sets import all_forwards, longest_forwards, spanning_forwards
+from ..cases.forward_sets import (
+    all_forwards,
+    longest_forwards,
+    programs,
+    representative_forwards,
+    spanning_forwards,
+)
+from ..cases.forwards import ForwardCase
 from ..cases.geometries import all_shapes, describe
+from ..cases.production import crowd, crowds, few_requests, heads
 from ..check import Case, ContractViolation
 from ..sizing.required_sizes import PER_REQUEST
+from ..sizing.usage import judged_own_buffers
 
 if TYPE_CHECKING:
     from ..harness.harness import Harness
@@ -94,3 +103,37 @@ def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
         target.metadata_holds(forward, batch)
         target.layer(forward, batch)
         target.output_holds(forward, expected, "the target's output after a draft forward")
+
+
+def _of_all_sizes() -> list[Case]:
+    shapes = [one for one in all_shapes() if one.name in ("small", "all-modes", "all-few-graphs", "all-kv8")]
+    found = [Case(one.name, representative_forwards(one.geometry), (1, 3)) for one in shapes]
+    found += [one.case(few_requests(one.geometry)) for one in heads() if one.name in ("h32kv8-128", "h64kv8-64")]
+    for shape in crowds():
+        modes = (*dict(programs(shape.geometry)).items(), (Mode.EXTEND, 0))
+        found.append(shape.case([crowd(shape.geometry, mode, step) for mode, step in modes]))
+    return found
+
+
+@behaviour(Given.FORWARDS, cases=_of_all_sizes, since=(1, 3), bugs=("TRT-LLM#17026", "vllm#40383", "sglang#14173"))
+def keep_to_what_usage_says(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Of a buffer whose need only the plugin knows, no byte behind the usage() of a batch is written by that batch."""
+    own = judged_own_buffers(harness.subject, harness.arena.specs)
+    for forward in forwards:
+        batch = harness.load(forward)
+        harness.arena.poison()
+        used = harness.subject.notes.usage(harness.subject.fit(harness.geometry), batch) if own else {}
+        before = {spec.name: harness.bytes_from(spec.name, used.get(spec.name, 0)) for spec in own}
+        harness.forward_holds(forward, batch)
+        for name, bits in before.items():
+            changed = (harness.bytes_from(name, used.get(name, 0)) != bits).nonzero().flatten()
+            if changed.numel():
+                raise ContractViolation(
+                    f"a forward writes buffer {name!r} behind the bytes that usage() gives for it",
+                    batch=forward,
+                    got=f"a write to byte {used.get(name, 0) + int(changed[-1])} of {name!r}",
+                    expected=f"writes to its first {used.get(name, 0)} bytes",
+                    formula="usage(geometry, batch) of the plugin's contract notes",
+                    bug="TRT-LLM#17026, vllm#40383",
+                    remedy="derive the size of the buffer, and usage(), from what the kernels write",
+                )

@@ -8,7 +8,7 @@ from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs, representative_forwards, spanning_forwards
-from ..cases.forwards import ForwardCase, uniform
+from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
 from ..check import Case, ContractViolation
 from ..oracle.formulas import max_requests
@@ -36,6 +36,8 @@ def _sequences() -> list[Case]:
             label = f"{mode.value}{step or ''}"
             forwards = _shrink_and_grow(f"{shape.name}-{label}", shape.geometry, mode, step)
             found.append(shape.case(forwards, f"{label}-shrink-grow"))
+        if Mode.EXTEND in shape.geometry.modes:
+            found.append(shape.case(_same_totals(shape.geometry), "extend-same-totals"))
         forwards = representative_forwards(shape.geometry) if shape.brief else spanning_forwards(shape.geometry)
         found.append(shape.case(forwards, "modes"))
         found.append(shape.case(forwards[::-1], "modes-backwards"))
@@ -60,6 +62,16 @@ def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> l
         uniform(f"{label}-{i}", geometry, mode, lens, padded, step=step, tree=tree, seed=i)
         for i, (lens, padded, tree) in enumerate(plans)
     ]
+
+
+def _same_totals(geometry: Geometry) -> list[ForwardCase]:
+    """Extents stay and what is in them changes: prefixes, and how the same rows fall to the same requests."""
+    rows = min(8, geometry.limits.max_extend_tokens)
+    found = []
+    for number, first in enumerate((rows - 3, 1, rows, 2, rows - 3)):
+        lens = (number % 3, 3 * number + 2)
+        found.append(ragged(f"extend-same-{number}", geometry, lens, (first, rows - first), seed=number))
+    return found
 
 
 @behaviour(

@@ -155,6 +155,13 @@ class GraphHarness:
                 bug="sglang#36658",
             )
 
+    def interpret(self, loaded: Loaded, copies: Copies) -> None:
+        """Where no kernels run here: what correct ones would make of the metadata, into the outputs."""
+        if not self.harness.kernels:
+            steps = zip(loaded.forwards, loaded.batches, self.stages, copies, strict=False)
+            for forward, batch, tensors, copy in steps:
+                self.harness.interpret(forward, batch, tensors, copy)
+
     def clear_outputs(self) -> None:
         """NaN in every output: what a warm-up wrote must not pass for a replay's."""
         for tensors in self.stages:

@@ -6,7 +6,8 @@ Every method that ends in ``_holds`` raises `ContractViolation` with the batch a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -18,13 +19,14 @@ from ..check import ContractViolation
 from ..oracle.attention import tolerance
 from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
+from .abandoned import Abandoned
 from .expected import Expected, answer_of, truth_of
 from .forward_runner import ForwardRunner
 from .host_reads import host_reads
 from .poison import poison_in
 from .reachable import reachable_storages
 from .tensors import CaseTensors, raw
-from .watch import Watch, batch_tensors
+from .watch import Watch, batch_tensors, bits_of
 
 
 class Harness(ForwardRunner):
@@ -153,6 +155,21 @@ class Harness(ForwardRunner):
     def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
         """Snapshots of everything that the backend is given for a forward."""
         return Watch(self.tensors, forward, batch)
+
+    @contextmanager
+    def abandoned(self, when: str) -> Iterator[None]:
+        """While the body runs, all memory of this harness is poison, and must stay so."""
+        memory = Abandoned(self.arena, self.tensors)
+        yield
+        memory.hold(when)
+
+    def bytes_from(self, name: str, start: int) -> torch.Tensor:
+        """A copy of a buffer's bytes from one on."""
+        return bits_of(self.arena[name])[start:].clone()
+
+    def bits(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor as integers, so that NaN equals itself."""
+        return raw(tensor).clone()
 
     def held(self) -> dict[int, str]:
         """Memory that the backend can reach: address of each storage → a name."""

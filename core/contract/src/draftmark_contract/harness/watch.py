@@ -39,12 +39,12 @@ class Watch:
             "out": tensors.rows(forward)[3],
             "out behind the batch": tensors.out[len(forward.rows) :],
         }
-        self._before = {name: _bits(one).clone() for name, one in self._watched.items()}
+        self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 
     def unchanged_but(self, allowed: Sequence[str], call: str) -> None:
         """Raise unless only `allowed` tensors changed since the last time."""
         for name, one in self._watched.items():
-            now = _bits(one)
+            now = bits_of(one)
             if name not in allowed and not torch.equal(now, self._before[name]):
                 at = int((now != self._before[name]).nonzero()[0, 0])
                 raise ContractViolation(
@@ -58,5 +58,6 @@ class Watch:
             self._before[name] = now.clone()
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, flat; of a contiguous one the memory itself."""
     return tensor.contiguous().view(-1).view(torch.uint8)

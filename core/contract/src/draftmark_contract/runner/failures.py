@@ -11,6 +11,8 @@ from .verdict import Verdict
 SCREEN = 40
 """Lines that failures take in full; the first one is shown whatever its length, up to `LONGEST`."""
 LONGEST = 30
+LISTED = 12
+"""Checks that have a line each below those in full; the others are counted."""
 NAMED = 3
 """Further items of a check that a line names."""
 WIDTH = 110
@@ -19,7 +21,7 @@ REASONS = 4
 
 
 def failure_lines(verdict: Verdict) -> list[str]:
-    """Checks that fail, in the order of learning: the first item of each in full while it fits, then a line a check."""
+    """Checks that fail, in the order of learning: the first item of each in full while it fits, then a line each, to a screen."""
     groups: dict[str, list[Result]] = {}
     for result in verdict.results:
         if result.outcome is Outcome.FAILED:
@@ -33,7 +35,9 @@ def failure_lines(verdict: Verdict) -> list[str]:
         lines += full
         rest.pop(0)
     if rest:
-        lines += [f"{len(rest)} more checks fail, in --json FILE and --html FILE in full:", *map(_in_a_line, rest)]
+        lines += [f"{len(rest)} more checks fail, in --json FILE and --html FILE in full:"]
+        lines += map(_in_a_line, rest[:LISTED])
+        lines += [f"  and {len(rest) - LISTED} more"] if len(rest) > LISTED else []
     return lines
 
 

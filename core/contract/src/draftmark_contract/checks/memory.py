@@ -1,0 +1,116 @@
+"""A backend's memory is its own: what is kept in globals, closures or as a raw address is found by moving everything.
+
+Two opens of one geometry differ in nothing but their memory; two geometries that differ in one field differ in that. So
+the first is poisoned while the second runs, must stay as it is, and must still be right afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from draftmark.geometry import DRAFT_MODES, TARGET_MODES, DraftShape, Geometry
+from draftmark.graphs import GraphKey, Program
+
+from ..behaviour import Given, behaviour
+from ..cases.forward_sets import programs
+from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.geometries import all_shapes, behaviours
+from ..cases.graph_rounds import programs_of, replays
+from ..check import Case
+from ..oracle.formulas import max_requests
+
+if TYPE_CHECKING:
+    from ..harness.graph_harness import GraphHarness
+    from ..harness.harness import Harness
+
+SINCE = (1, 3)
+SHAPES = ("small", "all-modes", "all-few-graphs", "all-kv8", "target-window")
+
+
+def _geometries() -> list[Case]:
+    return [Case(one.name, one.geometry, SINCE) for one in all_shapes() if one.name in SHAPES]
+
+
+def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
+    """Of every mode, forwards whose lengths are the same in every geometry, so that only the geometry tells."""
+    last = dict(programs(geometry))
+    found = [
+        uniform(f"{mode.value}-{n}", geometry, mode, lens, min(4, max_requests(geometry)), step=step, seed=n)
+        for mode, step in last.items()
+        for n, lens in enumerate(((17, 3), (40, 33, 8)))
+    ]
+    return [*found, ragged("extend", geometry, (17, 0), (3, 5), seed=3)]
+
+
+@behaviour(Given.GEOMETRY, cases=_geometries, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
+def of_two_opens_is_apart(harness: Harness, geometry: Geometry) -> None:
+    """The same geometry opened again elsewhere, while all that the first one was given is poisoned."""
+    second = harness.fresh()
+    _all_hold(harness, _same_lengths(geometry), "the first open's output")
+    with harness.abandoned("while the geometry's second open ran"):
+        _all_hold(second, _same_lengths(geometry)[::-1], "the output of a second open of the geometry")
+    with second.abandoned("while the geometry's first open ran again"):
+        _all_hold(harness, _same_lengths(geometry), "the first open's output, after a second one ran")
+
+
+def _programs() -> list[Case]:
+    return [
+        Case(f"{shape.name}-{program.value}", (shape.geometry, program), SINCE)
+        for shape in all_shapes()
+        if shape.name in SHAPES
+        for program in programs_of(shape.geometry)
+    ]
+
+
+@behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))
+def of_two_captures_is_apart(graphs: GraphHarness, program: Program) -> None:
+    """Captured in two opens of the geometry, and replayed in turn, the other one's memory poisoned."""
+    geometry, second = graphs.harness.geometry, graphs.fresh()
+    size = geometry.limits.capture_batch_sizes[-1]
+    rounds = [forward for _, forward in replays(geometry, program) if len(forward.requests) == size][:2]
+    for one in (graphs, second):
+        one.capture(GraphKey(program, size))
+    for forward in rounds:
+        for one, other in ((second, graphs), (graphs, second)):
+            with other.harness.abandoned("while the program was replayed in another open of the geometry"):
+                one.replay_holds(program, one.load(forward, seed=3), "with the program captured in another open too")
+
+
+def _twins() -> list[Case]:
+    """Pairs of geometries that differ in one field."""
+    base = behaviours()["all-modes"]
+
+    def shaped(**change: object) -> Geometry:
+        return replace(base, attention=replace(base.attention, **change))  # type: ignore[arg-type]
+
+    others: dict[str, Callable[[], Geometry]] = {
+        "scale": lambda: shaped(softmax_scale=0.3),
+        "window": lambda: shaped(window_left=6),
+        "cap": lambda: shaped(logits_soft_cap=2.0),
+        "page": lambda: shaped(page_size=32),
+        "heads": lambda: shaped(num_qo_heads=8),
+        "kv-heads": lambda: shaped(num_kv_heads=4),
+        "dim": lambda: shaped(head_dim=128),
+        "dtype": lambda: shaped(q_dtype="float16", kv_dtype="float16"),
+        "tree": lambda: replace(base, draft=DraftShape(topk=2, num_steps=4, num_draft_tokens=7)),
+        "words": lambda: replace(base, draft=DraftShape(topk=3, num_steps=4, num_draft_tokens=40)),
+        "limits": lambda: replace(base, limits=replace(base.limits, max_num_reqs=10, max_context_len=300)),
+        "target": lambda: replace(base, modes=TARGET_MODES),
+        "draft": lambda: replace(base, modes=DRAFT_MODES),
+    }
+    return [Case(name, (base, make()), SINCE) for name, make in others.items()]
+
+
+@behaviour(Given.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "flashinfer#1028", "vllm#48261"))
+def of_geometries_that_differ_is_apart(one: Harness, other: Harness) -> None:
+    """Two geometries that differ in one field, by turns and at the same lengths: each is right, and nobody's else."""
+    for first, second in ((one, other), (other, one)):
+        with second.abandoned("while another geometry's forwards ran"):
+            _all_hold(first, _same_lengths(first.geometry), "the output beside a geometry that differs in one field")
+
+
+def _all_hold(harness: Harness, forwards: list[ForwardCase], what: str) -> None:
+    for number, forward in enumerate(map(harness.place, forwards)):
+        harness.forward_holds(forward, harness.load(forward, seed=number), what)

@@ -1,0 +1,94 @@
+"""The same forward gives the same bits, whatever ran between and wherever its memory lies (docs/contract.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftmark.graphs import GraphKey, Program
+
+from ..behaviour import Given, behaviour
+from ..cases.contents import Contents
+from ..cases.forward_sets import programs, representative_forwards
+from ..cases.forwards import ForwardCase
+from ..cases.geometries import all_shapes
+from ..cases.graph_rounds import LARGE, programs_of, replays
+from ..cases.production import crowd, crowds
+from ..check import Case, ContractViolation
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..harness.graph_harness import GraphHarness
+    from ..harness.harness import Harness
+
+SINCE = (1, 3)
+SHAPES = ("small", "all-modes", "all-few-graphs", "all-kv8")
+
+
+def _forwards() -> list[Case]:
+    found = [shape.case(representative_forwards(shape.geometry)) for shape in all_shapes() if shape.name in SHAPES]
+    for shape in crowds():
+        last = dict(programs(shape.geometry))
+        found += [shape.case([crowd(shape.geometry, mode, step)], mode.value) for mode, step in last.items()]
+    return [Case(case.id, case.value, SINCE) for case in found]
+
+
+@behaviour(Given.FORWARDS, cases=_forwards, since=SINCE, bugs=("sglang#10278",))
+def give_the_same_bits(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Twice on one arena, in another order the second time, and once on an arena of its own."""
+    first = {forward.name: _bits(harness, forward) for forward in forwards}
+    fresh = harness.fresh()
+    for forward in reversed(forwards):
+        for where, runner in (("again, after other forwards", harness), ("on other memory", fresh)):
+            _same(forward, first[forward.name], _bits(runner, forward), where)
+
+
+def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
+    """The output's live rows, as integers."""
+    batch = harness.load(forward, contents=Contents.SPREAD)
+    harness.arena.poison()
+    return harness.bits(harness.run(forward, batch)[: forward.live_rows])
+
+
+def _programs() -> list[Case]:
+    return [
+        Case(f"{shape.name}-{program.value}", (shape.geometry, program), SINCE)
+        for shape in all_shapes()
+        if shape.name in SHAPES
+        for program in programs_of(shape.geometry)
+    ]
+
+
+@behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
+def replays_give_the_same_bits(graphs: GraphHarness, program: Program) -> None:
+    """A round replayed, another round, and the first one once more."""
+    geometry = graphs.harness.geometry
+    key = GraphKey(program, geometry.limits.capture_batch_sizes[-1])
+    graphs.capture(key)
+    rounds = [forward for _, forward in replays(geometry, program) if len(forward.requests) == key.batch_size]
+    first = {forward.name: _replayed(graphs, key, forward) for forward in rounds[: len(LARGE)]}
+    for forward in reversed(rounds[: len(LARGE)]):
+        _same(forward, first[forward.name], _replayed(graphs, key, forward), "replayed again, after other rounds")
+
+
+def _replayed(graphs: GraphHarness, key: GraphKey, forward: ForwardCase) -> torch.Tensor:
+    loaded = graphs.load(forward, seed=3)
+    graphs.plan(loaded)
+    graphs.replay(key, loaded)
+    graphs.interpret(loaded, graphs.copies[key])
+    last = loaded.forwards[-1]
+    return graphs.harness.bits(graphs.stages[last.step].rows(last)[3][: last.live_rows])
+
+
+def _same(forward: ForwardCase, one: torch.Tensor, other: torch.Tensor, where: str) -> None:
+    differ = (one != other).flatten(1).any(1).nonzero().flatten().tolist()
+    if differ:
+        raise ContractViolation(
+            f"a forward gives other bits when it runs {where}",
+            batch=forward,
+            got=f"other outputs in (request, row) {[forward.rows[n] for n in differ[:8]]}",
+            expected="the same bits: one device, the same batch, the same host lengths",
+            formula="docs/contract.md, what may differ",
+            bug="sglang#10278",
+            remedy="sum in a fixed order: no atomics in floating point, and no choice by load or by address",
+        )

@@ -1,0 +1,47 @@
+"""Memory of an opened backend that nobody may touch for a while: poisoned, and looked at afterwards."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark.arena import POISON_BYTE, Arena
+from draftmark.buffers import Init
+
+from ..check import ContractViolation
+from .tensors import CaseTensors
+from .watch import bits_of
+
+
+class Abandoned:
+    """Poisons an arena and the tensors beside it; buffers that must start as zeros are put back afterwards."""
+
+    def __init__(self, arena: Arena, tensors: CaseTensors) -> None:
+        static = {f"static {name}": one for name, one in vars(tensors.buffers).items() if isinstance(one, torch.Tensor)}
+        rows = {name: getattr(tensors, name) for name in ("q", "k", "v", "out")}
+        self._given = {**static, **rows, "cache.k": tensors.cache.k, "cache.v": tensors.cache.v}
+        self._arena = {f"buffer {name}": arena[name] for name in arena}
+        zeros = [spec.name for spec in arena.specs if spec.init is not Init.EMPTY]
+        self._kept = {name: arena[name].clone() for name in zeros}
+        self._back = arena
+        for one in (*self._arena.values(), *self._given.values()):
+            bits_of(one).fill_(POISON_BYTE)
+
+    def hold(self, when: str) -> None:
+        """Everything is poison still; then what must start as zeros is as it was.
+
+        Raises:
+            ContractViolation: something was written to.
+        """
+        for name, one in (self._arena | self._given).items():
+            written = (bits_of(one) != POISON_BYTE).nonzero()
+            if written.numel():
+                raise ContractViolation(
+                    f"{name} of an opened backend was written {when}",
+                    got=f"the first of {len(written)} bytes at {int(written[0, 0])}",
+                    expected="every open keeps to its own arena, and to the tensors that it is handed",
+                    formula="draftmark.backend.AttentionBackend: a plugin keeps nothing but views of its arena",
+                    bug="flashinfer#4014, vllm#48261",
+                    remedy="keep tensors, addresses and plans on the backend, not in globals or closures of a module",
+                )
+        for name, before in self._kept.items():
+            self._back[name].copy_(before)

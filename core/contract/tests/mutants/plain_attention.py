@@ -1,0 +1,117 @@
+"""Attention over the batch's own tensors in plain torch, with a place for one defect in each part of it.
+
+Both layouts can be given it: it reads page table, mask, depth and lengths of the batch, and nothing of the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftmark import AttentionShape, Mode
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVCache
+
+from . import csr_attention as kernel
+from .mutant import around
+
+Tensor = torch.Tensor
+
+
+def right_weights(scores: Tensor, shape: AttentionShape) -> Tensor:
+    """A softmax; a row that sees nothing weighs nothing."""
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def right_cap(scores: Tensor, cap: float) -> Tensor:
+    """cap · tanh(score / cap)."""
+    return cap * torch.tanh(scores / cap)
+
+
+def right_heads(shape: AttentionShape) -> Tensor:
+    """KV head of each query head."""
+    return torch.arange(shape.num_qo_heads) // shape.group_size
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What attention is made of; a mutant replaces one.
+
+    Attributes:
+        seen: (visibility bool ``[R, q, width]``, prefix ``[R]``, shape) → visibility.
+        heads: shape → KV head of each query head.
+        cap: (scores, cap) → capped scores.
+        weights: (scores ``[R, heads, q, width]`` with -inf where nothing is seen, shape) → weights.
+        values: (weights, values ``[R, width, heads, dim]``, q_dtype) → outputs ``[R, q, heads, dim]``.
+    """
+
+    seen: Callable[[Tensor, Tensor, AttentionShape], Tensor] = lambda seen, prefix, shape: seen
+    heads: Callable[[AttentionShape], Tensor] = right_heads
+    cap: Callable[[Tensor, float], Tensor] = right_cap
+    weights: Callable[[Tensor, AttentionShape], Tensor] = right_weights
+    values: Callable[[Tensor, Tensor, torch.dtype], Tensor] = lambda weights, v, dtype: torch.einsum(
+        "rhqk,rkhd->rqhd", weights, v
+    )
+
+
+def attending(parts: Parts) -> Callable[[Any], None]:
+    """A patch: the backend attends by these parts."""
+
+    def patch(backend: Any) -> None:
+        def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+            _attend(backend.geometry.attention, parts, q, cache, batch, out)
+
+        around(backend, "attend", call)
+
+    return patch
+
+
+def _attend(
+    shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor
+) -> None:
+    """All requests of a uniform batch at once; an EXTEND request by request."""
+    if batch.mode is not Mode.EXTEND:
+        r, n, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
+        if isinstance(batch.tail, Tree):
+            bits, depth = kernel.mask_bits(batch.tail.mask.view(r, n, -1), t), batch.tail.depth
+        else:
+            bits, depth = kernel.causal_bits(n, t, q.device).expand(r, n, t), torch.arange(t).expand(r, t)
+        block = q.view(r, n, *q.shape[1:])
+        found = _block(shape, parts, block, cache, (batch.page_table, batch.prefix_lens), bits, depth)
+        out.copy_(found.reshape(out.shape))
+        return
+    first = 0
+    for one, n in enumerate(batch.q_lens):
+        if n:
+            rows, here = slice(first, first + n), slice(one, one + 1)
+            bits, depth = kernel.causal_bits(n, n, q.device), torch.arange(n)[None]
+            where = batch.page_table[here], batch.prefix_lens[here]
+            out[rows].copy_(_block(shape, parts, q[rows][None], cache, where, bits, depth)[0])
+        first += n
+
+
+def _block(
+    shape: AttentionShape,
+    parts: Parts,
+    q: Tensor,
+    cache: KVCache,
+    where: tuple[Tensor, Tensor],
+    bits: Tensor,
+    depth: Tensor,
+) -> Tensor:
+    """``[R, q, heads, dim]``, in q's dtype."""
+    table, prefix = where[0].long().clamp(0, cache.k.shape[0] - 1), where[1]
+    pools = (cache.k, cache.k_scale), (cache.v, cache.v_scale)
+    k, v = (kernel.gathered(pool, table, scale).float() for pool, scale in pools)
+    stored = torch.arange(k.shape[1]) < (prefix + depth.shape[1])[:, None]
+    k, v = (one.masked_fill(~stored[:, :, None, None], 0.0) for one in (k, v))
+    seen = kernel.visible(prefix, k.shape[1], bits, depth, shape.window_left)
+    seen, heads = parts.seen(seen, prefix, shape), parts.heads(shape)
+    scores = torch.einsum("rqhd,rkhd->rhqk", q.float(), k[:, :, heads]) * shape.softmax_scale
+    if shape.logits_soft_cap > 0:
+        scores = parts.cap(scores, shape.logits_soft_cap)
+    weights = parts.weights(scores.masked_fill(~seen[:, None], float("-inf")), shape)
+    return parts.values(weights, v[:, :, heads], q.dtype).to(q.dtype)

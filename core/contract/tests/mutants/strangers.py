@@ -1,0 +1,362 @@
+"""Regression mutants: defects thought of by people who had not read the suite, of which 24 survived contract 1.2.
+
+`KILLER` names the check of each one's class. None of these checks was written for the mutant beside it: each rule holds
+for sizes, contents or an order of events of which the mutant is one instance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.batch import ForwardBatch, Tree
+from draftmark.cache import KVCache
+from draftmark.graphs import GraphKey, GraphState, Program
+from draftmark.tree import VerifyResult
+
+from .corners import own
+from .mutant import Mutant, after, around, on_batch, resized
+from .plain_attention import Parts, attending
+from .trees import _walk as walk
+
+Tensor = torch.Tensor
+CSR = ("csr",)
+NO_FP8 = "the reference serves no quantised KV"
+DRAFTING = (Mode.DRAFT, Mode.DRAFT_EXTEND)
+_SCALES: dict[tuple[int, ...], float | None] = {}
+_WORDS: dict[tuple[int, ...], int] = {}
+
+# -- sizes -----------------------------------------------------------------------------------------------------
+
+
+def _eight_requests(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+    out[sum(batch.q_lens[:8]) :] = 0
+
+
+def _keys_below(limit: int) -> Parts:
+    return Parts(seen=lambda seen, prefix, shape: seen & (torch.arange(seen.shape[2]) < limit))
+
+
+def _key_lost(at: int) -> Parts:
+    """The last key before a split is in neither part."""
+    return Parts(
+        seen=lambda seen, prefix, shape: seen
+        & ~((torch.arange(seen.shape[2]) == at - 1) & (prefix[:, None] > at))[:, None]
+    )
+
+
+def _groups_as_eight(low: int, high: int) -> Parts:
+    def heads(shape: Any) -> Tensor:
+        group = 8 if low <= shape.group_size <= high else shape.group_size
+        return (torch.arange(shape.num_qo_heads) // group).clamp(max=shape.num_kv_heads - 1)
+
+    return Parts(heads=heads)
+
+
+def _sixteen_heads(shape: Any) -> Tensor:
+    head = torch.arange(shape.num_qo_heads)
+    return torch.where(head < 16, head // shape.group_size, 0)
+
+
+def _tile_rounded_up(seen: Tensor, prefix: Tensor, shape: Any) -> Tensor:
+    """From 256 tokens on, a window's first tile of 64 keys begins where the window has begun already."""
+    if shape.window_left < 0:
+        return seen
+    start = (prefix - shape.window_left).clamp(min=0)
+    start = torch.where(prefix >= 256, (start + 63) // 64 * 64, 0)
+    return seen & (torch.arange(seen.shape[2]) >= start[:, None])[:, None]
+
+
+def _short_with_both(geometry: Geometry, shape: tuple[int, ...]) -> tuple[int, ...]:
+    both = {Mode.VERIFY, Mode.DRAFT} <= set(geometry.modes)
+    return (geometry.max_reqs * geometry.draft.topk,) if both else shape
+
+
+WORKSPACE = 1 << 16
+
+
+def _partials(backend: Any) -> None:
+    """Long contexts are split, and the parts' outputs written into a workspace that nobody measured."""
+    scratch, geometry = backend.arena["scratch"], backend.geometry
+    memory = torch.empty(0, dtype=torch.uint8).set_(scratch.untyped_storage())
+    start = scratch.storage_offset()
+
+    def write(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        if batch.uniform is not None and geometry.max_pages_per_req * geometry.attention.page_size > 2048:
+            memory[start : start + out.numel() * 4].fill_(1)
+
+    after(backend, "attend", write)
+
+
+def _walks(requests: int, nodes: int) -> Any:
+    def call(original: Any, drafts: Tensor, parents: Tensor, targets: Tensor) -> VerifyResult:
+        hidden = (torch.arange(drafts.shape[0])[:, None] >= requests) | (torch.arange(drafts.shape[1]) >= nodes)
+        found: VerifyResult = original(drafts.masked_fill(hidden, -1), parents, targets)
+        return found
+
+    return walk(call)
+
+
+def _shift_modulo(backend: Any, batch: ForwardBatch) -> ForwardBatch:
+    """A mask row is a 64-bit number; a shift by more starts again at its first bit."""
+    if not isinstance(batch.tail, Tree):
+        return batch
+    word = torch.arange(batch.tail.mask.shape[1]) % 2
+    return replace(batch, tail=Tree(batch.tail.mask[:, word], batch.tail.depth))
+
+
+def _captures_something(backend: Any) -> None:
+    if not backend.geometry.limits.capture_batch_sizes:
+        raise RuntimeError("max() arg is an empty sequence")
+
+
+# -- logits ----------------------------------------------------------------------------------------------------
+
+
+def _exponential_cap(scores: Tensor, cap: float) -> Tensor:
+    power = torch.exp(2 * scores / cap)
+    return cap * (power - 1) / (power + 1)
+
+
+def _from(start: float) -> Parts:
+    """A running maximum that starts at a number which logits may lie below."""
+
+    def weights(scores: Tensor, shape: Any) -> Tensor:
+        power = torch.exp(scores - scores.amax(-1, keepdim=True).clamp(min=start))
+        return power / power.sum(-1, keepdim=True)
+
+    return Parts(weights=weights)
+
+
+def _no_maximum(scores: Tensor, shape: Any) -> Tensor:
+    power = torch.exp(scores)
+    return power / power.sum(-1, keepdim=True)
+
+
+def _rounded_scores(scores: Tensor, shape: Any) -> Tensor:
+    return scores.to(getattr(torch, shape.q_dtype)).float().softmax(-1).nan_to_num(0.0)
+
+
+def _rounded_sums(weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """Partial outputs of 16 keys each are added up in the queries' dtype."""
+    parts = zip(weights.split(16, -1), v.split(16, 1), strict=True)
+    found = [torch.einsum("rhqk,rkhd->rqhd", weight, value).to(dtype) for weight, value in parts]
+    total = found[0]
+    for part in found[1:]:
+        total = total + part
+    return total
+
+
+def _no_cap_in_drafts(backend: Any) -> None:
+    def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        right = backend.geometry
+        if batch.mode in DRAFTING:
+            backend.geometry = replace(right, attention=replace(right.attention, logits_soft_cap=0.0))
+        original(q, cache, batch, out)
+        backend.geometry = right
+
+    around(backend, "attend", call)
+
+
+# -- whose tensors ---------------------------------------------------------------------------------------------
+
+
+def _first_cache(backend: Any) -> None:
+    seen: list[KVCache] = []
+
+    def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        seen[1:] = []
+        seen.append(cache)
+        original(q, seen[0], batch, out)
+
+    around(backend, "attend", call)
+
+
+def _first_scales(backend: Any) -> None:
+    seen: list[tuple[Tensor | None, Tensor | None]] = []
+
+    def scaled(cache: KVCache) -> KVCache:
+        seen.append((cache.k_scale, cache.v_scale))
+        return replace(cache, k_scale=seen[0][0], v_scale=seen[0][1])
+
+    around(backend, "write_kv", lambda original, k, v, cache, batch: original(k, v, scaled(cache), batch))
+    around(backend, "attend", lambda original, q, cache, batch, out: original(q, scaled(cache), batch, out))
+
+
+def _scales_on_the_host(backend: Any) -> None:
+    def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        if cache.k_scale is not None:
+            cache = replace(cache, k_scale=torch.ones(1) * cache.k_scale.item())
+        original(q, cache, batch, out)
+
+    around(backend, "attend", call)
+
+
+def _noise(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+    """Atomics add up in any order: the last bit differs from run to run."""
+    up = (torch.rand_like(out.float()) < 0.5).to(out.dtype)
+    out.add_(out * up * torch.finfo(out.dtype).eps)
+
+
+def _int32_in_decode(backend: Any) -> None:
+    def call(original: Any, k: Tensor, v: Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        slots = backend.arena["slot_mapping"][: batch.num_rows]
+        width, right = cache.k.shape[2] * cache.k.shape[3], slots.clone()
+        if batch.mode is Mode.DECODE:
+            slots.copy_((slots * width).to(torch.int32).clamp(min=0) // width)
+        original(k, v, cache, batch)
+        slots.copy_(right)
+
+    around(backend, "write_kv", call)
+
+
+def _scale_by_heads(backend: Any) -> None:
+    """A module keeps the scale of each head shape that it has met."""
+    a = backend.geometry.attention
+    scale = _SCALES.setdefault((a.num_qo_heads, a.num_kv_heads, a.head_dim), a.softmax_scale)
+    backend.geometry = replace(backend.geometry, attention=replace(a, softmax_scale=scale))
+
+
+def _words_by_heads(backend: Any) -> None:
+    """A module keeps the words of a mask row for each head shape that it has met."""
+    a = backend.geometry.attention
+    key, own_words = (a.num_qo_heads, a.num_kv_heads, a.head_dim), int(backend.geometry.mask_words)
+
+    def change(_: Any, batch: ForwardBatch) -> ForwardBatch:
+        words = _WORDS.setdefault(key, own_words)
+        if not isinstance(batch.tail, Tree) or words == own_words:
+            return batch
+        flat, rows = batch.tail.mask.reshape(-1), torch.arange(batch.num_rows)[:, None]
+        index = (rows * words + torch.arange(own_words)).clamp(max=flat.shape[0] - 1)
+        return replace(batch, tail=Tree(flat[index], batch.tail.depth))
+
+    on_batch(change)(backend)
+
+
+# -- order of events -------------------------------------------------------------------------------------------
+
+
+def _plan_by_lengths(backend: Any) -> None:
+    planned: list[tuple[int, ...]] = []
+
+    def call(original: Any, batch: ForwardBatch) -> None:
+        if planned != [batch.host.upper_bound()]:
+            original(batch)
+        planned[:] = [batch.host.upper_bound()]
+
+    around(backend, "plan", call)
+
+
+def _offsets_by_totals(backend: Any) -> None:
+    """The row offsets of an EXTEND are made anew when its number of requests or of rows changes, and not else."""
+    kept: dict[tuple[int, int], Tensor] = {}
+
+    def change(_: Any, batch: ForwardBatch) -> ForwardBatch:
+        if batch.mode is not Mode.EXTEND:
+            return batch
+        if kept.keys() != {(batch.padded_reqs, batch.num_rows)}:
+            kept.clear()
+        offsets = kept.setdefault((batch.padded_reqs, batch.num_rows), batch.q_indptr.clone())
+        return replace(batch, q_indptr=offsets)
+
+    on_batch(change, "write_metadata")(backend)
+
+
+def _filed_by_rows(geometry: Geometry, state: GraphState) -> GraphState:
+    """Graphs are found by the number of their rows, whatever program they are of."""
+    each = {Program.DECODE: 1, Program.DRAFT: geometry.draft.topk}
+    files: dict[int, GraphKey] = {}
+    outputs: dict[GraphKey, Any] = {}
+    capture, replay = state.capture, state.replay
+
+    def rows(key: GraphKey) -> int:
+        return int(each.get(key.program, geometry.draft.num_draft_tokens) * key.batch_size)
+
+    def captured(key: GraphKey, step: Any) -> Any:
+        outputs[key] = capture(key, step)
+        files[rows(key)] = key
+        return outputs[key]
+
+    def replayed(key: GraphKey) -> Any:
+        replay(files.get(rows(key), key))
+        return outputs[key]
+
+    state.capture, state.replay = captured, replayed  # type: ignore[method-assign]
+    return state
+
+
+def _attends(parts: Parts) -> Any:
+    return attending(parts)
+
+
+def _mutant(name: str, what: str, bug: str, **how: Any) -> Mutant:
+    return Mutant(name, what, f"a stranger; {bug}" if bug else "a stranger", **how)
+
+
+TREES = {"layouts": ("reference",), "absent": "tree operations know no layout"}
+QUANTISED = {"layouts": CSR, "absent": NO_FP8}
+MUTANTS = (
+    _mutant("R01", "requests from the 9th on are not attended", "llm-scaler#368",
+            patch=lambda b: after(b, "attend", _eight_requests)),
+    _mutant("R02", "keys from the 1024th on are not read", "llm-scaler#368", patch=_attends(_keys_below(1024))),
+    _mutant("R03", "one key lost at a split of 512", "", patch=_attends(_key_lost(512))),
+    _mutant("R03b", "one key lost at a split of 128", "", patch=_attends(_key_lost(128))),
+    _mutant("R04", "groups of 5 to 7 heads mapped as 8", "flashinfer#4316", patch=_attends(_groups_as_eight(5, 7))),
+    _mutant("R05", "groups of 16 heads and more mapped as 8", "flashinfer#3563, vllm#40792",
+            patch=_attends(_groups_as_eight(16, 999))),
+    _mutant("R06", "query heads from the 17th on read the first KV head", "",
+            patch=_attends(Parts(heads=_sixteen_heads))),
+    _mutant("R07", "soft cap by exponentials, NaN on large logits", "vllm#56579",
+            patch=_attends(Parts(cap=_exponential_cap))),
+    _mutant("R08", "running maximum starts at -5e4", "flashinfer#4267, flashinfer#4401",
+            patch=_attends(_from(-5e4))),
+    _mutant("R09", "no maximum subtracted", "", patch=_attends(Parts(weights=_no_maximum))),
+    _mutant("R10", "scores rounded to q_dtype", "", patch=_attends(Parts(weights=_rounded_scores))),
+    _mutant("R11", "partial sums rounded to q_dtype", "", patch=_attends(Parts(values=_rounded_sums))),
+    _mutant("R12", "the first layer's KV cache serves all layers", "TRT-LLM#16801", patch=_first_cache),
+    _mutant("R13", "the first layer's fp8 scales serve all layers", "vllm#25513", patch=_first_scales, **QUANTISED),
+    _mutant("R14", "fp8 scales read on the host in every step", "", patch=_scales_on_the_host, **QUANTISED),
+    _mutant("R15", "outputs differ from run to run", "sglang#10278", patch=lambda b: after(b, "attend", _noise)),
+    _mutant("R16", "plan skipped while lengths stay, whatever the mode", "", patch=_plan_by_lengths),
+    _mutant("R17", "32-bit element offsets in DECODE only", "vllm#47671", patch=_int32_in_decode),
+    _mutant("R18", "soft cap forgotten in draft modes", "", patch=_no_cap_in_drafts),
+    _mutant("R19", "window's first tile rounded up from 256 tokens on", "", patch=_attends(Parts(seen=_tile_rounded_up))),
+    _mutant("R20", "open_backend raises where nothing is captured", "", patch=_captures_something),
+    _mutant("R21", "slots short where a geometry serves VERIFY and DRAFT", "",
+            hooks=resized("slot_mapping", _short_with_both)),
+    _mutant("R22", "a fixed workspace of 64 KiB, which usage() repeats", "vllm#40383, sglang#14173",
+            hooks=own(lambda g: WORKSPACE, lambda g, x: WORKSPACE), patch=_partials),
+    _mutant("R23", "the walk ignores requests from the 9th on", "", hooks=_walks(8, 1000), **TREES),
+    _mutant("R23b", "the walk ignores nodes from the 97th on", "", hooks=_walks(1000, 96), **TREES),
+    _mutant("R24", "graphs filed by their number of rows", "vllm#26499", hooks={"graph_state": _filed_by_rows}),
+    _mutant("R25", "softmax scale cached by head shape in a global", "flashinfer#4014", patch=_scale_by_heads),
+    _mutant("R26", "mask words cached by head shape in a global", "flashinfer#4014", patch=_words_by_heads),
+    _mutant("R27", "mask shifts modulo 64", "", patch=on_batch(_shift_modulo)),
+    _mutant("R28", "EXTEND offsets kept while totals stay", "vllm-ascend#5711", patch=_offsets_by_totals),
+)  # fmt: skip
+
+KILLER = {
+    **{name: "production.a_crowd_is_right" for name in ("R01", "R02", "R03", "R19")},
+    "R03b": "production.a_crowd_is_right",
+    **{name: "production.every_head_shape_is_right" for name in ("R04", "R05", "R06")},
+    **{name: "numerics.survive_any_logits" for name in ("R07", "R08", "R09", "R18")},
+    "R10": "numerics.match_float64",
+    "R11": "numerics.survive_any_logits",
+    **{name: "layers.have_their_own_caches_in_a_graph" for name in ("R12", "R13")},
+    "R14": "layers.have_their_own_caches_in_a_graph",
+    "R15": "repeats.give_the_same_bits",
+    "R16": "graphs.programs_do_not_disturb_each_other",
+    "R17": "numerics.reach_past_int32",
+    "R20": "metadata.decodes_to_the_token_history",
+    "R21": "sizing.covers",
+    "R22": "production.a_crowd_is_right",
+    **{name: "tree_ops.walk_follows_the_target" for name in ("R23", "R23b")},
+    "R24": "graphs.keys_are_closed_under_padding",
+    **{name: "memory.of_geometries_that_differ_is_apart" for name in ("R25", "R26")},
+    "R27": "production.wide_tails_are_right",
+    "R28": "history.equals_a_fresh_state",
+}
+"""The check of each mutant's class."""
