@@ -23,6 +23,8 @@ LAYOUTS: dict[str, BackendPlugin] = {"reference": ReferencePlugin(), "csr": CsrP
 NOTES = ("layouts", "usage")
 """What a plugin tells the suite alone; a mutant changes them like hooks."""
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
+KINDS = {"M": "known bugs", **dict.fromkeys("VWXYZL", "the suite's authors"), **dict.fromkeys("RS", "strangers")}
+"""Who thought of a mutant, by the first letter of its id. Strangers had not read the suite when they did."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Mutant:
     """One defect.
 
     Attributes:
-        id: ``M01`` … ``M33`` as in the collection of known bugs, else ``V…``.
+        id: ``M01`` … ``M33`` as in the collection of known bugs; the first letter of others says whose they are
+            (`KINDS`).
         what: the defect, in a few words.
         source: a public thread with such a bug.
         hooks: hook name (without prefix), ``layouts`` or ``usage`` → function of (geometry, result) that returns the
