@@ -285,6 +285,17 @@ def test_a_backend_that_is_wrong_everywhere_prints_one_screen(tmp_path: Path) ->
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
+def test_a_failing_history_says_which_seed_drew_it(tmp_path: Path) -> None:
+    """--seed draws other histories, and a failure names the seed that brings it back."""
+    _install(tmp_path, "zeros", ZEROS)
+    item = "random_history.equals_the_oracle[plain-0]"
+    code, text, items = _contract(tmp_path, "zeros", items=[item], seed=7)
+    assert (code, items) == (1, {item: "failed"})
+    assert "the shortest history that was found, with --seed 7" in text
+    code, text = _no_verdict(tmp_path, "reference", seed=7, journal_path="run.jsonl")
+    assert code == 2 and "--seed goes with no --journal" in text
+
+
 def test_known_failures_are_read_from_the_plugins_folder(tmp_path: Path) -> None:
     """contract.toml beside the plugin's module excuses the items that it names, strictly."""
     _install(tmp_path, "excused", RAISES)

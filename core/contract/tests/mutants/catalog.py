@@ -30,9 +30,9 @@ INAPPLICABLE = {
 
 GUARDS = {
     "load.imports_lightly": "asks an installed plugin in a process of its own, which no mutant of an object has; "
-    "core/tests/contract/test_frame_pytest.py installs bad plugins",
+    "core/contract/tests/test_frame_pytest.py installs bad plugins",
     "load.known_failures_are_current": "reads the contract.toml of an installed plugin; tested in "
-    "core/tests/contract/test_frame_pytest.py",
+    "core/contract/tests/test_frame_pytest.py",
 }
 """Checks that no mutant can need, and why they are there."""
 

@@ -69,9 +69,7 @@ def attending(parts: Parts) -> Callable[[Any], None]:
     return patch
 
 
-def _attend(
-    shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor
-) -> None:
+def _attend(shape: AttentionShape, parts: Parts, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
     """All requests of a uniform batch at once; an EXTEND request by request."""
     if batch.mode is not Mode.EXTEND:
         r, n, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]

@@ -43,8 +43,9 @@ def _keys_below(limit: int) -> Parts:
 def _key_lost(at: int) -> Parts:
     """The last key before a split is in neither part."""
     return Parts(
-        seen=lambda seen, prefix, shape: seen
-        & ~((torch.arange(seen.shape[2]) == at - 1) & (prefix[:, None] > at))[:, None]
+        seen=lambda seen, prefix, shape: (
+            seen & ~((torch.arange(seen.shape[2]) == at - 1) & (prefix[:, None] > at))[:, None]
+        )
     )
 
 
@@ -323,7 +324,8 @@ MUTANTS = (
     _mutant("R16", "plan skipped while lengths stay, whatever the mode", "", patch=_plan_by_lengths),
     _mutant("R17", "32-bit element offsets in DECODE only", "vllm#47671", patch=_int32_in_decode),
     _mutant("R18", "soft cap forgotten in draft modes", "", patch=_no_cap_in_drafts),
-    _mutant("R19", "window's first tile rounded up from 256 tokens on", "", patch=_attends(Parts(seen=_tile_rounded_up))),
+    _mutant("R19", "window's first tile rounded up from 256 tokens on", "",
+            patch=_attends(Parts(seen=_tile_rounded_up))),
     _mutant("R20", "open_backend raises where nothing is captured", "", patch=_captures_something),
     _mutant("R21", "slots short where a geometry serves VERIFY and DRAFT", "",
             hooks=resized("slot_mapping", _short_with_both)),

@@ -21,6 +21,8 @@ from .trees import beams, verify_tree
 
 Draw = tuple[int, ...]
 """(action, a, b, c, d), each small; an action takes of them what it needs, modulo what it allows."""
+SEED = "DRAFTMARK_CONTRACT_SEED"
+"""Environment variable with the seed of all drawn histories."""
 TREES = ("chain", "random", "star", "deep", "unused")
 HOSTS = ("exact", "tight_bound", "upper_bound", "unknown")
 TOTALS = (8, 12, 20)

@@ -41,7 +41,7 @@ def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
                     batch=f"{batch}; geometry {brief(geometry)}",
                     got=f"{spec.dtype}, at most {LARGEST.get(spec.dtype, 'no integer')}",
                     expected=f"values up to {value}",
-                    formula="dtype is part of the formula: draftmark/contract/checks/overflow.py",
+                    formula="dtype is part of the formula: draftmark_contract.checks.overflow",
                     bug="vllm#47671",
                     remedy="declare int64, or refuse the geometry in supports() with this bound",
                 )

@@ -38,7 +38,7 @@ def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
             batch=first.note,
             expected=first.claim,
             got=", ".join(f"{proof.theorem} {proof.status.value}" for proof in failed[1:]) or None,
-            formula="draftmark/contract/needs.py against the plugin's buffers()",
+            formula="draftmark_contract.sizing.required_sizes against the plugin's buffers()",
             bug="sglang#27338, sglang#22778" if first.status is Status.REFUTED else "",
             remedy="take the extent from Geometry, and combine with ceil_div, maximum and minimum",
         )

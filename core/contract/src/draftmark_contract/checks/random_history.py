@@ -1,7 +1,7 @@
 """Histories that nobody listed: drawn, run against the oracle, and shrunk to the shortest that fails.
 
 The items are always the same: so many histories a profile. What they draw follows from a seed, 0 unless the environment
-says otherwise (`SEED`, or ``--attn-seed``): a nightly run changes it, a failure prints it.
+says otherwise (`SEED`; `draftmark contract --seed` sets it): a nightly run changes it, a failure prints it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import Geometry
 
 from ..behaviour import Given, behaviour
-from ..cases.histories import Draw, Engine, Step, profiles
+from ..cases.histories import SEED, Draw, Engine, Step, profiles
 from ..check import Case, ContractViolation, Refused
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
     from ..harness.graph_harness import GraphHarness
 
-SEED = "DRAFTMARK_CONTRACT_SEED"
-"""Environment variable with the seed of all drawn histories."""
 SLOTS = 3
 """Items of each profile."""
 EXAMPLES = 4
@@ -77,7 +75,7 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
     except Refused:
         raise
     except Exception as error:
-        raise runs.violation(error, f"{SEED}={base}") from error
+        raise runs.violation(error, f"--seed {base}") from error
 
 
 class _Runs:

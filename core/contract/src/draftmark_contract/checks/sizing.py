@@ -169,7 +169,7 @@ def _assert_fits(need: RequiredSize, batch: BatchShape, geometry: Geometry, form
         batch=f"{batch}; geometry {brief(geometry)}",
         got=f"{need.declared}, declared as {formula!r}",
         expected=f">= {need.needed}: {need.why}",
-        formula="draftmark/contract/needs.py against the plugin's buffers()",
+        formula="draftmark_contract.sizing.required_sizes against the plugin's buffers()",
         bug=ROLE_BUGS.get(role, ""),
         remedy="take the extent from Geometry (max_reqs, max_pages_per_req, mask_words, max_rows_any)",
     )

@@ -115,7 +115,7 @@ def _complain(spec: BufferSpec, got: str, expected: str, geometry: Geometry) -> 
         batch=brief(geometry),
         got=f"{got}, declared as {spec.formula!r}",
         expected=expected,
-        formula="draftmark/contract/needs.py at the largest batch",
+        formula="draftmark_contract.sizing.required_sizes at the largest batch",
         bug="aiter#3855, tokenspeed#125",
         remedy="count pages once (not tokens times pages), and take the extent from Geometry",
     )

@@ -13,6 +13,7 @@ examples:
   draftmark contract my_npu -k padding
   draftmark contract my_npu --item 'numerics.match_float64[mandatory-decode]'
   draftmark contract my_npu --sample 3 --workers 2
+  draftmark contract my_npu -k random_history --seed 20261122
   draftmark contract my_npu --journal run.jsonl
   draftmark contract my_npu --journal run.jsonl --tier device --json verdict.json
 
@@ -34,6 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
     )
+    drawn = "what the drawn histories follow from (default: 0); a nightly run changes it"
+    parser.add_argument("--seed", type=int, metavar="N", help=drawn)
     few = "at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (needs pytest-xdist)")
@@ -58,4 +61,5 @@ def run(args: argparse.Namespace) -> int:
         items=args.item,
         record_path=args.record,
         allow_known=args.allow_known,
+        seed=args.seed,
     )

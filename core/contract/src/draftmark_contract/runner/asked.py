@@ -31,6 +31,7 @@ class Asked:
         sample: at most so many cases of each check, evenly spread; 0 for all.
         journal_path: a file that keeps each item's result.
         allow_known: exit code 0 where all that fails is declared.
+        seed: of the drawn histories; None for what the environment says, else 0.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Asked:
     sample: int = 0
     journal_path: str | None = None
     allow_known: bool = False
+    seed: int | None = None
 
     @property
     def highest(self) -> Tier:
@@ -60,6 +62,8 @@ class Asked:
         for option, count in (("--sample", self.sample), ("--workers", self.workers)):
             if count < 0:
                 raise WrongArguments(f"{option} is {count}, but it counts from 0 on; 0 stands for none")
+        if self.seed is not None and self.journal_path:
+            raise WrongArguments("--seed goes with no --journal: it would keep results of one seed for another")
         for item in self.items:
             self._check_item(item)
         if self.workers and importlib.util.find_spec("xdist") is None:

@@ -21,7 +21,7 @@ REASONS = 4
 
 
 def failure_lines(verdict: Verdict) -> list[str]:
-    """Checks that fail, in the order of learning: the first item of each in full while it fits, then a line each, to a screen."""
+    """Checks that fail, in the order of learning: the first item of each in full while it fits, then a line each."""
     groups: dict[str, list[Result]] = {}
     for result in verdict.results:
         if result.outcome is Outcome.FAILED:

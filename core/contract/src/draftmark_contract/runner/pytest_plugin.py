@@ -7,6 +7,7 @@ backend, before an item of the suite is collected. Its options begin with ``--at
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attn-item", metavar="ID", action="append", default=[], help="run this very item; may be repeated"
     )
+    group.addoption("--attn-seed", metavar="N", type=int, help="what the drawn histories follow from (default: 0)")
     group.addoption("--attn-json", metavar="FILE", help="write the verdict with every item as JSON")
     group.addoption("--attn-record", metavar="FILE", help="write the verdict in short, as a repository keeps it")
     group.addoption("--attn-html", metavar="FILE", help="write the report as one HTML page")
@@ -52,8 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """An empty list of results."""
+    """An empty list of results; the seed goes where the checks read it, in each worker too."""
     config.stash[_RESULTS] = {}
+    if config.getoption("attn_seed") is not None:
+        from ..cases.histories import SEED
+
+        os.environ[SEED] = str(config.getoption("attn_seed"))
 
 
 def contract_session(config: pytest.Config) -> ContractSession:

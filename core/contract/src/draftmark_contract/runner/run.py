@@ -48,6 +48,7 @@ def run_contract(
     items: Sequence[str] = (),
     record_path: str | None = None,
     allow_known: bool = False,
+    seed: int | None = None,
 ) -> int:
     """Judge one backend in a process of its own, and print the verdict; the arguments are those of `Asked`.
 
@@ -70,6 +71,7 @@ def run_contract(
         sample,
         journal_path,
         allow_known,
+        seed,
     )
     try:
         asked.check()
@@ -149,6 +151,7 @@ def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
     command += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
     command += [f"--attn-device={asked.device}"] if asked.device else []
     command += ["--attn-allow-known"] if asked.allow_known else []
+    command += [f"--attn-seed={asked.seed}"] if asked.seed is not None else []
     command += [f"--attn-sample={asked.sample}"] if asked.sample else []
     command += ["-k", asked.k] if asked.k else []
     return command + (["-n", str(asked.workers)] if asked.workers else [])
