@@ -39,10 +39,9 @@ CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Conte
 def needle(request: Request, row: int, window_left: int, dice: random.Random) -> int:
     """A token of the request that the row sees; by preference one next to a multiple of a power of two, or an end."""
     own = request.own_slot(row)
-    line = [request.prefix + slot for slot in request.lineage(own)]
-    here = request.prefix + len(line) - 1
+    here = request.prefix + request.depth(own)
     oldest = max(0, here - window_left) if window_left >= 0 else 0
-    tail = [token for back, token in enumerate(line) if here - back >= oldest]
+    tail = [request.prefix + slot for slot in request.seen(own) if request.prefix + request.depth(slot) >= oldest]
     if oldest >= request.prefix:
         return dice.choice(tail)
     step = 2 ** dice.randrange(3, 12)

@@ -12,6 +12,9 @@ from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_ta
 from .forwards import ForwardCase, ragged, uniform
 from .geometries import Shape, shapes
 
+TREES = ("random", "unused", "chain", "masks")
+"""Kinds that the scenes about a page boundary have."""
+
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     """Prefix lengths that matter: empty, one token, about a page boundary, at the context wall."""
@@ -31,7 +34,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
             padded = {1: 1, 3: 4}.get(len(lens), max_requests(geometry))
-            for tree in ("random", "unused", "chain") if mode is Mode.VERIFY and name == "edges" else ("random",):
+            for tree in TREES if mode is Mode.VERIFY and name == "edges" else ("random",):
                 label = f"{mode.value}{step or ''}-{name}{'' if tree == 'random' else '-' + tree}"
                 forward = uniform(
                     label, geometry, mode, lens, padded, step=step, tree=tree, seed=n, first_page=first_page
@@ -41,6 +44,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
         label, lens = f"{mode.value}{step or ''}", (size + 1, size)
         both = uniform(label, geometry, mode, lens, 4, step=step, seed=9, first_page=first_page)
         found.append(both.sharing_prefix())
+        found.append(uniform(f"{label}-idle", geometry, mode, (), 2, step=step, first_page=first_page))
         found += _full(geometry, mode, step, first_page) + _above(geometry, mode, step, first_page)
     if Mode.EXTEND in geometry.modes:
         found += extends(geometry, first_page)
@@ -117,6 +121,7 @@ def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     found = [
         ragged("extend-fresh", geometry, (0,), (min(size + 3, most),), seed=1, first_page=first_page),
         ragged("extend-ragged", geometry, (0, size + 1, 1), (5, 1, 17), padded=1, seed=2, first_page=first_page),
+        ragged("extend-hole", geometry, (3, size, 0), (4, 0, 5), padded=1, seed=4, first_page=first_page),
         ragged("extend-full", geometry, (c - rest, 0, 3), (rest, 1, 23), padded=1, seed=3, first_page=first_page),
     ]
     live = geometry.limits.max_num_reqs

@@ -11,7 +11,7 @@ from draftmark.geometry import Geometry, Mode
 from ..oracle.formulas import pages, rows_and_tail
 from ..oracle.history import Request, chain
 from .geometries import describe
-from .trees import beams, verify_tree
+from .trees import any_masks, beams, verify_tree
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,28 @@ class ForwardCase:
         shared = replace(second, pages=(first.pages[0], *second.pages[1:]))
         return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
 
+    def moved_but_first(self) -> ForwardCase:
+        """The same forward with each live request's pages in another order, but for its first one: it was preempted,
+        and found that page in the prefix cache when it came back.
+        """
+        moved = tuple(
+            replace(one, pages=(one.pages[0], *one.pages[:0:-1])) if one.live and one.pages else one
+            for one in self.requests
+        )
+        return replace(self, name=f"{self.name}-moved", requests=moved)
+
+    def with_common_pages(self, count: int) -> ForwardCase:
+        """The same forward with the first `count` pages of the first request at the head of every live request's
+        table that is as long (a system prompt). A tail that would be stored there keeps pages of its own.
+        """
+        first, size = self.requests[0], self.geometry.attention.page_size
+
+        def shared(one: Request) -> Request:
+            most = min(count, one.prefix // size, len(first.pages), first.prefix // size) if one.live else 0
+            return replace(one, pages=(*first.pages[:most], *one.pages[most:]))
+
+        return replace(self, name=f"{self.name}-common", requests=tuple(map(shared, self.requests)))
+
     def with_null_pages(self, count: int) -> ForwardCase:
         """The same forward in a pool whose first `count` pages are null pages."""
         shift, size = count - self.null_pages, self.geometry.attention.page_size
@@ -91,7 +113,11 @@ def uniform(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """A forward whose requests all have the extent of `mode`, padded to `padded` requests."""
+    """A forward whose requests all have the extent of `mode`, padded to `padded` requests.
+
+    Args:
+        tree: of VERIFY, a kind of `verify_tree`, or ``"masks"``: rows that see other slots than their ancestors.
+    """
     rows, tail = rows_and_tail(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
     causal = tree == "chain" or single or mode in (Mode.DECODE, Mode.DRAFT_EXTEND)
@@ -99,7 +125,8 @@ def uniform(
     for n, prefix in enumerate(prefixes):
         branches = beams(geometry.draft.topk, step, seed + n) if mode is Mode.DRAFT else ()
         parents = chain(tail) if causal else branches or verify_tree(tree, rows, seed + n)
-        requests.append(Request(prefix, (), parents, rows))
+        masks = any_masks(rows, seed + n) if tree == "masks" and mode is Mode.VERIFY else ()
+        requests.append(Request(prefix, (), parents, rows, masks=masks))
     requests += [Request(0, (), chain(tail), rows, live=False)] * (padded - len(prefixes))
     return _with_pages(name, geometry, mode, step, requests, causal, seed, first_page)
 

@@ -32,9 +32,13 @@ PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
 FEW_GRAPHS = Limits(max_num_reqs=7, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 4))
 """More requests may live than any graph is captured for, as engines run that capture up to a limit (sglang#28569)."""
 LARGE_PAGES = ("target-page128", "draft-page128")
-IN_1_3 = ("all-modes", "all-few-graphs", "all-no-graphs", "all-kv8")
-"""One geometry that serves all modes (a target that drafts for itself); one that runs eagerly above its largest graph;
-one that captures nothing; one whose KV is quantised."""
+IN_1_3 = (
+    *("all-modes", "all-few-graphs", "all-few-graphs-window", "all-no-graphs"),
+    *("all-kv8", "all-fp32", "target-topk1"),
+)
+"""One geometry that serves all modes (a target that drafts for itself); two that run eagerly above their largest graph,
+one of them with a window; one that captures nothing; one whose KV is quantised, and one that rounds nothing; one whose
+trees come from a drafter that has no topk."""
 EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
 """Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
 
@@ -102,12 +106,15 @@ def behaviours() -> dict[str, Geometry]:
         "draft-rows-of-topk": _make(
             draft=DraftShape(topk=9, num_steps=3, num_draft_tokens=2), limits=short, modes=DRAFT_MODES
         ),
+        "all-fp32": _make(replace(SMALL, q_dtype="float32", kv_dtype="float32", page_size=8), modes=CORE_MODES),
+        "target-topk1": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=6)),
         "draft-chain": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
         "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
         "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
         "all-modes": _make(modes=CORE_MODES),
         "all-few-graphs": _make(PAGE128, PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
         "all-kv8": _make(replace(SMALL, kv_dtype="float8_e4m3fn"), modes=CORE_MODES),
+        "all-few-graphs-window": _make(replace(PAGE128, window_left=2), PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
         "all-no-graphs": _make(PAGE128, PAGE128_TREE, replace(FEW_GRAPHS, capture_batch_sizes=()), CORE_MODES),
     }
 
@@ -123,6 +130,8 @@ def wide() -> list[Shape]:
         Shape("long-target", _make(limits=long)),
         Shape("crowd-page128", _make(PAGE128, limits=crowd, draft=DraftShape(), modes=plain), (1, 2)),
         Shape("long-target-page128", _make(PAGE128, limits=long), (1, 2)),
+        Shape("long-page784", _make(replace(SMALL, page_size=784), limits=long), (1, 3)),
+        Shape("long-page48", _make(replace(SMALL, page_size=48), limits=long, modes=DRAFT_MODES), (1, 3)),
     ]
 
 

@@ -76,6 +76,8 @@ def crowds() -> list[Shape]:
         "crowd": AttentionShape(2, 1, 64, 64, "float32", "float32"),
         "crowd-window": AttentionShape(2, 1, 64, 32, "float32", "float32", window_left=1500),
         "crowd-page128": AttentionShape(4, 1, 128, 128, "float16", "float16"),
+        "crowd-page784": AttentionShape(2, 1, 64, 784, "float32", "float32"),
+        "crowd-bf16": AttentionShape(2, 1, 128, 64, "bfloat16", "bfloat16", window_left=1201),
     }
     return [
         Shape(name, Geometry.create(shape, CROWD, CROWD_TREE, modes=CORE_MODES), SINCE)
@@ -90,6 +92,16 @@ def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
         prefixes = [n - 1 if n == CROWD.max_context_len else n for n in PREFIXES]
         return ragged("crowd-extend", geometry, prefixes, rows, seed=2)
     return uniform(f"crowd-{mode.value}", geometry, mode, PREFIXES, len(PREFIXES), step=step, tree="deep", seed=2)
+
+
+def common_prefix(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
+    """Ten requests that share the pages of a system prompt of 1024 tokens or less."""
+    shared, pages = (1024 + 64, 1024, 1300, 2000, 1100, 1025, 1200, 1111, 1999, 2500), 1024
+    if mode is Mode.EXTEND:
+        found = ragged("common-extend", geometry, shared, [1 + 7 * n % 9 for n in range(len(shared))], seed=5)
+    else:
+        found = uniform(f"common-{mode.value}", geometry, mode, shared, len(shared), step=step, seed=5)
+    return found.with_common_pages(pages // geometry.attention.page_size)
 
 
 def mostly_padding(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
@@ -119,6 +131,23 @@ def wide(geometry: Geometry) -> list[ForwardCase]:
         for mode, step in last.items()
         for tree in kinds.get(mode, ("random",))
     ]
+
+
+def many_rows() -> list[Shape]:
+    """128 query heads, and rows enough that rows times heads pass 65535, the limit of a launch grid's side."""
+    limits = Limits(max_num_reqs=24, max_context_len=100, max_extend_tokens=540, capture_batch_sizes=(1,))
+    shapes = {
+        "rows": AttentionShape(128, 8, 64, 16, "float32", "float32"),
+        "rows-page128": AttentionShape(128, 8, 128, 128, "float16", "float16"),
+    }
+    draft = DraftShape(topk=2, num_steps=2, num_draft_tokens=23)
+    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+
+
+def rows(geometry: Geometry) -> list[ForwardCase]:
+    """A prefill of 530 rows, and 24 trees of 23."""
+    prefill = ragged("rows-extend", geometry, [3 * n for n in range(10)], [53] * 10, seed=1)
+    return [prefill, uniform("rows-verify", geometry, Mode.VERIFY, [n for n in range(24)], 24, seed=2)]
 
 
 FULL = (

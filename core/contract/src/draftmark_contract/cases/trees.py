@@ -28,6 +28,12 @@ def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
     return (NO_PARENT, *(dice.randrange(slot) for slot in range(1, rows)))
 
 
+def any_masks(rows: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """For each slot, itself and some earlier ones, whether they are its ancestors or not (lookahead, n-gram pools)."""
+    dice = random.Random(f"masks {rows} {seed}")
+    return tuple((*sorted(dice.sample(range(slot), dice.randrange(slot + 1))), slot) for slot in range(rows))
+
+
 def beams(topk: int, step: int, seed: int) -> tuple[int, ...]:
     """Parents of a draft tail: topk slots per step, each continuing any slot of the step before.
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from draftmark.errors import GraphError
-from draftmark.geometry import Geometry
+from draftmark.geometry import CORE_MODES, Geometry, Limits
 from draftmark.graphs import GraphKey, Program, padded_batch_size
 
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import extends
-from ..cases.geometries import shapes
-from ..cases.graph_rounds import LARGE, SIZES, WALL, programs_of, replays
+from ..cases.geometries import PAGE128, SMALL, TREE, shapes
+from ..cases.graph_rounds import LARGE, SIZES, WALL, captured, programs_of, replays
 from ..check import Case, ContractViolation
 
 if TYPE_CHECKING:
@@ -118,6 +118,60 @@ def keys_are_closed_under_padding(graphs: GraphHarness, geometry: Geometry) -> N
         raise ContractViolation(
             f"a graph state {what}", got="no error", expected="GraphError", formula="draftmark.graphs.GraphState"
         )
+
+
+def _cold() -> list[Case]:
+    """Sizes that no other check has: what a module keeps by them is made here first, inside a capture."""
+    made = {
+        "page16": Geometry.create(SMALL, Limits(3, 117, 32, (1, 3)), TREE, modes=CORE_MODES),
+        "page128": Geometry.create(PAGE128, Limits(3, 399, 32, (1, 3)), TREE, modes=CORE_MODES),
+    }
+    return [Case(f"{name}-{one.value}", (made[name], one), (1, 3)) for name in made for one in programs_of(made[name])]
+
+
+@behaviour(Given.PROGRAM, cases=_cold, since=(1, 3))
+def a_capture_may_come_first(graphs: GraphHarness, program: Program) -> None:
+    """Two sizes captured before anything ran eagerly, then eager forwards, then replays of the second and the first."""
+    harness, sizes = graphs.harness, graphs.harness.geometry.limits.capture_batch_sizes
+    for size in sizes:
+        graphs.capture_cold(GraphKey(program, size))
+    for number, size in enumerate(reversed(sizes)):
+        forward = harness.place(captured(harness.geometry, program, size))
+        harness.tensors.fill_cache(forward, number)
+        harness.forward_holds(forward, harness.load(forward, seed=number), "an eager forward after a cold capture")
+        graphs.replay_holds(program, graphs.load(forward, seed=number), "captured before anything ran")
+
+
+def _many() -> list[Case]:
+    """Every batch size to 24 has a graph."""
+    limits = Limits(24, 84, 32, tuple(range(1, 25)))
+    shapes_of = {"page16": SMALL, "page128": PAGE128}
+    made = {name: Geometry.create(one, limits, TREE, modes=CORE_MODES) for name, one in shapes_of.items()}
+    few = (Program.DECODE, Program.VERIFY)
+    return [Case(f"{name}-{one.value}", (made[name], one), (1, 3)) for name in made for one in few]
+
+
+@behaviour(Given.PROGRAM, cases=_many, since=(1, 3), bugs=("vllm#26499",))
+def outputs_stay_until_the_next_replay_of_their_key(graphs: GraphHarness, program: Program) -> None:
+    """A graph for every batch size; each is replayed in turn, and what one gave is as it was after all the others."""
+    geometry = graphs.harness.geometry
+    sizes = geometry.limits.capture_batch_sizes
+    for size in reversed(sizes):
+        graphs.capture(GraphKey(program, size), short=True)
+    given = {}
+    for size in sizes:
+        forward = captured(geometry, program, size)
+        loaded = graphs.load(forward, seed=size)
+        graphs.replay_holds(program, loaded, "with a graph for every batch size")
+        given[GraphKey(program, size)] = graphs.outputs(GraphKey(program, size))
+    for key, before in given.items():
+        if graphs.outputs(key) != before:
+            raise ContractViolation(
+                f"what the replay of {key} gave was overwritten by replays of other graphs",
+                got="other bytes in its outputs",
+                expected="outputs that are valid until the next replay of the same key",
+                formula="draftmark.graphs.GraphState.replay",
+            )
 
 
 @behaviour(Given.PROGRAM, cases=_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))

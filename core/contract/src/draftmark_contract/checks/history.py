@@ -25,6 +25,7 @@ ALSO = (
     "all-modes",
     "all-few-graphs",
     "all-kv8",
+    "target-topk1",
 )
 """Shapes beside those that every check takes."""
 
@@ -36,6 +37,9 @@ def _sequences() -> list[Case]:
             label = f"{mode.value}{step or ''}"
             forwards = _shrink_and_grow(f"{shape.name}-{label}", shape.geometry, mode, step)
             found.append(shape.case(forwards, f"{label}-shrink-grow"))
+            found.append(
+                shape.case(_other_places(f"{shape.name}-{label}", shape.geometry, mode, step), f"{label}-places")
+            )
         if Mode.EXTEND in shape.geometry.modes:
             found.append(shape.case(_same_totals(shape.geometry), "extend-same-totals"))
         forwards = representative_forwards(shape.geometry) if shape.brief else spanning_forwards(shape.geometry)
@@ -62,6 +66,18 @@ def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> l
         uniform(f"{label}-{i}", geometry, mode, lens, padded, step=step, tree=tree, seed=i)
         for i, (lens, padded, tree) in enumerate(plans)
     ]
+
+
+def _other_places(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
+    """Requests change places, and come back on other pages behind the same first one; sums and extents stay."""
+    size, largest = geometry.attention.page_size, max_requests(geometry)
+    long = min(2 * size + 3, geometry.limits.max_context_len)
+
+    def forward(lens: tuple[int, ...], seed: int) -> ForwardCase:
+        return uniform(f"{label}-places-{lens[0]}", geometry, mode, lens, largest, step=step, seed=seed)
+
+    first, swapped = forward((long, 1), 1), forward((1, long), 2)
+    return [first, swapped, first.moved_but_first(), first, swapped.moved_but_first(), swapped, first]
 
 
 def _same_totals(geometry: Geometry) -> list[ForwardCase]:

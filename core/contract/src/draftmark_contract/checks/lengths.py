@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from draftmark.geometry import Mode
 from draftmark.requirements import HostLengthsNeed
 
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import forward_cases
 from ..cases.forwards import ForwardCase
+from ..cases.production import crowd, crowds
 from ..check import Case
 
 if TYPE_CHECKING:
@@ -27,7 +29,14 @@ SUFFICIENT = {
 
 
 def _forwards() -> list[Case]:
-    return forward_cases(*ALSO)
+    """A bound of a long request may lie behind the next split of the keys."""
+    shapes = [shape for shape in crowds() if shape.name in ("crowd", "crowd-page128")]
+    crowded = [
+        shape.case(crowd(shape.geometry, mode, 0), mode.value)
+        for shape in shapes
+        for mode in (Mode.DECODE, Mode.VERIFY)
+    ]
+    return [*forward_cases(*ALSO), *crowded]
 
 
 @behaviour(

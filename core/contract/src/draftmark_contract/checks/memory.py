@@ -19,7 +19,7 @@ from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import all_shapes, behaviours
 from ..cases.graph_rounds import programs_of, replays
 from ..check import Case
-from ..oracle.formulas import max_requests
+from ..oracle.formulas import max_prefix, max_requests
 
 if TYPE_CHECKING:
     from ..harness.graph_harness import GraphHarness
@@ -42,6 +42,13 @@ def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
         for n, lens in enumerate(((17, 3), (40, 33, 8)))
     ]
     return [*found, ragged("extend", geometry, (17, 0), (3, 5), seed=3)]
+
+
+def _at_the_wall(geometry: Geometry) -> list[ForwardCase]:
+    """The longest request of every mode: what a geometry adds to the context shows here."""
+    last = dict(programs(geometry))
+    lens = (max_prefix(geometry), 2)
+    return [uniform(f"{mode.value}-wall", geometry, mode, lens, 2, step=step, seed=5) for mode, step in last.items()]
 
 
 @behaviour(Given.GEOMETRY, cases=_geometries, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
@@ -96,6 +103,8 @@ def _twins() -> list[Case]:
         "dtype": lambda: shaped(q_dtype="float16", kv_dtype="float16"),
         "tree": lambda: replace(base, draft=DraftShape(topk=2, num_steps=4, num_draft_tokens=7)),
         "words": lambda: replace(base, draft=DraftShape(topk=3, num_steps=4, num_draft_tokens=40)),
+        "longer-drafts": lambda: replace(base, draft=replace(base.draft, num_draft_tokens=24)),
+        "overlap": lambda: replace(base, limits=replace(base.limits, overlap=True)),
         "limits": lambda: replace(base, limits=replace(base.limits, max_num_reqs=10, max_context_len=300)),
         "target": lambda: replace(base, modes=TARGET_MODES),
         "draft": lambda: replace(base, modes=DRAFT_MODES),
@@ -107,8 +116,26 @@ def _twins() -> list[Case]:
 def of_geometries_that_differ_is_apart(one: Harness, other: Harness) -> None:
     """Two geometries that differ in one field, by turns and at the same lengths: each is right, and nobody's else."""
     for first, second in ((one, other), (other, one)):
+        forwards = [*_same_lengths(first.geometry), *_at_the_wall(first.geometry)]
         with second.abandoned("while another geometry's forwards ran"):
-            _all_hold(first, _same_lengths(first.geometry), "the output beside a geometry that differs in one field")
+            _all_hold(first, forwards, "the output beside a geometry that differs in one field")
+
+
+@behaviour(Given.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
+def of_two_plans_is_apart(one: Harness, other: Harness) -> None:
+    """Two backends are planned, one after the other, before either of them runs, as a target and its draft are."""
+    pairs = list(zip(_same_lengths(one.geometry), _same_lengths(other.geometry)[::-1], strict=False))
+    for number, forwards in enumerate(pairs):
+        runs = []
+        for harness, forward in zip((one, other), forwards, strict=True):
+            placed = harness.place(forward)
+            batch = harness.load(placed, seed=number)
+            harness.backend.plan(batch)
+            runs.append((harness, placed, batch, harness.expected(placed)))
+        for harness, placed, batch, expected in runs[:: 1 if number % 2 else -1]:
+            harness.backend.write_metadata(batch)
+            harness.layer(placed, batch)
+            harness.step_holds(placed, batch, expected, "the output, after another backend's plan")
 
 
 def _all_hold(harness: Harness, forwards: list[ForwardCase], what: str) -> None:

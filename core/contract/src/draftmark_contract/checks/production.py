@@ -16,13 +16,16 @@ from ..cases.graph_rounds import MODES, programs_of
 from ..cases.production import (
     CROWD,
     PREFIXES,
+    common_prefix,
     crowd,
     crowds,
     few_requests,
     full,
     full_size,
     heads,
+    many_rows,
     mostly_padding,
+    rows,
     wide,
     wide_tails,
 )
@@ -73,6 +76,13 @@ def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
         harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
 
 
+@behaviour(Given.FORWARD, cases=_each_mode(common_prefix), since=SINCE)
+def a_common_prefix_is_right(harness: Harness, forward: ForwardCase) -> None:
+    """Ten requests begin with the same pages: usual weights, and keys one by one."""
+    for contents in (Contents.USUAL, Contents.NEEDLES):
+        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+
+
 @behaviour(Given.FORWARD, cases=_each_mode(mostly_padding), since=SINCE, bugs=("sglang#24743", "vllm#57094"))
 def padding_may_be_most(harness: Harness, forward: ForwardCase) -> None:
     """Two live requests of 24, one of them long."""
@@ -90,11 +100,21 @@ def wide_tails_are_right(harness: Harness, forward: ForwardCase) -> None:
         harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
 
 
+def _rows() -> list[Case]:
+    return [shape.case(forward, forward.mode.value) for shape in many_rows() for forward in rows(shape.geometry)]
+
+
+@behaviour(Given.FORWARD, cases=_rows, since=SINCE)
+def many_rows_are_right(harness: Harness, forward: ForwardCase) -> None:
+    """More (row, head) pairs than a side of a launch grid may have."""
+    harness.forward_holds(forward, harness.load(forward))
+
+
 def _programs() -> list[Case]:
     return [
         shape.case((shape.geometry, program), program.value)
         for shape in crowds()
-        if shape.name != "crowd-window"
+        if shape.name in ("crowd", "crowd-page128")
         for program in programs_of(shape.geometry)
     ]
 

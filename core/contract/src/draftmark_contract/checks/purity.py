@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..harness.harness import Harness
 
-ALSO = ("target-window", "draft-chain", "all-kv8")
+ALSO = ("target-window", "draft-chain", "all-kv8", "all-fp32")
 """Shapes beside those that every check takes."""
 
 

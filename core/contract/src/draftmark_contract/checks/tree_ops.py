@@ -94,6 +94,15 @@ def kept_path_reaches_past_int32(trees: TreeHarness, geometry: Geometry) -> None
     _compacts(trees, 0)
 
 
+@behaviour(Given.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 3))
+def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
+    """Two pools take turns on the same operations: a target's and a draft's, or those of two groups of layers."""
+    sets = (trees.tensors, trees.more_tensors())
+    for seed in range(4):
+        trees.tensors = sets[seed % 2]
+        _compacts(trees, seed)
+
+
 def _compacts(trees: TreeHarness, seed: int) -> None:
     one = make_round(trees.geometry, seed, trees.tensors.first_page)
     trees.tensors.load(one)

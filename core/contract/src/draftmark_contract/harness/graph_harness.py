@@ -23,6 +23,7 @@ from .eagerly import eagerly_too
 from .expected import Expected
 from .harness import Harness
 from .tensors import CaseTensors
+from .watch import bits_of
 
 Copies = list[dict[str, torch.Tensor]]
 """Copies of the metadata buffers, one dict per step of a round."""
@@ -75,8 +76,8 @@ class GraphHarness:
         return loaded, self.step(loaded)
 
     @eagerly_too
-    def record(self, key: GraphKey, loaded: Loaded) -> Copies:
-        """Capture the step of a round that was warmed up; the copies are filled by the first replay."""
+    def record(self, key: GraphKey, loaded: Loaded, cold: bool = False) -> Copies:
+        """Capture the step of a round that was warmed up, or with `cold` was not; the first replay fills the copies."""
 
         def step() -> Copies:
             self.runs += 1
@@ -84,9 +85,19 @@ class GraphHarness:
 
         self.harness.arena.poison()
         self.plan(loaded)
+        # Devices' graph states run a step once before they capture it; the capture's own run has to do all of it again.
+        if not cold:
+            self.step(loaded)
         with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
             self.copies[key] = self.state.capture(key, step)
         return self.copies[key]
+
+    def capture_cold(self, key: GraphKey) -> Loaded:
+        """Capture without an eager run before."""
+        host = "unknown" if self.harness.bounded else "exact"
+        loaded = self.load(captured(self.harness.geometry, key.program, key.batch_size), host=host)
+        self.record(key, loaded, cold=True)
+        return loaded
 
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
         """Warm up and capture. `graphs.captured_run_is_right` looks at what comes out."""
@@ -161,6 +172,10 @@ class GraphHarness:
             steps = zip(loaded.forwards, loaded.batches, self.stages, copies, strict=False)
             for forward, batch, tensors, copy in steps:
                 self.harness.interpret(forward, batch, tensors, copy)
+
+    def outputs(self, key: GraphKey) -> list[list[int]]:
+        """The bytes of what a graph's captured step returned."""
+        return [bits_of(one).tolist() for copy in self.copies[key] for one in copy.values()]
 
     def clear_outputs(self) -> None:
         """NaN in every output: what a warm-up wrote must not pass for a replay's."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -149,6 +149,16 @@ class Harness(ForwardRunner):
                     raise _violation(what, forward, "other values", f"its {name} at slot {truth.writes[row]}")
         live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
         self.output_holds(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
+
+    def more_tensors(self) -> CaseTensors:
+        """Another set of tensors like the harness's own, pool included."""
+        return CaseTensors(self.geometry, self.subject.device, self.tensors.cache.k.shape[0])
+
+    def grad_mode(self, mode: str) -> AbstractContextManager[object]:
+        """torch's ``"inference"`` mode, or gradients ``"enabled"``, or ``"none"``."""
+        if mode == "inference":
+            return torch.inference_mode()
+        return torch.set_grad_enabled(mode == "enabled")
 
     # -- what a call does beside its result ---------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ..backend_under_test import BackendUnderTest
 from ..behaviour import Given
 from ..cases.forward_sets import all_forwards
 from ..cases.forwards import ForwardCase
-from ..cases.graph_rounds import programs_of, replays
+from ..cases.graph_rounds import captured, programs_of, replays
 from ..cases.late_rounds import in_flight
 from ..oracle.formulas import max_pages, max_requests
 from .graph_harness import GraphHarness
@@ -83,6 +83,9 @@ def _far(subject: BackendUnderTest, forward: ForwardCase) -> Iterator[Opened]:
 
 def _graphs(subject: BackendUnderTest, geometry: Geometry) -> AbstractContextManager[Opened]:
     rounds = [forward for program in programs_of(geometry) for _, forward in replays(geometry, program)]
+    if geometry.limits.capture_batch_sizes:
+        largest = geometry.limits.capture_batch_sizes[-1]
+        rounds += [captured(geometry, program, largest) for program in programs_of(geometry)]
     pages = max(pool_pages(geometry), *(forward.num_pages for forward in rounds))
     return nullcontext((GraphHarness(Harness(subject, geometry, pages)), geometry))
 

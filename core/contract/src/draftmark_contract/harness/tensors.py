@@ -46,6 +46,12 @@ class CaseTensors:
         self.out = torch.empty_like(self.q)
         self.dirty(num_pages - 1)
 
+    def fuse(self) -> None:
+        """q, k and v become views of one tensor, as a fused projection gives them: rows are further apart."""
+        heads = [self.q.shape[1], self.k.shape[1], self.v.shape[1]]
+        fused = self.q.new_full((self.q.shape[0], sum(heads), self.q.shape[2]), float("nan"))
+        self.q, self.k, self.v = torch.split(fused, heads, dim=1)
+
     def dirty(self, page: int) -> None:
         """Fill the static buffers with what an earlier, longer batch could have left there."""
         b = self.buffers
@@ -160,7 +166,7 @@ def _mask(forward: ForwardCase, words: int) -> list[list[int]]:
     rows = []
     for n, row in forward.rows:
         one = forward.requests[n]
-        seen = one.lineage(one.own_slot(row)) if one.live else [one.own_slot(row)]
+        seen = one.seen(one.own_slot(row)) if one.live else [one.own_slot(row)]
         packed = [0] * words
         for slot in seen:
             packed[slot // 32] |= 1 << slot % 32

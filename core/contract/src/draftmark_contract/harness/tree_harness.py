@@ -51,6 +51,10 @@ class TreeHarness:
         with no_sync(self.subject.device):
             self.state.replay(key)
 
+    def more_tensors(self) -> TreeTensors:
+        """Another set of a round's tensors, with a pool of its own."""
+        return TreeTensors(self.geometry, self.subject.device)
+
     def verify(self) -> VerifyResult:
         """Walk the trees that are on the tensors."""
         return self.ops.verify_tree(*self.tensors.trees(), self.tensors.targets)

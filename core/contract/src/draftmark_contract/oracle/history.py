@@ -21,6 +21,7 @@ class Request:
         parents: for each tail slot the tail slot it continues, or `NO_PARENT`; parents come before children.
         rows: query rows; row j is tail slot ``len(parents) - rows + j``.
         live: False for padding.
+        masks: for each tail slot the slots that it sees, itself among them; () where it sees its ancestors.
     """
 
     prefix: int
@@ -28,6 +29,7 @@ class Request:
     parents: tuple[int, ...]
     rows: int
     live: bool = True
+    masks: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tail(self) -> int:
@@ -42,6 +44,10 @@ class Request:
             slot = self.parents[slot]
         return line
 
+    def seen(self, slot: int) -> list[int]:
+        """Tail slots that a tail slot sees: itself and its ancestors, or what its mask names."""
+        return list(self.masks[slot]) if self.masks else self.lineage(slot)
+
     def depth(self, slot: int) -> int:
         """Ancestors of a tail slot within the tail; it stands at position L + depth."""
         return len(self.lineage(slot)) - 1
@@ -54,6 +60,7 @@ class Request:
         kind = "" if self.live else "padding "
         chain = all(parent == i - 1 for i, parent in enumerate(self.parents))
         tree = "chain" if chain else f"parents {list(self.parents)}"
+        tree += f" masks {[list(one) for one in self.masks]}" if self.masks else ""
         return f"{kind}L={self.prefix} rows={self.rows} tail={self.tail} {tree} pages={_short(self.pages)}"
 
 

@@ -23,9 +23,9 @@ class Truth:
 
 
 def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: int) -> Truth:
-    """The definition: a row sees the tokens at most `window_left` positions to its left, if they are its ancestors.
+    """The definition: a row sees the tokens at most `window_left` positions to its left, if its mask names them.
 
-    Every committed token is an ancestor of every row; in the tail, ancestors follow the parents. The distance is
+    Every committed token is seen by every row; in the tail, a mask names ancestors or any slots. The distance is
     measured in positions, so siblings of a draft tree do not push each other out of the window.
     """
     visible: dict[Row, tuple[int, ...]] = {}
@@ -34,12 +34,11 @@ def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: in
         slots = kv_slots(request, page_size)
         for row in range(request.rows):
             own = request.own_slot(row)
-            line = request.lineage(own)
-            here = request.prefix + len(line) - 1
+            here = request.prefix + request.depth(own)
             oldest = max(0, here - window_left) if window_left >= 0 else 0
             seen = slots[oldest : request.prefix]
-            # The lineage goes back one position at a time.
-            seen += [slots[request.prefix + one] for back, one in enumerate(line) if here - back >= oldest]
+            tail = [one for one in request.seen(own) if request.prefix + request.depth(one) >= oldest]
+            seen += [slots[request.prefix + one] for one in tail]
             visible[number, row] = tuple(sorted(seen))
             writes[number, row] = slots[request.prefix + own]
     return Truth(visible, writes)
