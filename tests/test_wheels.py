@@ -45,7 +45,8 @@ def test_the_core_needs_neither_torch_nor_pytest(environment: Environment) -> No
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
     assert "reference" in listed.stdout and not listed.returncode, listed.stderr
     assert "slot_mapping" in sized.stdout and not sized.returncode, sized.stderr
-    for command, wheel in (("contract", "draftmark-contract[torch]"), ("generate", "draftmark-speculative[hf]")):
+    judging, decoding = "draftmark-contract[torch]", "draftmark-speculative[hf]"
+    for command, wheel in (("contract", judging), ("bench", judging), ("generate", decoding)):
         absent = run(commands / "draftmark", command, "reference")
         assert absent.returncode == 2 and f"pip install '{wheel}'" in absent.stderr, absent.stderr
 

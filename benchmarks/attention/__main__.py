@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import origin
-from draftmark.cli.measuring import relative_error
+from draftmark_contract.cli.measuring import relative_error
 
 from . import stubs
 from .cases import CASES, Case, Inputs, build, clear_unused, microseconds, reference

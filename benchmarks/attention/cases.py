@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark.cli.measuring import replayed_us
+from draftmark_contract.cli.measuring import replayed_us
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
 L2_BYTES = 60 << 20

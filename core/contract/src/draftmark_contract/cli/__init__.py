@@ -1,1 +1,1 @@
-"""The commands that this distribution brings: `draftmark contract` and `draftmark prove`."""
+"""The commands that this distribution brings: `draftmark contract`, `draftmark prove` and `draftmark bench`."""

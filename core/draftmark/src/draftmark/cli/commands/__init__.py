@@ -20,6 +20,7 @@ PARTS = {
     "generate": "pip install 'draftmark-speculative[hf]'",
     "contract": "pip install 'draftmark-contract[torch]'",
     "prove": "pip install 'draftmark-contract[proof]'",
+    "bench": "pip install 'draftmark-contract[torch]'",
 }
 """Commands of draftmark's own distributions that may be absent, and what brings them."""
 

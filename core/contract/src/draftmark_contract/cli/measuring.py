@@ -13,16 +13,16 @@ from statistics import median
 
 import torch
 
-from ..backend import AttentionBackend
-from ..batch import Causal, ForwardBatch, Tree
-from ..cache import KVCache
-from ..devices import device_profile, synchronize
-from ..errors import BackendLoadError, BackendRefusal, DraftmarkError
-from ..geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
-from ..lengths import Exact
-from ..loaded import LoadedBackend
-from ..registry import load
-from ..tree import ancestors, depths, pack_bits
+from draftmark.backend import AttentionBackend
+from draftmark.batch import Causal, ForwardBatch, Tree
+from draftmark.cache import KVCache
+from draftmark.devices import device_profile, synchronize
+from draftmark.errors import BackendLoadError, BackendRefusal, DraftmarkError
+from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
+from draftmark.lengths import Exact
+from draftmark.loaded import LoadedBackend
+from draftmark.registry import load
+from draftmark.tree import ancestors, depths, pack_bits
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 """Of ``‖out - reference‖ / ‖reference‖``, by the dtype of queries."""

@@ -11,8 +11,7 @@ import torch
 
 from draftmark import AttentionShape
 from draftmark.batch import Tree
-from draftmark.cli import measuring
-from draftmark.cli.commands import bench
+from draftmark_contract.cli import bench, measuring
 
 Run = Callable[..., Any]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...errors import DraftmarkError
-from ...geometry import DTYPE_BYTES, AttentionShape
-from ..errors import SUCCESS, ArgumentError
-from ..progress import progress_line
-from ..rendering import Column, human_bytes, show, show_json, show_table
+from draftmark.cli.errors import SUCCESS, ArgumentError
+from draftmark.cli.progress import progress_line
+from draftmark.cli.rendering import Column, human_bytes, show, show_json, show_table
+from draftmark.errors import DraftmarkError
+from draftmark.geometry import DTYPE_BYTES, AttentionShape
 
 if TYPE_CHECKING:
     import torch
 
-    from ..measuring import Case, Row
+    from .measuring import Case, Row
 
 SCHEMA = 1
 CASE_NAMES = ("decode", "draft8", "verify16", "verify64", "extend")
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, time, show."""
-    from ...registry import load
+    from draftmark.registry import load
 
     for name in args.names:
         load(name)
@@ -101,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _measuring() -> Any:
     try:
-        from .. import measuring
+        from . import measuring
     except Exception as error:  # a broken torch may raise anything
         cause = " ".join(str(error).split())
         raise DraftmarkError(
-            f"importing torch failed ({type(error).__name__}: {cause}); run `pip install 'draftmark[torch]'`"
+            f"importing torch failed ({type(error).__name__}: {cause}); run `pip install 'draftmark-contract[torch]'`"
         ) from error
     return measuring
 
@@ -123,7 +123,7 @@ def _device(args: argparse.Namespace) -> torch.device:
 
 
 def _sizes(args: argparse.Namespace, device: torch.device) -> tuple[AttentionShape, list[Case]]:
-    from ..measuring import case_of, free_bytes
+    from .measuring import case_of, free_bytes
 
     default: dict[str, Any] = LARGE if device.type == "cuda" else TINY
 
