@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from draftmark.geometry import Mode
-from draftmark.graphs import LateDevice
-from draftmark.graphs.task_queue import TaskQueue
 from draftmark.loaded import LoadedBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.cases.geometries import behaviours
 from draftmark_contract.cases.graph_rounds import MODES
 from draftmark_contract.cases.late_rounds import in_flight
 from draftmark_contract.check import Case, Check, ContractViolation, Tier, all_checks
+from draftmark_contract.late_device import LateDevice
+from draftmark_contract.late_device.task_queue import TaskQueue
 
 from .mutants import late, staging, suite
 from .mutants.mutant import LAYOUTS, Mutant, after

@@ -1,6 +1,6 @@
 """On a GPU: the spinning device tells the mutants of a late one, and the CUDA plugins pass its checks.
 
-``pytest -m device core/contract/tests/test_late_device.py core/draftmark/tests/graphs/test_late_device.py``
+``pytest -m device core/contract/tests/test_late_device.py core/contract/tests/late_device``
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import torch
 from .graphs import late_device
 
 if TYPE_CHECKING:
-    from .graphs import LateDevice
+    from .graphs.active import LateDevice
 
 
 QUEUED = frozenset(("cuda", "npu"))
@@ -40,7 +40,7 @@ class Fence(Protocol):
 
 
 def fence(device: torch.device | str) -> Fence:
-    """A fence of a device's own kind; on a CPU one that passes at once, unless the CPU plays a `LateDevice`."""
+    """A fence of a device's own kind; on a CPU one that passes at once, unless the CPU plays a late device."""
     device = torch.device(device)
     if device.type == "cpu":
         return _HostFence()

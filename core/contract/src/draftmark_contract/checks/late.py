@@ -1,8 +1,8 @@
 """A device that is late: rounds are planned and sent while it has not run those before, and the host goes on.
 
 Inputs move from device memory to device memory, each round has pages of its own, and every round's metadata and
-outputs are held against its own truth. On the host tier the device is a queue (`draftmark.graphs.LateDevice`), on the
-device tier it spins.
+outputs are held against its own truth. On the host tier the device is a queue (`draftmark_contract.late_device`), on
+the device tier it spins.
 """
 
 from __future__ import annotations

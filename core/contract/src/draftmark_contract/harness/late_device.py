@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from draftmark.devices import synchronize
-from draftmark.graphs import LateDevice
+
+from ..late_device import LateDevice
 
 CYCLES = 40_000_000
 """Of a GPU's clock, some 20 ms: longer than a host takes to send a round, shorter than anybody minds."""

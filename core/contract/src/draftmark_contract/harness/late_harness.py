@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 
 from draftmark.geometry import Mode
-from draftmark.graphs.task_queue import FAILED
 
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import describe
 from ..check import ContractViolation
+from ..late_device import FAILED
 from .eagerly import NOTE, RIGHT, eager_run
 from .expected import Expected
 from .graph_harness import GraphHarness, Loaded

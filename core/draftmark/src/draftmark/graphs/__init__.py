@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     import torch
 
     from .cuda import CudaGraphState
-    from .late import LateDevice
     from .recorded import RecordedGraph, RecordedGraphState
 
 _HOMES = {
     "CudaGraphState": "cuda",
-    "LateDevice": "late",
     "RecordedGraph": "recorded",
     "RecordedGraphState": "recorded",
 }
@@ -50,7 +48,6 @@ __all__ = [
     "GraphKey",
     "GraphState",
     "KeyedGraphState",
-    "LateDevice",
     "Program",
     "RecordedGraph",
     "RecordedGraphState",

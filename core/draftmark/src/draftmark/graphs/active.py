@@ -1,20 +1,43 @@
-"""Whether this thread records a graph or works for a late device, and the hook by which both see launches.
+"""Whether this thread records a graph or sends to a device that is late, and the hook by which both see launches.
 
 Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
-    from .late import LateDevice
     from .recorder import Recorder
+
+
+class LateDevice(Protocol):
+    """A device that a CPU plays, behind its host, as a step meets it; `draftmark_contract.late_device` has one."""
+
+    def owns(self, tensors: Iterable[Tensor]) -> None:
+        """Say that these are in device memory."""
+
+    def send(self, name: str, work: Callable[[], object]) -> None:
+        """Send work of any kind, to run once the host waits."""
+
+    def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
+        """Send a hand-launched kernel; see `record_call`."""
+
+    def mark(self) -> int:
+        """The present end of what was sent, for `wait`."""
+
+    def wait(self, why: str, mark: int | None = None) -> None:
+        """The host waits until the device has run everything, or what was sent before `mark`."""
+
+    def on_time(self) -> AbstractContextManager[None]:
+        """Wait for everything, and run what the block does as it comes."""
+
 
 ACTIVE: ContextVar[Recorder | None] = ContextVar("draftmark_recorder", default=None)
 LATE: ContextVar[LateDevice | None] = ContextVar("draftmark_late_device", default=None)
@@ -28,7 +51,7 @@ def is_recording() -> bool:
 
 
 def late_device() -> LateDevice | None:
-    """The `LateDevice` that this thread works for, or None: then a CPU's operators run as they come."""
+    """The late device that this thread sends to, or None: then a CPU's operators run as they come."""
     return LATE.get()
 
 
@@ -68,5 +91,5 @@ def mark_host(tensor: Tensor) -> None:
 
 
 def mark_pinned(tensor: Tensor) -> None:
-    """Declare that `tensor` stands for pinned host memory: a `LateDevice` reads it when it gets to the copy."""
+    """Declare that `tensor` stands for pinned host memory: a late device reads it when it gets to the copy."""
     PINNED_STORAGES.add(tensor.untyped_storage())

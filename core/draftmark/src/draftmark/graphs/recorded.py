@@ -12,8 +12,8 @@ Not faster than eager, and not a proof. Beyond its sight:
 * kernels that torch does not dispatch (pybind extensions) unless they go through `record_call`;
 * a dropped static tensor that something else still holds, such as a closure or an autograd graph;
 * the pool: a device may reuse a freed intermediate's memory inside a graph and between graphs, here each one stays;
-* streams and races (`LateDevice` sees the host's), launch limits, and effects of the step on Python objects, which
-  capture cannot undo.
+* streams and races (`draftmark_contract.late_device` sees the host's), launch limits, and effects of the step on
+  Python objects, which capture cannot undo.
 
 Random operators draw from torch's default generator and advance it on each replay, as a CUDA graph does; capture itself
 leaves the generator as it was. Their numbers differ from a device's.
@@ -64,7 +64,7 @@ class RecordedGraph:
         return len(self._tape)
 
     def replay(self) -> None:
-        """Run the recorded calls again on the same storages; behind what was sent before, where a `LateDevice` is.
+        """Run the recorded calls again on the same storages; behind what was sent before, where a late device is.
 
         Raises:
             GraphError: a tensor that the graph uses was freed or re-allocated since, or a capture is under way.

@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .active import LATE
-from .operators import is_composite, is_host_only, tensors_in, written_operands
+from draftmark.graphs.active import LATE
+from draftmark.graphs.operators import is_composite, is_host_only, tensors_in, written_operands
+from draftmark.graphs.rules import waits_for_the_device
+from draftmark.graphs.tape import delivery
+
 from .residency import Place
-from .rules import waits_for_the_device
-from .tape import delivery
 from .unwritten import unwritten
 
 if TYPE_CHECKING:
-    from .late import LateDevice
+    from .device import LateDevice
 
 aten = torch.ops.aten
 

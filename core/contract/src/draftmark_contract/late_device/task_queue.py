@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .active import LATE
-from .ledger import references, storage_bytes, storage_key
+from draftmark.graphs.active import LATE
+from draftmark.graphs.ledger import references, storage_bytes, storage_key
 
 GIVEN_AWAY = 0xFF
 """What fills pinned memory that its owner dropped: as the poison of a fresh arena, the next owner, does."""

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch import Tensor, UntypedStorage
 
-from .active import HOST_STORAGES, PINNED_STORAGES
+from draftmark.graphs.active import HOST_STORAGES, PINNED_STORAGES
 
 
 class Place(Enum):

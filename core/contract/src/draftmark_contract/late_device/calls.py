@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .active import LATE
-from .operators import tensors_in
+from draftmark.graphs.active import LATE
+from draftmark.graphs.operators import tensors_in
+from draftmark.graphs.rules import is_judged, refused_call
+
 from .residency import Place
-from .rules import is_judged, refused_call
 
 if TYPE_CHECKING:
-    from .late import LateDevice
+    from .device import LateDevice
 
 
 class LateCalls(TorchFunctionMode):

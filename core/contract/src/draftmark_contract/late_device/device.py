@@ -31,11 +31,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from ..errors import GraphError
-from .active import LATE
-from .late_calls import LateCalls
-from .late_operators import LateOperators
-from .operators import map_tensors
+from draftmark.errors import GraphError
+from draftmark.graphs.active import LATE
+from draftmark.graphs.operators import map_tensors
+
+from .calls import LateCalls
+from .operators import LateOperators
 from .residency import Place, Residency
 from .task_queue import TaskQueue
 

@@ -1,0 +1,186 @@
+"""A late device by its parts: what is sent and what waits, whose memory is whose, errors, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from core.draftmark.tests.graphs.test_cuda_graph_device import GOOD, REFUSED, Setting, Step, eager
+from draftmark.arena import Arena
+from draftmark.buffers import BufferSpec, Memory, Role, Unit
+from draftmark.errors import GraphError
+from draftmark.graphs import RecordedGraph, late_device, mark_pinned, record_call
+from draftmark.graphs.active import LATE
+from draftmark.transfer import fence
+from draftmark_contract.late_device import LateDevice
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", [*GOOD, *REFUSED])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_step_computes_what_it_computes_in_time(name: str, inference: bool) -> None:
+    """Operators of all kinds, host reads included, give eager's tensors."""
+    step: Step = {**GOOD, **REFUSED}[name]
+    setting, seen = Setting(CPU), []
+    with LateDevice() as device:
+        device.owns([setting.x, setting.lens, setting.table, setting.out])
+        with torch.inference_mode(inference):
+            for number in range(1, 4):
+                setting.turn(number)
+                made = step(setting)
+                seen.append(_copies((made, setting.lens, setting.out)))
+    assert all(_same(a, b) for a, b in zip(seen, _eager(step), strict=True))
+
+
+def _copies(tree: Any) -> list[Any]:
+    return [one.clone() if isinstance(one, torch.Tensor) else one for one in torch.utils._pytree.tree_leaves(tree)]
+
+
+def _eager(step: Step) -> list[list[Any]]:
+    if step in GOOD.values():
+        return list(eager(step))
+    setting, seen = Setting(CPU), []
+    for number in range(1, 4):
+        setting.turn(number)
+        seen.append(_copies((step(setting), setting.lens, setting.out)))
+    return seen
+
+
+def _same(left: list[Any], right: list[Any]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+def test_nothing_runs_before_somebody_waits() -> None:
+    """A result is poison until the device has run; leaving the block waits for all of it."""
+    x = torch.zeros(4)
+    with LateDevice() as device:
+        device.owns([x])
+        y, n = x + 1, torch.arange(4, device=CPU) + 1
+        with device.on_time():
+            assert (y + n).tolist() == [2, 3, 4, 5]
+        z = x.add_(1) * 2
+        with _as_it_is():
+            assert z.isnan().all() and not x.any()
+    assert (x.tolist(), z.tolist()) == ([1] * 4, [2] * 4)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Look at memory without waiting for anybody."""
+    token = LATE.set(None)
+    yield
+    LATE.reset(token)
+
+
+def test_memory_that_its_owner_dropped_is_somebody_elses() -> None:
+    """A launch that reads pinned memory after the last owner is gone reads what the next owner wrote (poison)."""
+    found = {}
+    for kept in (True, False):
+        out = torch.zeros(4)
+        with LateDevice():
+            staging = torch.full((4,), 7.0)
+            mark_pinned(staging)
+            record_call(lambda source, target: target.copy_(source), staging, out, mutates=(out,))
+            if not kept:
+                del staging
+        found[kept] = out
+    assert (found[True] == 7).all()
+    assert found[False].isnan().all()
+
+
+def test_a_second_round_from_kept_memory_is_not_taken_for_dropped() -> None:
+    """Our own references are forgotten when a task has run, so that the owner's is not mistaken for one of them."""
+    staging, outs = torch.full((4,), 7.0), [torch.zeros(4) for _ in range(5)]
+    mark_pinned(staging)
+    with LateDevice() as device:
+        for out in outs:
+            record_call(lambda source, target: target.copy_(source), staging, out, mutates=(out,))
+            device.wait("a test")
+    assert all((out == 7).all() for out in outs)
+
+
+def test_an_arenas_memory_is_what_it_says() -> None:
+    """Pinned buffers are read late, host buffers when they are sent, device buffers are sent to."""
+    specs = [BufferSpec(m.value, Role.WORKSPACE, (4,), "int32", Unit.BYTES, "by hand", memory=m) for m in Memory]
+    with LateDevice():
+        arena = Arena.allocate(specs, "cpu", guard=True)
+        device, pinned, host = (arena[one.value] for one in (Memory.DEVICE, Memory.PINNED, Memory.HOST))
+        device.fill_(1)
+        made = []
+        for source in (pinned, host):
+            source.fill_(2)
+            device.copy_(source, non_blocking=True)
+            made.append(device.clone())
+            source.fill_(3)
+        arena.poison()
+        assert (pinned == -1).all()
+    assert [one.tolist() for one in made] == [[3] * 4, [2] * 4]
+    assert (device == -1).all()
+
+
+def test_waits_are_named() -> None:
+    """What stopped the host is on record: reads, blocking copies, fences."""
+    x, staging = torch.zeros(4), torch.zeros(4)
+    mark_pinned(staging)
+    with LateDevice() as device:
+        device.owns([x])
+        mark = fence("cpu")
+        x.add_(1)
+        mark.record()
+        assert not device.waits
+        mark.synchronize()
+        x.copy_(staging)
+        x.nonzero()
+        bool((x == 0).all())
+        assert device.waits[:4] == [
+            "a fence", "aten.copy_.default between host and device", "aten.nonzero.default", "Tensor.__bool__",
+        ]  # fmt: skip
+
+
+def test_an_error_comes_when_the_device_gets_there() -> None:
+    """An index that is out of range is an error of the wait, which names the operator; what was sent behind is lost."""
+    x, index = torch.zeros(4), torch.tensor([9])
+    with pytest.raises(IndexError) as caught, LateDevice() as device:
+        device.owns([x, index])
+        x.index_select(0, index)
+        x.add_(1)
+    assert "ran aten.index_select.default, task 1 of the 2 sent" in caught.value.__notes__[0]
+    assert late_device() is None and not x.any()
+
+
+def test_an_error_of_the_block_leaves_nothing_behind() -> None:
+    """What was sent is forgotten, and the thread is on time again."""
+    x = torch.zeros(4)
+    with pytest.raises(ValueError, match="own"), LateDevice() as device:
+        device.owns([x])
+        x.add_(1)
+        raise ValueError("own")
+    assert not x.any() and late_device() is None
+    assert (x + 1).tolist() == [1] * 4
+
+
+def test_a_capture_waits_and_a_replay_does_not() -> None:
+    """A graph that is captured meanwhile records what the static tensors hold then; its replays are sent."""
+    x = torch.zeros(4)
+    with LateDevice() as device:
+        device.owns([x])
+        x.fill_(3)
+        graph = RecordedGraph(lambda: x * 2)
+        graph.replay()
+        first = graph.outputs.clone()
+        x.fill_(5)
+        graph.replay()
+    assert (first.tolist(), graph.outputs.tolist()) == ([6] * 4, [10] * 4)
+
+
+def test_one_device_is_late_at_a_time() -> None:
+    """A late device inside another would have no order between them."""
+    with LateDevice(), pytest.raises(GraphError, match="leave the outer"), LateDevice():
+        pass
+    assert late_device() is None
