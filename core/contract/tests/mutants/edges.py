@@ -13,7 +13,7 @@ from draftmark.batch import Causal, ForwardBatch, Tree
 
 from .arenas import edit
 from .batches import bits, prefix, tail, words
-from .mutant import Mutant, after, around, on_batch, shaped
+from .mutant import Mutant, after, around, forgets_cap, on_batch, shaped
 
 CSR = ("csr",)
 IN_PLACE = "it reads the batch's own table and mask"
@@ -181,22 +181,6 @@ def _dims(condition: Callable[[int], Any]) -> Callable[[Any], None]:
     return patch
 
 
-def _cap_in(mode: Mode) -> Callable[[Any], None]:
-    """The soft cap is forgotten in one mode."""
-
-    def patch(backend: Any) -> None:
-        def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
-            right = backend.geometry
-            if batch.mode is mode:
-                backend.geometry = replace(right, attention=replace(right.attention, logits_soft_cap=0.0))
-            original(q, cache, batch, out)
-            backend.geometry = right
-
-        around(backend, "attend", call)
-
-    return patch
-
-
 def _empty_out(backend: Any) -> None:
     """Rows of an empty prefix come out as zeros, as kernels leave rows without keys."""
 
@@ -275,8 +259,8 @@ MUTANTS = (
     Mutant("X14", "KV heads reversed for MHA", "sglang#32062", patch=_heads(lambda a: a.group_size == 1)),
     Mutant("X15", "last element lost above head_dim 128", "vllm#34043", patch=_dims(lambda d: d > 128)),
     Mutant("X16", "last element lost unless head_dim is a multiple of 8", "vllm#34043", patch=_dims(lambda d: d % 8)),
-    Mutant("X17", "soft cap forgotten in EXTEND", "ROCm/ATOM#1591", patch=_cap_in(Mode.EXTEND)),
-    Mutant("X18", "soft cap forgotten in VERIFY", "ROCm/ATOM#1591", patch=_cap_in(Mode.VERIFY)),
+    Mutant("X17", "soft cap forgotten in EXTEND", "ROCm/ATOM#1591", patch=forgets_cap(Mode.EXTEND)),
+    Mutant("X18", "soft cap forgotten in VERIFY", "ROCm/ATOM#1591", patch=forgets_cap(Mode.VERIFY)),
     Mutant("X19", "slot from the clamped position in DECODE", "TRT-LLM#16280",
            patch=placed(_by_positions(Mode.DECODE))),
     Mutant("X20", "slot from the depth in VERIFY", "sglang#38187", patch=placed(_by_positions(Mode.VERIFY))),

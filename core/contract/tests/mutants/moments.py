@@ -13,7 +13,7 @@ from draftmark.batch import ForwardBatch
 from draftmark.graphs import is_recording
 from draftmark.lengths import Unknown, UpperBound
 
-from .mutant import Mutant, after, around
+from .mutant import Mutant, after, around, new_slots
 
 _GLOBAL: dict[str, Any] = {}
 
@@ -203,16 +203,11 @@ def _reads_in(method: str, mode: Mode, at: int, read: Callable[[ForwardBatch], A
 def _regrown(backend: Any) -> None:
     """The slot mapping is made anew whenever a batch is larger than all before."""
     most = [0]
-    names = {"_slots"} & vars(backend).keys()
 
     def call(original: Any, batch: ForwardBatch) -> None:
         if batch.num_rows > most[0] and not is_recording():
             most[0] = batch.num_rows
-            block = backend.arena._blocks["slot_mapping"]
-            fresh = replace(block, tensor=torch.empty_like(block.tensor))
-            backend.arena._blocks["slot_mapping"] = fresh
-            for name in names:
-                setattr(backend, name, fresh.tensor)
+            new_slots(backend)
         original(batch)
 
     around(backend, "write_metadata", call)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark import BufferSpec, Geometry
+import torch
+
+from draftmark import BufferSpec, Geometry, Mode
 from draftmark.batch import ForwardBatch
 from draftmark.hookspecs import HOOKS, hookimpl
 from draftmark.loaded import LoadedBackend
@@ -118,6 +120,31 @@ def around(backend: Any, method: str, call: Callable[..., None]) -> None:
     """Replace a method by ``call(original, *args)``."""
     original = _method(backend, method)
     setattr(backend, method, lambda *args: call(original, *args))
+
+
+def new_slots(backend: Any) -> None:
+    """Give the backend a slot mapping in memory of its own, in the arena and wherever it keeps it."""
+    block = backend.arena._blocks["slot_mapping"]
+    fresh = replace(block, tensor=torch.empty_like(block.tensor))
+    backend.arena._blocks["slot_mapping"] = fresh
+    if "_slots" in vars(backend):
+        backend._slots = fresh.tensor
+
+
+def forgets_cap(*modes: Mode) -> Callable[[Any], None]:
+    """The soft cap is forgotten in these modes."""
+
+    def patch(backend: Any) -> None:
+        def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
+            right = backend.geometry
+            if batch.mode in modes:
+                backend.geometry = replace(right, attention=replace(right.attention, logits_soft_cap=0.0))
+            original(q, cache, batch, out)
+            backend.geometry = right
+
+        around(backend, "attend", call)
+
+    return patch
 
 
 def on_batch(change: Callable[[Any, ForwardBatch], ForwardBatch], *methods: str) -> Callable[[Any], None]:

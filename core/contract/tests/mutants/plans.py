@@ -14,7 +14,7 @@ from draftmark.errors import BackendRefusal
 from draftmark.graphs import is_recording
 from draftmark.lengths import Exact
 
-from .mutant import Mutant, after, around, on_batch
+from .mutant import Mutant, after, around, new_slots, on_batch
 
 _COMMON: dict[str, torch.Tensor] = {}
 
@@ -110,14 +110,9 @@ def _baked(backend: Any) -> None:
 
 def _new_buffer(backend: Any) -> None:
     """plan() makes the slot mapping anew."""
-    names = {"_slots"} & vars(backend).keys()
 
     def call(original: Any, batch: ForwardBatch) -> None:
-        block = backend.arena._blocks["slot_mapping"]
-        fresh = replace(block, tensor=torch.empty_like(block.tensor))
-        backend.arena._blocks["slot_mapping"] = fresh
-        for name in names:
-            setattr(backend, name, fresh.tensor)
+        new_slots(backend)
         original(batch)
 
     around(backend, "plan", call)

@@ -18,7 +18,7 @@ from draftmark.graphs import GraphKey, GraphState, Program
 from draftmark.tree import VerifyResult
 
 from .corners import own
-from .mutant import Mutant, after, around, on_batch, resized
+from .mutant import Mutant, after, around, forgets_cap, on_batch, resized
 from .plain_attention import Parts, attending
 from .trees import _walk as walk
 
@@ -149,17 +149,6 @@ def _rounded_sums(weights: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     for part in found[1:]:
         total = total + part
     return total
-
-
-def _no_cap_in_drafts(backend: Any) -> None:
-    def call(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-        right = backend.geometry
-        if batch.mode in DRAFTING:
-            backend.geometry = replace(right, attention=replace(right.attention, logits_soft_cap=0.0))
-        original(q, cache, batch, out)
-        backend.geometry = right
-
-    around(backend, "attend", call)
 
 
 # -- whose tensors ---------------------------------------------------------------------------------------------
@@ -323,7 +312,7 @@ MUTANTS = (
     _mutant("R15", "outputs differ from run to run", "sglang#10278", patch=lambda b: after(b, "attend", _noise)),
     _mutant("R16", "plan skipped while lengths stay, whatever the mode", "", patch=_plan_by_lengths),
     _mutant("R17", "32-bit element offsets in DECODE only", "vllm#47671", patch=_int32_in_decode),
-    _mutant("R18", "soft cap forgotten in draft modes", "", patch=_no_cap_in_drafts),
+    _mutant("R18", "soft cap forgotten in draft modes", "", patch=forgets_cap(*DRAFTING)),
     _mutant("R19", "window's first tile rounded up from 256 tokens on", "",
             patch=_attends(Parts(seen=_tile_rounded_up))),
     _mutant("R20", "open_backend raises where nothing is captured", "", patch=_captures_something),

@@ -12,6 +12,7 @@ proposal (Leviathan et al. 2023): a guess x is accepted with probability p(x).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -52,13 +53,19 @@ def pack_bits(bits: torch.Tensor, words: int) -> torch.Tensor:
     return (padded.long() << shift).sum(-1).to(torch.int32)
 
 
-def write_tail(batch: ForwardBatch, geometry: Geometry, parents: torch.Tensor | None = None) -> None:
+def write_tail(
+    batch: ForwardBatch,
+    geometry: Geometry,
+    parents: torch.Tensor | None = None,
+    pack: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+) -> None:
     """Fill a uniform batch's tail (mask and depth of a `Tree`) and its positions. Capturable.
 
     Args:
         batch: its prefix_lens are filled already.
         parents: int64 ``[R, T]`` tail slots, as for `ancestors`; needed for a `Tree`. In DRAFT the rows are the last
             topk slots, and a slot whose parent is committed has parent -1 and depth 0.
+        pack: for a device where `pack_bits` is slow, other operations that give the same bits.
     """
     tail_len, q_len = batch.tail_lens[0], batch.q_lens[0]
     rows = slice(tail_len - q_len, tail_len)
@@ -67,7 +74,7 @@ def write_tail(batch: ForwardBatch, geometry: Geometry, parents: torch.Tensor | 
         assert parents is not None, "a tree's tail is written from its parents"
         reach = ancestors(parents)
         depth = depths(reach)
-        batch.tail.mask.copy_(pack_bits(reach[:, rows].flatten(0, 1), geometry.mask_words))
+        batch.tail.mask.copy_((pack or pack_bits)(reach[:, rows].flatten(0, 1), geometry.mask_words))
         batch.tail.depth.copy_(depth)
     positions = batch.prefix_lens[:, None] + depth[:, rows]
     batch.positions.copy_(positions.clamp(max=geometry.limits.max_context_len - 1).view(-1))

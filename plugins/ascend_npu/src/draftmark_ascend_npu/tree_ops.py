@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry
-from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, ancestors, depths, verify_tree
+from draftmark.runtime import ForwardBatch, KVPool, TorchTreeOps, VerifyResult, write_tail
 
 WORD = 32
 
@@ -26,37 +26,22 @@ def slots_at(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) 
     return pages * page_size + positions % page_size
 
 
-class AscendTreeOps:
-    """`draftmark.tree.TreeOps` without AICPU operators; gives the same bits as `draftmark.tree.TorchTreeOps`."""
+class AscendTreeOps(TorchTreeOps):
+    """The same without AICPU operators, and with the same bits."""
 
     def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
-        self._geometry = geometry
+        super().__init__(geometry)
         self._weights = bit_weights(WORD * int(geometry.mask_words), device).view(-1, WORD)
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
         """See `draftmark.tree.write_tail`."""
-        tail_len, q_len = batch.tail_lens[0], batch.q_lens[0]
-        rows = slice(tail_len - q_len, tail_len)
-        depth = torch.arange(tail_len, dtype=torch.int32, device=batch.device).expand(batch.padded_reqs, -1)
-        if isinstance(batch.tail, Tree):
-            assert parents is not None, "a tree's tail is written from its parents"
-            reach = ancestors(parents)
-            depth = depths(reach)
-            self._pack(reach[:, rows].flatten(0, 1), batch.tail.mask)
-            batch.tail.depth.copy_(depth)
-        positions = batch.prefix_lens[:, None] + depth[:, rows]
-        batch.positions.copy_(positions.clamp(max=self._geometry.limits.max_context_len - 1).view(-1))
+        write_tail(batch, self._geometry, parents, self._pack)
 
-    def _pack(self, seen: torch.Tensor, mask: torch.Tensor) -> None:
-        """bool ``[rows, T]`` into the words of ``mask [rows, mask_words]``; bits at and above T are zero."""
-        words = self._weights.shape[0]
+    def _pack(self, seen: torch.Tensor, words: int) -> torch.Tensor:
+        """bool ``[rows, T]`` as words ``[rows, words]``; bits at and above T are zero."""
         bits = torch.zeros(len(seen), words * WORD, dtype=torch.int32, device=seen.device)
         bits[:, : seen.shape[1]].copy_(seen)
-        mask.copy_((bits.view(-1, words, WORD) * self._weights).sum(-1, dtype=torch.int32))
-
-    def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """See `draftmark.tree.verify_tree`."""
-        return verify_tree(drafts, parents, targets)
+        return (bits.view(-1, words, WORD) * self._weights).sum(-1, dtype=torch.int32)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
         """Every node moves; one that is not accepted, or is in place already, to where it was."""
