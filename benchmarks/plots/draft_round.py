@@ -25,7 +25,7 @@ from draftmark_speculative.models import CausalLM, load_model
 
 from .svg import text
 
-WIDTH, LINE, CELL = 980, 20, 15
+WIDTH, CELL = 980, 15
 KEPT, BEAM, LOST = "#2da44e", "#4c8eda", "#8a8f98"
 STYLE = """
 svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px }

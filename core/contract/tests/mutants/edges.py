@@ -19,10 +19,6 @@ CSR = ("csr",)
 IN_PLACE = "it reads the batch's own table and mask"
 
 
-def _power(size: int) -> int:
-    return 1 << (size.bit_length() - 1)
-
-
 def placed(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
     """Positions in KV of a batch's rows → slots, by another formula."""
 

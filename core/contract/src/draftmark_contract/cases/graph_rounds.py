@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import Program
 
+from ..check import Case
 from ..oracle.formulas import draft_steps
 from .forwards import ForwardCase, uniform
+from .geometries import Shape
 
 MODES = {
     Program.DECODE: Mode.DECODE,
@@ -20,6 +24,15 @@ def programs_of(geometry: Geometry) -> list[Program]:
     """Programs that a geometry's modes make up."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
     return [one for one in found if one is not Program.DRAFT or draft_steps(geometry)]
+
+
+def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> list[Case]:
+    """Each program of each shape, as (geometry, program); `since` where the shapes are older."""
+    return [
+        Case(f"{shape.name}-{program.value}", (shape.geometry, program), max(since, shape.since))
+        for shape in shapes
+        for program in programs_of(shape.geometry)
+    ]
 
 
 def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> ForwardCase:

@@ -17,7 +17,7 @@ from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import all_shapes, behaviours
-from ..cases.graph_rounds import programs_of, replays
+from ..cases.graph_rounds import program_cases, replays
 from ..check import Case
 from ..oracle.formulas import max_prefix, max_requests
 
@@ -63,12 +63,7 @@ def of_two_opens_is_apart(harness: Harness, geometry: Geometry) -> None:
 
 
 def _programs() -> list[Case]:
-    return [
-        Case(f"{shape.name}-{program.value}", (shape.geometry, program), SINCE)
-        for shape in all_shapes()
-        if shape.name in SHAPES
-        for program in programs_of(shape.geometry)
-    ]
+    return program_cases((shape for shape in all_shapes() if shape.name in SHAPES), SINCE)
 
 
 @behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))

@@ -12,7 +12,7 @@ from ..behaviour import Given, behaviour, on_device_only
 from ..cases.contents import Contents
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, uniform
-from ..cases.graph_rounds import MODES, programs_of
+from ..cases.graph_rounds import MODES, program_cases
 from ..cases.production import (
     CROWD,
     PREFIXES,
@@ -111,12 +111,7 @@ def many_rows_are_right(harness: Harness, forward: ForwardCase) -> None:
 
 
 def _programs() -> list[Case]:
-    return [
-        shape.case((shape.geometry, program), program.value)
-        for shape in crowds()
-        if shape.name in ("crowd", "crowd-page128")
-        for program in programs_of(shape.geometry)
-    ]
+    return program_cases(shape for shape in crowds() if shape.name in ("crowd", "crowd-page128"))
 
 
 @behaviour(

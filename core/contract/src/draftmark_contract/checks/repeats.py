@@ -11,7 +11,7 @@ from ..cases.contents import Contents
 from ..cases.forward_sets import programs, representative_forwards
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import all_shapes
-from ..cases.graph_rounds import LARGE, programs_of, replays
+from ..cases.graph_rounds import LARGE, program_cases, replays
 from ..cases.production import crowd, crowds
 from ..check import Case, ContractViolation
 
@@ -51,12 +51,7 @@ def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
 
 
 def _programs() -> list[Case]:
-    return [
-        Case(f"{shape.name}-{program.value}", (shape.geometry, program), SINCE)
-        for shape in all_shapes()
-        if shape.name in SHAPES
-        for program in programs_of(shape.geometry)
-    ]
+    return program_cases((shape for shape in all_shapes() if shape.name in SHAPES), SINCE)
 
 
 @behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
