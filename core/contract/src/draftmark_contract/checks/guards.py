@@ -16,7 +16,7 @@ from ..cases.forward_sets import (
     spanning_forwards,
 )
 from ..cases.forwards import ForwardCase
-from ..cases.geometries import all_shapes, describe
+from ..cases.geometries import all_shapes, describe, shapes
 from ..cases.production import crowd, crowds, few_requests, heads
 from ..check import Case, ContractViolation
 from ..sizing.required_sizes import PER_REQUEST
@@ -106,8 +106,8 @@ def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
 
 
 def _of_all_sizes() -> list[Case]:
-    shapes = [one for one in all_shapes() if one.name in ("small", "all-modes", "all-few-graphs", "all-kv8")]
-    found = [Case(one.name, representative_forwards(one.geometry), (1, 3)) for one in shapes]
+    usual = shapes("all-modes", "all-few-graphs", "all-kv8")
+    found = [shape.case(representative_forwards(shape.geometry)) for shape in usual]
     found += [one.case(few_requests(one.geometry)) for one in heads() if one.name in ("h32kv8-128", "h64kv8-64")]
     for shape in crowds():
         modes = (*dict(programs(shape.geometry)).items(), (Mode.EXTEND, 0))

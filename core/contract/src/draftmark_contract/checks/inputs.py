@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import representative_forwards, spanning_forwards
 from ..cases.forwards import ForwardCase
-from ..cases.geometries import all_shapes
+from ..cases.geometries import shapes
 from ..check import Case
 
 if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 SINCE = (1, 3)
-SHAPES = ("small", "all-modes", "all-few-graphs", "all-few-graphs-window", "target-window", "all-kv8", "all-fp32")
+ALSO = ("all-modes", "all-few-graphs", "all-few-graphs-window", "target-window", "all-kv8", "all-fp32")
+"""Shapes beside those that every check takes."""
 
 
 def _forwards() -> list[Case]:
-    """Of each geometry, forwards of every mode."""
-    return [Case(one.name, representative_forwards(one.geometry), SINCE) for one in all_shapes() if one.name in SHAPES]
+    return [shape.case(representative_forwards(shape.geometry)) for shape in shapes(*ALSO)]
 
 
 @behaviour(Given.FORWARDS, cases=_forwards, since=SINCE)
@@ -34,7 +34,7 @@ def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]
 
 
 def _any_place() -> list[Case]:
-    return [Case(one.name, spanning_forwards(one.geometry), SINCE) for one in all_shapes() if one.name in SHAPES]
+    return [shape.case(spanning_forwards(shape.geometry)) for shape in shapes(*ALSO)]
 
 
 @behaviour(Given.FORWARDS, cases=_any_place, since=SINCE, bugs=("sglang#27664", "vllm#26499"))

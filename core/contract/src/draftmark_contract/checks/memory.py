@@ -16,7 +16,7 @@ from draftmark.graphs import GraphKey, Program
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
-from ..cases.geometries import all_shapes, behaviours
+from ..cases.geometries import behaviours, shapes
 from ..cases.graph_rounds import program_cases, replays
 from ..check import Case
 from ..oracle.formulas import max_prefix, max_requests
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 SINCE = (1, 3)
-SHAPES = ("small", "all-modes", "all-few-graphs", "all-kv8", "target-window")
+ALSO = ("all-modes", "all-few-graphs", "all-kv8", "target-window")
+"""Shapes beside those that every check takes."""
 
 
 def _geometries() -> list[Case]:
-    return [Case(one.name, one.geometry, SINCE) for one in all_shapes() if one.name in SHAPES]
+    return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
 def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
@@ -63,7 +64,7 @@ def of_two_opens_is_apart(harness: Harness, geometry: Geometry) -> None:
 
 
 def _programs() -> list[Case]:
-    return program_cases((shape for shape in all_shapes() if shape.name in SHAPES), SINCE)
+    return program_cases(shapes(*ALSO), SINCE)
 
 
 @behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))
@@ -101,8 +102,8 @@ def _twins() -> list[Case]:
         "longer-drafts": lambda: replace(base, draft=replace(base.draft, num_draft_tokens=24)),
         "overlap": lambda: replace(base, limits=replace(base.limits, overlap=True)),
         "limits": lambda: replace(base, limits=replace(base.limits, max_num_reqs=10, max_context_len=300)),
-        "target": lambda: replace(base, modes=TARGET_MODES),
-        "draft": lambda: replace(base, modes=DRAFT_MODES),
+        "as-a-target": lambda: replace(base, modes=TARGET_MODES),
+        "as-a-draft": lambda: replace(base, modes=DRAFT_MODES),
     }
     return [Case(name, (base, make()), SINCE) for name, make in others.items()]
 

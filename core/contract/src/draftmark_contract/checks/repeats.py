@@ -10,7 +10,7 @@ from ..behaviour import Given, behaviour
 from ..cases.contents import Contents
 from ..cases.forward_sets import programs, representative_forwards
 from ..cases.forwards import ForwardCase
-from ..cases.geometries import all_shapes
+from ..cases.geometries import shapes
 from ..cases.graph_rounds import LARGE, program_cases, replays
 from ..cases.production import crowd, crowds
 from ..check import Case, ContractViolation
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 SINCE = (1, 3)
-SHAPES = ("small", "all-modes", "all-few-graphs", "all-kv8")
+ALSO = ("all-modes", "all-few-graphs", "all-kv8")
+"""Shapes beside those that every check takes."""
 
 
 def _forwards() -> list[Case]:
-    found = [shape.case(representative_forwards(shape.geometry)) for shape in all_shapes() if shape.name in SHAPES]
+    found = [shape.case(representative_forwards(shape.geometry)) for shape in shapes(*ALSO)]
     for shape in crowds():
         last = dict(programs(shape.geometry))
         found += [shape.case([crowd(shape.geometry, mode, step)], mode.value) for mode, step in last.items()]
-    return [Case(case.id, case.value, SINCE) for case in found]
+    return found
 
 
 @behaviour(Given.FORWARDS, cases=_forwards, since=SINCE, bugs=("sglang#10278",))
@@ -51,7 +52,7 @@ def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
 
 
 def _programs() -> list[Case]:
-    return program_cases((shape for shape in all_shapes() if shape.name in SHAPES), SINCE)
+    return program_cases(shapes(*ALSO), SINCE)
 
 
 @behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
