@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from . import catalog, suite
-from .mutant import KINDS, LAYOUTS
+from .mutant import KINDS, LAYOUTS, USUAL
 
 PAGE = Path(__file__).parents[4] / "docs" / "contract-kills.md"
 NOT_RUN = ["not run yet"]
-MOST = 4
+MOST = 2
 """Killing checks that a row names."""
 HEAD = """# What the contract suite kills
 
@@ -34,9 +34,9 @@ one place. They are of three kinds, and their scores mean different things:
   killed when they came, of the second, `S…`, SCORE. What survived changed the suite, so this page
   shows them as killed; how many of the *next* ones would be, only another attack can say.
 
-*Killed by* names the first four checks, quick ones first, that fail on a fixed sample of their cases (on all where the
-sample does not show it). A check of the sizing tier sees hooks only, so it is tried on mutants of hooks only; the proof
-is tried only on what nothing else kills.
+*Killed by* names the first two checks, quick ones first, that fail on a fixed sample of their cases (on all where the
+sample does not show it); for `S…`, subclasses of the tutorial's backend, the check of the class. A check of the sizing
+tier sees hooks only, so it is tried on mutants of hooks only; the proof is tried only on what nothing else kills.
 
 """
 
@@ -69,7 +69,7 @@ def main() -> int:
 
 def _killers(pair: tuple[str, str]) -> list[str]:
     mutant = next(one for one in catalog.MUTANTS if one.id == pair[0])
-    return [name for name, _, _ in suite.killed_by(mutant, pair[1], MOST)]
+    return [name for name, _, _ in suite.killed_by(mutant, pair[1], MOST, catalog.KILLER.get(mutant.id, ""))]
 
 
 def _kept(page: Path) -> dict[tuple[str, str], list[str]]:
@@ -114,8 +114,8 @@ def _absent() -> str:
     lines = ["## Not applicable", "", "| id | layout | why |", "|---|---|---|"]
     lines += [f"| {name} | all | {why} |" for name, why in catalog.INAPPLICABLE.items()]
     for one in catalog.MUTANTS:
-        missing = ", ".join(layout for layout in LAYOUTS if layout not in one.layouts)
-        if missing:
+        missing = ", ".join(layout for layout in USUAL if layout not in one.layouts)
+        if missing and one.plugin is None:
             lines.append(f"| {one.id} | {missing} | {one.absent} |")
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     answers,
     arenas,
+    attention_strangers,
     batches,
     conditions,
     corners,
@@ -12,6 +13,7 @@ from . import (
     kernels,
     late,
     moments,
+    order_strangers,
     plans,
     sizes,
     strangers,
@@ -19,10 +21,15 @@ from . import (
 )
 from .mutant import Mutant
 
-MODULES = (sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, strangers)
+MODULES = (
+    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late),
+    *(strangers, attention_strangers, order_strangers),
+)
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
+KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER
+"""Of strangers' mutants, the check of each one's class."""
 INAPPLICABLE = {
     "M32": "cross-attention planned with the decoder's lengths: the contract has no cross-attention, so a backend is "
     "given one length per request and cannot take the other",

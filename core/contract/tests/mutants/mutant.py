@@ -18,10 +18,17 @@ from draftmark.plugin import BackendPlugin
 from draftmark.reference import ReferencePlugin
 from draftmark.tree import TorchTreeOps
 
+from . import tutorial
 from .csr_backend import CsrPlugin
 
-LAYOUTS: dict[str, BackendPlugin] = {"reference": ReferencePlugin(), "csr": CsrPlugin()}
-"""Correct backends: the batch's page table read in place, and indptr with indices."""
+LAYOUTS: dict[str, BackendPlugin] = {
+    "reference": ReferencePlugin(),
+    "csr": CsrPlugin(),
+    "tutorial": tutorial.Plugin(),
+}
+"""Correct backends: the batch's page table read in place, indptr with indices, and what a newcomer begins with."""
+USUAL = ("reference", "csr")
+ONLY = "a subclass of the tutorial's backend"
 NOTES = ("layouts", "usage")
 """What a plugin tells the suite alone; a mutant changes them like hooks."""
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
@@ -43,6 +50,7 @@ class Mutant:
         patch: changes an opened backend in place.
         layouts: where the defect can be made.
         absent: layout → why it cannot, for the others.
+        plugin, usage: in place of `hooks` and `patch`, a subclass of the tutorial's plugin, and its `usage`.
     """
 
     id: str
@@ -50,11 +58,17 @@ class Mutant:
     source: str
     hooks: dict[str, Callable[..., Any]] | None = None
     patch: Callable[[Any], None] | None = None
-    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    layouts: tuple[str, ...] = USUAL
     absent: str = ""
+    plugin: type[BackendPlugin] | None = None
+    usage: Callable[..., dict[str, int]] | None = None
 
     def build(self, layout: str) -> LoadedBackend:
         """The broken plugin, loaded."""
+        if self.plugin is not None:
+            made = self.plugin()
+            made.contract_notes = lambda: tutorial.notes(self.usage)  # type: ignore[method-assign]
+            return LoadedBackend("tugboat", made)
         return LoadedBackend(layout, SimpleNamespace(**self._functions(LAYOUTS[layout])))
 
     def _functions(self, base: BackendPlugin) -> dict[str, Any]:

@@ -328,3 +328,27 @@ MUTANTS = (
     _mutant("R27", "mask shifts modulo 64", "", patch=on_batch(_shift_modulo)),
     _mutant("R28", "EXTEND offsets kept while totals stay", "vllm-ascend#5711", patch=_offsets_by_totals),
 )  # fmt: skip
+
+
+KILLER = {
+    **{name: "production.a_crowd_is_right" for name in ("R01", "R02", "R03", "R19")},
+    "R03b": "production.a_crowd_is_right",
+    **{name: "production.every_head_shape_is_right" for name in ("R04", "R05", "R06")},
+    **{name: "numerics.survive_any_logits" for name in ("R07", "R08", "R09", "R18")},
+    "R10": "numerics.match_float64",
+    "R11": "numerics.survive_any_logits",
+    **{name: "layers.have_their_own_caches_in_a_graph" for name in ("R12", "R13")},
+    "R14": "layers.have_their_own_caches_in_a_graph",
+    "R15": "repeats.give_the_same_bits",
+    "R16": "graphs.programs_do_not_disturb_each_other",
+    "R17": "numerics.reach_past_int32",
+    "R20": "metadata.decodes_to_the_token_history",
+    "R21": "sizing.covers",
+    "R22": "production.a_crowd_is_right",
+    **{name: "tree_ops.walk_follows_the_target" for name in ("R23", "R23b")},
+    "R24": "graphs.keys_are_closed_under_padding",
+    **{name: "memory.of_geometries_that_differ_is_apart" for name in ("R25", "R26")},
+    "R27": "production.wide_tails_are_right",
+    "R28": "history.equals_a_fresh_state",
+}
+"""The check of each mutant's class."""

@@ -61,7 +61,9 @@ static c10::List<std::optional<at::Tensor>> indices_of(const std::vector<at::Ten
     c10::List<std::optional<at::Tensor>> list;
     for (size_t d = 0; d < tensors.size(); ++d) {
         auto& one = tensors[d];
-        bool absent = !one.defined() || (one.dim() == 1 && one.numel() == 0 && self.size(d) != 0);
+        // An axis without an index comes as an empty tensor. One behind which nothing follows is an index of no elements.
+        bool empty = one.defined() && one.dim() == 1 && one.numel() == 0 && self.size(d) != 0;
+        bool absent = !one.defined() || (empty && d + 1 < tensors.size());
         if (absent) list.push_back(std::nullopt);
         else list.push_back(one.scalar_type() == at::kBool ? one : one.to(at::kLong));
     }

@@ -1,0 +1,786 @@
+"""The second attack, second half: state and order, metadata, graphs, trees, by a reader of the tutorial alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from draftmark import BufferSpec, Geometry, Init, Memory, Mode, Role, Unit
+from draftmark.graphs import RecordedGraph
+from draftmark.runtime import (
+    Arena,
+    ForwardBatch,
+    GraphState,
+    KeyedGraphState,
+    KVCache,
+    KVPool,
+    TorchTreeOps,
+    Tree,
+    Unknown,
+    VerifyResult,
+    slots_of,
+    to_device,
+)
+
+from .mutant import ONLY, Mutant
+from .tutorial import Backend
+from .tutorial import Plugin as Tutorial
+
+# -- what the mutants share: each of these is right by itself ----------------------------------------------------
+
+
+class Mapped(Backend):
+    """tugboat with `write_metadata` in three parts: the request of each row, its tail length, and the slots."""
+
+    def request_of(self, batch: ForwardBatch) -> torch.Tensor:
+        rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
+        return torch.searchsorted(batch.q_indptr, rows, right=True) - 1
+
+    def tail_of(self, batch: ForwardBatch) -> Any:
+        return batch.q_indptr.diff() if batch.uniform is None else batch.uniform.tail_len
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
+        request, page_size = self.request_of(batch).long(), self.shape.page_size
+        end = (batch.prefix_lens + self.tail_of(batch))[request]
+        position = (end - (batch.q_indptr[request + 1] - rows)).long()
+        page = batch.page_table[request, position // page_size].long()
+        self.slots[: batch.num_rows] = page * page_size + position % page_size
+
+
+class Planned(Backend):
+    """`plan` brings the host's bound of each prefix to the device, and `attend` reads no key behind it and the tail."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.bounds = self.own_bounds(geometry, arena)
+
+    def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
+        return arena["bounds"]
+
+    def plan(self, batch: ForwardBatch) -> None:
+        self.send(bounds_of(batch))
+
+    def send(self, lens: tuple[int, ...]) -> None:
+        self.bounds[: len(lens)].copy_(to_device(lens, self.bounds.device, torch.int32))
+
+    def _visible(
+        self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
+    ) -> torch.Tensor:
+        seen = super()._visible(batch, request, rows, prefix, tail_len)
+        key = torch.arange(self.width, device=prefix.device)
+        return seen & (key < self.bounds[request] + tail_len)
+
+
+def bounds_of(batch: ForwardBatch) -> tuple[int, ...]:
+    """The host's bound of every prefix, 0 for padded requests."""
+    return (*batch.host.upper_bound(), *[0] * (batch.padded_reqs - batch.num_reqs))
+
+
+def schedule(geometry: Geometry) -> list[BufferSpec]:
+    """The buffer of `Planned`. Zeros at first, and nobody clears it between steps: a plan stays until the next one."""
+    shape = (geometry.max_reqs,)
+    return [BufferSpec("bounds", Role.SPLIT_SCHEDULE, shape, "int32", Unit.TOKENS, "max_reqs", init=Init.ZEROS)]
+
+
+def schedule_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    return {"bounds": 4 * batch.padded_reqs}
+
+
+def plugin(
+    backend: type[Backend] = Backend,
+    more: Callable[[Geometry], list[BufferSpec]] | None = None,
+    tree: type[TorchTreeOps] | None = None,
+    graphs: type[KeyedGraphState] | None = None,
+) -> type[Tutorial]:
+    """tugboat's plugin with another backend, further buffers, other tree operations or another graph state."""
+
+    class Plugin(Tutorial):
+        def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+            return super().buffers(geometry) + (more(geometry) if more else [])
+
+        def open_backend(self, geometry: Geometry, arena: Arena) -> Backend:
+            return backend(geometry, arena)
+
+        def tree_ops(self, geometry: Geometry, device: torch.device) -> TorchTreeOps | None:
+            return tree(geometry) if tree else None
+
+        def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
+            return graphs() if graphs and device.type == "cpu" else super().graph_state(geometry, device)
+
+    return Plugin
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+
+
+class PlanMemo(Planned):
+    """A plan is skipped while its totals are those of the last one: two requests that swap places share them."""
+
+    last: tuple[object, ...] = ()
+
+    def plan(self, batch: ForwardBatch) -> None:
+        lens = bounds_of(batch)
+        key = (batch.mode, batch.step, batch.padded_reqs, batch.num_reqs, sum(lens), max(lens, default=0))
+        if key != self.last:
+            self.last = key
+            super().plan(batch)
+
+
+RING = 8
+
+
+class StagingRing(Planned):
+    """Eight pinned rows in turn, no fence: fine until the device is nine plans behind (two rounds of five steps)."""
+
+    turn = 0
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.staging = arena["staging"]
+
+    def send(self, lens: tuple[int, ...]) -> None:
+        row = self.staging[self.turn % RING, : len(lens)]
+        self.turn += 1
+        row.copy_(torch.tensor(lens, dtype=torch.int32))
+        self.bounds[: len(lens)].copy_(row, non_blocking=True)
+
+
+def ring_buffers(geometry: Geometry) -> list[BufferSpec]:
+    shape, formula = (RING, geometry.max_reqs), "8 × max_reqs"
+    staging = BufferSpec("staging", Role.HOST_STAGING, shape, "int32", Unit.TOKENS, formula, Memory.PINNED)
+    return [*schedule(geometry), staging]
+
+
+def ring_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    return {"bounds": 4 * batch.padded_reqs, "staging": 4 * RING * geometry.max_reqs}
+
+
+SHARED: dict[torch.device, torch.Tensor] = {}
+
+
+class SharedWorkspace(Planned):
+    """One integer workspace per device for every backend of the process: planning the draft undoes the target's."""
+
+    def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
+        device = arena["slots"].device
+        if device not in SHARED or len(SHARED[device]) < geometry.max_reqs:
+            SHARED[device] = torch.zeros(max(4096, geometry.max_reqs), dtype=torch.int32, device=device)
+        return SHARED[device]
+
+
+class WorstCaseOnce(Planned):
+    """Unknown lengths mean a constant plan, which is sent once; an Exact batch in between overwrites it."""
+
+    sent = -1
+
+    def plan(self, batch: ForwardBatch) -> None:
+        if not isinstance(batch.host, Unknown):
+            super().plan(batch)
+        elif self.sent < batch.padded_reqs:
+            self.send((batch.host.bound,) * batch.padded_reqs)
+            self.sent = batch.padded_reqs
+
+
+class TailCell(Mapped):
+    """`plan` leaves the tail length in one cell: a graph of all draft steps is planned whole, the last stays."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.cell = arena["tail_len"]
+
+    def plan(self, batch: ForwardBatch) -> None:
+        if batch.uniform is not None:
+            self.cell.fill_(batch.uniform.tail_len)
+
+    def tail_of(self, batch: ForwardBatch) -> torch.Tensor:
+        return batch.q_indptr.diff() if batch.uniform is None else self.cell
+
+
+def cell_buffer(geometry: Geometry) -> list[BufferSpec]:
+    return [BufferSpec("tail_len", Role.WORKSPACE, (1,), "int32", Unit.TOKENS, "1")]
+
+
+class GrownWorkspace(Planned):
+    """As large as the largest graph, outside the arena, and made anew for a larger eager batch: graphs keep the old."""
+
+    def own_bounds(self, geometry: Geometry, arena: Arena) -> torch.Tensor:
+        self.retired: list[torch.Tensor] = []
+        size = max(geometry.limits.capture_batch_sizes, default=geometry.max_reqs)
+        return torch.zeros(size, dtype=torch.int32, device=arena["slots"].device)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        if batch.padded_reqs > len(self.bounds):
+            self.retired.append(self.bounds)  # graphs still read it
+            self.bounds = torch.zeros(2 * batch.padded_reqs, dtype=torch.int32, device=self.bounds.device)
+        super().plan(batch)
+
+
+class InferenceScratch(Planned):
+    """Host scratch made by the first plan: made in inference mode (warm-up), it may be written in no other mode."""
+
+    scratch: torch.Tensor | None = None
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.size = geometry.max_reqs
+
+    def send(self, lens: tuple[int, ...]) -> None:
+        if self.scratch is None:
+            self.scratch = torch.zeros(self.size, dtype=torch.int32)
+        self.scratch[: len(lens)] = torch.tensor(lens, dtype=torch.int32)
+        self.bounds[: len(lens)].copy_(self.scratch[: len(lens)])
+
+
+# -- metadata -----------------------------------------------------------------------------------------------------
+
+
+class RowMapCache(Mapped):
+    """EXTEND's map of rows to requests is kept by (rows, requests, longest): chunks of 3 + 5 are not those of 5 + 3."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.maps: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def request_of(self, batch: ForwardBatch) -> torch.Tensor:
+        if batch.mode is not Mode.EXTEND:
+            return super().request_of(batch)
+        key = (batch.num_rows, batch.padded_reqs, max(batch.q_lens, default=0))
+        if key not in self.maps:
+            self.maps[key] = super().request_of(batch)
+        return self.maps[key]
+
+
+class RowMapByMarks(Mapped):
+    """Rows to requests as a running sum of marks at each first row; an empty request shares its mark with the next."""
+
+    def request_of(self, batch: ForwardBatch) -> torch.Tensor:
+        marks = torch.zeros(batch.num_rows + 1, dtype=torch.int64, device=batch.device)
+        marks.index_fill_(0, batch.q_indptr[:-1].long(), 1)
+        return marks[: batch.num_rows].cumsum(0) - 1
+
+
+class WrittenOnce(Mapped):
+    """Metadata is written once per plan: where a step warms up before its capture, the graph has no metadata in it."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.written: set[tuple[Mode, int]] = set()
+
+    def plan(self, batch: ForwardBatch) -> None:
+        self.written.discard((batch.mode, batch.step))
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        if (batch.mode, batch.step) not in self.written:
+            self.written.add((batch.mode, batch.step))
+            super().write_metadata(batch)
+
+
+class IncrementalTable(Mapped):
+    """Only new columns of the page table are copied while a row holds "the same" request: same first page, no shorter.
+
+    A request that was preempted and comes back to its row finds its first page in the prefix cache and gets new pages
+    behind it; so does another request with the same prompt.
+    """
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.table, self.lens = arena["table"], arena["last_lens"]
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        table, lens = self.table[: batch.padded_reqs], self.lens[: batch.padded_reqs]
+        same = (table[:, 0] == batch.page_table[:, 0]) & (batch.prefix_lens >= lens)
+        column = torch.arange(table.shape[1], device=batch.device)
+        known = same[:, None] & (column < (lens // self.shape.page_size)[:, None])
+        table.copy_(torch.where(known, table, batch.page_table))
+        lens.copy_(batch.prefix_lens)
+        super().write_metadata(batch)
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        super().attend(q, cache, replace(batch, page_table=self.table[: batch.padded_reqs]), out)
+
+
+def own_table(geometry: Geometry) -> list[BufferSpec]:
+    shape, one, tokens = (geometry.max_reqs, geometry.max_pages_per_req), (geometry.max_reqs,), Unit.TOKENS
+    formula = "max_reqs × max_pages_per_req"
+    return [
+        BufferSpec("table", Role.WORKSPACE, shape, "int32", Unit.PAGES, formula, init=Init.ZEROS),
+        BufferSpec("last_lens", Role.WORKSPACE, one, "int32", tokens, "max_reqs", init=Init.ZEROS),
+    ]
+
+
+def table_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    return {"table": 4 * batch.padded_reqs * geometry.max_pages_per_req, "last_lens": 4 * batch.padded_reqs}
+
+
+class StaticViews(Backend):
+    """The tensors of the first batch of each (mode, step, size) are kept; engines may alternate two sets."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.views: dict[tuple[Mode, int, int], ForwardBatch] = {}
+
+    def _static(self, batch: ForwardBatch) -> ForwardBatch:
+        if batch.mode is Mode.EXTEND:
+            return batch
+        first = self.views.setdefault((batch.mode, batch.step, batch.padded_reqs), batch)
+        return replace(batch, prefix_lens=first.prefix_lens, page_table=first.page_table)
+
+    def write_metadata(self, batch: ForwardBatch) -> None:
+        super().write_metadata(self._static(batch))
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        super().attend(q, cache, self._static(batch), out)
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+POSITIONS: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+
+class CapturedConstant(Backend):
+    """Key positions are made once per width in a module's cache: made in a capture, they are that graph's memory."""
+
+    def _visible(
+        self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
+    ) -> torch.Tensor:
+        at = (self.width, prefix.device)
+        if at not in POSITIONS:
+            POSITIONS[at] = torch.arange(self.width, device=prefix.device)
+        seen = super()._visible(batch, request, rows, prefix, tail_len)
+        return seen & (POSITIONS[at] < prefix + tail_len)
+
+
+class FirstLayerByAddress(Backend):
+    """Masks are made in layer 0 and kept for the others; layer 0 is the first cache ever seen.
+
+    Engines profile their memory with a small pool and allocate the real one afterwards.
+    """
+
+    layer0: int | None = None
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.masks: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        self.layer0 = cache.k.data_ptr() if self.layer0 is None else self.layer0
+        self.first = cache.k.data_ptr() == self.layer0
+        super().attend(q, cache, batch, out)
+
+    def _visible(
+        self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
+    ) -> torch.Tensor:
+        key = (batch.mode, batch.step, request, rows.stop - rows.start)
+        if self.first or key not in self.masks:
+            self.masks[key] = super()._visible(batch, request, rows, prefix, tail_len)
+        return self.masks[key]
+
+
+class SubBatches(Backend):
+    """An eager batch larger than any graph runs in parts of that graph's size; `depth` stays the first part's."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.part = max(geometry.limits.capture_batch_sizes, default=geometry.max_reqs)
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        if batch.uniform is None or batch.padded_reqs <= self.part:
+            super().attend(q, cache, batch, out)
+            return
+        n = batch.uniform.q_len
+        for first in range(0, batch.padded_reqs, self.part):
+            some = slice(first, min(first + self.part, batch.padded_reqs))
+            rows, tail = slice(some.start * n, some.stop * n), batch.tail
+            part = replace(
+                batch,
+                prefix_lens=batch.prefix_lens[some],
+                page_table=batch.page_table[some],
+                q_lens=batch.q_lens[some],
+                tail_lens=batch.tail_lens[some],
+                tail=Tree(tail.mask[rows], tail.depth) if isinstance(tail, Tree) else tail,
+            )
+            super().attend(q[rows], cache, part, out[rows])
+
+
+class TopkOneIsChain(Backend):
+    """topk 1 is taken for a chain: the trees of an n-gram or suffix drafter, which has no topk, are read as causal."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.chain = geometry.draft.topk == 1
+
+    def _visible(
+        self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
+    ) -> torch.Tensor:
+        if self.chain and isinstance(batch.tail, Tree):
+            depth = torch.arange(tail_len, device=prefix.device).expand(batch.padded_reqs, -1)
+            causal = torch.arange(tail_len, device=prefix.device)
+            words = pack(causal <= causal[tail_len - (rows.stop - rows.start) :, None], batch.tail.mask.shape[1])
+            mask = batch.tail.mask.clone()
+            mask[rows] = words
+            batch = replace(batch, tail=Tree(mask, depth))
+        return super()._visible(batch, request, rows, prefix, tail_len)
+
+
+def pack(bits: torch.Tensor, words: int) -> torch.Tensor:
+    """bool ``[rows, T]`` → int32 ``[rows, words]``."""
+    padded = torch.nn.functional.pad(bits, (0, words * 32 - bits.shape[1])).view(len(bits), words, 32)
+    return (padded.long() << torch.arange(32, device=bits.device)).sum(-1).to(torch.int32)
+
+
+class IdleRank(Backend):
+    """A batch without live requests returns at once and leaves `out` as it was, which an all-to-all then spreads."""
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        if batch.num_reqs:
+            super().attend(q, cache, batch, out)
+
+
+CHUNK = 128
+
+
+class EmptySplit(Backend):
+    """Parts of 128 prefix keys, as many as the host's bound has, merged with the tail: an empty one gives NaN.
+
+    Exact lengths leave none empty, Unknown ones (every capture) are not split; a bound that a round in flight pushed
+    over a multiple of 128 gives one.
+    """
+
+    parts: tuple[int, ...] = ()
+
+    def plan(self, batch: ForwardBatch) -> None:
+        split = not isinstance(batch.host, Unknown) and self.shape.window_left < 0
+        self.parts = tuple(-(-n // CHUNK) if split else 0 for n in bounds_of(batch))
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        super().attend(q, cache, batch, out)
+        first, key = 0, torch.arange(self.width, device=q.device)
+        for request, (n, tail) in enumerate(zip(batch.q_lens, batch.tail_lens, strict=True)):
+            rows, parts = slice(first, first + n), self.parts[request]
+            first += n
+            if n == 0 or parts < 2:
+                continue
+            prefix, table = batch.prefix_lens[request].long(), batch.page_table[request]
+            live = (key < prefix + tail)[:, None, None]
+            k, v = (torch.where(live, one[table].flatten(0, 1).float(), 0.0) for one in (cache.k, cache.v))
+            k, v = (one.repeat_interleave(self.shape.group_size, dim=1) for one in (k, v))
+            scores = torch.einsum("qhd,nhd->hqn", q[rows].float(), k) * self.scale
+            seen, part = self._visible(batch, request, rows, prefix, tail), torch.where(key < prefix, key // CHUNK, -1)
+            masked = [scores.masked_fill(~(seen & (part == i)), float("-inf")) for i in range(-1, parts)]
+            outs = torch.stack([torch.einsum("hqn,nhd->qhd", one.softmax(-1), v) for one in masked])
+            weight = torch.stack([one.logsumexp(-1).T for one in masked]).softmax(0)
+            out[rows] = (weight[..., None] * outs).sum(0).to(out.dtype)
+
+
+WIDTHS: dict[tuple[object, int], int] = {}
+
+
+class WidthByContext(Backend):
+    """KV width is kept by (attention, max_context_len); a second open with longer drafts or overlap needs more."""
+
+    def __init__(self, geometry: Geometry, arena: Arena) -> None:
+        super().__init__(geometry, arena)
+        self.width = WIDTHS.setdefault((geometry.attention, geometry.limits.max_context_len), self.width)
+
+    def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
+        table = batch.page_table[:, : self.width // self.shape.page_size]
+        self.width = table.shape[1] * self.shape.page_size
+        super().attend(q, cache, replace(batch, page_table=table), out)
+
+    def _visible(
+        self, batch: ForwardBatch, request: int, rows: slice, prefix: torch.Tensor, tail_len: int
+    ) -> torch.Tensor:
+        kept, self.width = self.width, self.width + tail_len  # a tail may pass the width; keys behind it are cut off
+        try:
+            return super()._visible(batch, request, rows, prefix, tail_len)[:, :kept]
+        finally:
+            self.width = kept
+
+
+# -- graph states -------------------------------------------------------------------------------------------------
+
+OUTPUTS: dict[tuple[object, ...], torch.Tensor] = {}
+
+
+class PooledRecording:
+    """Outputs lie in a pool by shape and dtype that all graphs of the process share, to save memory."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self.graph = RecordedGraph(step)
+        self.pool_bytes = self.graph.pool_bytes
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def pooled(tensor: Any) -> Any:
+            if not isinstance(tensor, torch.Tensor):
+                return tensor
+            key = (len(seen), tuple(tensor.shape), tensor.dtype)
+            seen.append((OUTPUTS.setdefault(key, torch.zeros_like(tensor)), tensor))
+            return seen[-1][0]
+
+        self.outputs = tree_map(pooled, self.graph.outputs)
+        self.pairs = seen
+
+    def replay(self) -> None:
+        self.graph.replay()
+        for mine, tensor in self.pairs:
+            mine.copy_(tensor)
+
+
+class PooledOutputs(KeyedGraphState):
+    """See `PooledRecording`."""
+
+    def _record(self, step: Callable[[], Any]) -> PooledRecording:
+        return PooledRecording(step)
+
+
+CAPACITY = 16
+
+
+class EvictedRecording:
+    """A graph that may be dropped and captured anew; its outputs stay those of the first capture."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self.step, self.graph = step, RecordedGraph(step)
+        self.outputs, self.pool_bytes = self.graph.outputs, self.graph.pool_bytes
+
+    def replay(self) -> None:
+        self.graph = self.graph or RecordedGraph(self.step)
+        self.graph.replay()
+
+
+class BoundedGraphs(KeyedGraphState):
+    """At most 16 graphs live at once; the oldest is dropped, and recaptured by its next replay."""
+
+    def _record(self, step: Callable[[], Any]) -> EvictedRecording:
+        alive = [one for one in self._recordings.values() if one.graph is not None]
+        if len(alive) >= CAPACITY:
+            alive[0].graph = None
+        return EvictedRecording(step)
+
+
+# -- trees --------------------------------------------------------------------------------------------------------
+
+
+class ShortTokens(TorchTreeOps):
+    """Tokens are compared as 16 bits: in a vocabulary of 128k two of them look alike."""
+
+    def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
+        short = super().verify_tree(torch.where(drafts < 0, -1, drafts & 0xFFFF), parents, targets & 0xFFFF)
+        tokens = torch.where(short.tokens < 0, -1, targets.gather(1, short.accept_index))
+        return VerifyResult(tokens, short.accept_lens, short.accept_index)
+
+
+class FirstPool(TorchTreeOps):
+    """The addresses of the layers are gathered once, from the first pool: another layer group's is never moved."""
+
+    pool: KVPool | None = None
+
+    def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
+        self.pool = self.pool or pool
+        super().compact(self.pool, batch, accepted)
+
+
+WARP = 32
+
+
+class OneWarp(TorchTreeOps):
+    """One warp a request, a lane for each node of the path: what is accepted behind the 32nd stays where it is."""
+
+    def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
+        path = accepted.accept_index[:, :WARP]
+        prefix, page_size = batch.prefix_lens.long()[:, None], self._geometry.attention.page_size
+        target = torch.arange(1, path.shape[1], device=path.device).expand(len(path), -1)
+        pool.move(
+            slots_of(batch.page_table, prefix + path[:, 1:], page_size).view(-1),
+            slots_of(batch.page_table, prefix + target, page_size).view(-1),
+        )
+
+
+def _mutant(number: int, what: str, why: str, made: type, usage: Any = None) -> Mutant:
+    source = f"a stranger: {why}"
+    return Mutant(f"S{number}", what, source, plugin=made, usage=usage, layouts=("tutorial",), absent=ONLY)
+
+
+def _cell_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    return {"tail_len": 4}
+
+
+MUTANTS = (
+    _mutant(
+        31,
+        "a plan is skipped while mode, size, total and longest length are unchanged",
+        "plan memo keyed on totals; bites when requests swap places in the batch (leave and join)",
+        plugin(PlanMemo, schedule),
+        schedule_usage,
+    ),
+    _mutant(
+        32,
+        "pinned staging is a ring of eight rows without a fence",
+        "vllm#25279, sglang#28034: bites when the device is more than eight plans behind",
+        plugin(StagingRing, ring_buffers),
+        ring_usage,
+    ),
+    _mutant(
+        33,
+        "the planned lengths lie in one workspace that all backends of the process share",
+        "FlashInfer wrappers on one workspace: plan(target), plan(draft), run(target)",
+        plugin(SharedWorkspace),
+    ),
+    _mutant(
+        34,
+        "the worst-case plan for Unknown lengths is sent once, and an Exact batch overwrites it",
+        "prefill with exact lengths between decodes without a host read",
+        plugin(WorstCaseOnce, schedule),
+        schedule_usage,
+    ),
+    _mutant(
+        35,
+        "plan leaves the tail length of the last planned draft step for all steps",
+        "EAGLE's multi-step graph with one metadata object for all steps",
+        plugin(TailCell, cell_buffer),
+        _cell_usage,
+    ),
+    _mutant(
+        36,
+        "a workspace grows for an eager batch larger than any graph, and graphs keep reading the old one",
+        "workspace resize after capture (vLLM, TensorRT-LLM)",
+        plugin(GrownWorkspace),
+    ),
+    _mutant(
+        37,
+        "EXTEND's row map is cached by rows, requests and the longest chunk",
+        "metadata keyed on (num_tokens, num_reqs, max_query_len): chunks of 3+5, then 5+3",
+        plugin(RowMapCache),
+    ),
+    _mutant(
+        38,
+        "the row map is a running sum of marks, which an empty request in the middle shifts",
+        "scatter-and-cumsum of indptr; a preempted or fully cached request with no new token between others",
+        plugin(RowMapByMarks),
+    ),
+    _mutant(
+        39,
+        "metadata is written once per plan, so a graph captured after its warm-up run has none",
+        "a dirty flag on the host; device graph states run a step once before capturing it",
+        plugin(WrittenOnce),
+    ),
+    _mutant(
+        40,
+        "the backend's own page table is updated by new columns only while a row's first page stays",
+        "incremental block tables; preemption and return with a cached first page",
+        plugin(IncrementalTable, own_table),
+        table_usage,
+    ),
+    _mutant(
+        41,
+        "lengths and tables are those of the first batch of a size, though buffers alternate",
+        "persistent views of an engine's buffers; overlap schedulers fill two sets in turn",
+        plugin(StaticViews),
+    ),
+    _mutant(
+        42,
+        "a constant cached per module is born in whichever graph is captured first",
+        "lru_cache on a helper that makes a tensor; first use inside a capture",
+        plugin(CapturedConstant),
+    ),
+    _mutant(
+        43,
+        "work of the first layer is tied to the address of the first KV cache ever seen",
+        "memory profiling or sleep mode replaces the pool; masks are then never made again",
+        plugin(FirstLayerByAddress),
+    ),
+    _mutant(
+        44,
+        "batches larger than any graph are split, but the tree's depths are not",
+        "micro-batching of eager steps; shows with a window, trees and more requests than the largest graph",
+        plugin(SubBatches),
+    ),
+    _mutant(
+        45,
+        "topk 1 is taken for a chain, whatever the batch's tail says",
+        "n-gram, suffix and Medusa trees with a drafter that has no topk",
+        plugin(TopkOneIsChain),
+    ),
+    _mutant(
+        46,
+        "an eager batch without live requests leaves the output unwritten",
+        "idle data-parallel rank: uninitialised rows reach the experts' all-to-all",
+        plugin(IdleRank),
+    ),
+    _mutant(
+        47,
+        "KV parts are counted by the host's bound, and one that is empty on the device gives NaN",
+        "split-KV merge with an empty part; overlap scheduling at a chunk's edge",
+        plugin(EmptySplit),
+    ),
+    _mutant(
+        48,
+        "KV width is cached by attention and context length, not by what the drafts add",
+        "lru_cache keyed on too little; the second of two geometries, at the context wall",
+        plugin(WidthByContext),
+    ),
+    _mutant(
+        49,
+        "scratch is made by the first plan, in inference mode if that was a warm-up",
+        "Inplace update to inference tensor outside InferenceMode: training loops that also generate",
+        plugin(InferenceScratch, schedule),
+        schedule_usage,
+    ),
+    _mutant(
+        50,
+        "graph outputs share one pool by shape over all graphs and graph states",
+        "one global graph memory pool for target and draft, outputs held weakly",
+        plugin(graphs=PooledOutputs),
+    ),
+    _mutant(
+        51,
+        "more than 16 graphs evict the oldest, which is recaptured and returns its old outputs",
+        "bounded graph caches (TensorRT-LLM); the 17th graph",
+        plugin(graphs=BoundedGraphs),
+    ),
+    _mutant(
+        52,
+        "verify_tree compares tokens as 16 bits",
+        "uint16 tokens; vocabularies above 65536",
+        plugin(tree=ShortTokens),
+    ),
+    _mutant(
+        53,
+        "compact gathers the layers' addresses once, from the first pool it is given",
+        "kv_cache pointer table built lazily; hybrid models with two layer groups, target and draft pools",
+        plugin(tree=FirstPool),
+    ),
+    _mutant(
+        54,
+        "compact moves at most the first 32 nodes of a path",
+        "one warp a request; long accepted paths of suffix decoding",
+        plugin(tree=OneWarp),
+    ),
+)
+
+KILLER = {
+    **dict.fromkeys(("S31", "S40", "S45"), "history.equals_a_fresh_state"),
+    **dict.fromkeys(("S32", "S35"), "late.replays_in_flight_are_their_own"),
+    "S33": "memory.of_two_plans_is_apart",
+    "S34": "graphs.capture_order_does_not_matter",
+    "S36": "graphs.programs_do_not_disturb_each_other",
+    "S37": "purity.nothing_is_kept_or_moved",
+    "S38": "metadata.decodes_to_the_token_history",
+    "S39": "graphs.captured_run_is_right",
+    **dict.fromkeys(("S41", "S43"), "inputs.may_lie_elsewhere_each_time"),
+    "S42": "graphs.a_capture_may_come_first",
+    "S44": "inputs.may_be_views_of_one_projection",
+    **dict.fromkeys(("S46", "S47"), "lengths.of_any_kind_give_one_result"),
+    "S48": "memory.of_geometries_that_differ_is_apart",
+    "S49": "inputs.may_come_in_any_grad_mode",
+    **dict.fromkeys(("S50", "S51"), "graphs.outputs_stay_until_the_next_replay_of_their_key"),
+    "S52": "tree_ops.walk_follows_the_target",
+    "S53": "tree_ops.every_pool_is_served",
+    "S54": "tree_ops.kept_path_is_made_contiguous",
+}
+"""The check of each mutant's class."""
