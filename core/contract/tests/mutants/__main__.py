@@ -31,7 +31,7 @@ one place. They are of three kinds, and their scores mean different things:
   once, `L…` devices that are late, and `W…` and `X…` of an early attack by somebody who had not written the suite,
   but may have read it. All of them being killed says that the suite does what its authors meant;
 * **strangers**: `R…` and `S…`, of people who had read no line of the suite. Of the first attack, `R…`, 9 of 30 were
-  killed when they came, of the second, `S…`, SCORE. What survived changed the suite, so this page
+  killed when they came, of the second, `S…`, 33 of 48. What survived changed the suite, so this page
   shows them as killed; how many of the *next* ones would be, only another attack can say.
 
 *Killed by* names the first two checks, quick ones first, that fail on a fixed sample of their cases (on all where the

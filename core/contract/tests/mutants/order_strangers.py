@@ -768,7 +768,7 @@ KILLER = {
     **dict.fromkeys(("S32", "S35"), "late.replays_in_flight_are_their_own"),
     "S33": "memory.of_two_plans_is_apart",
     "S34": "graphs.capture_order_does_not_matter",
-    "S36": "graphs.programs_do_not_disturb_each_other",
+    "S36": "production.large_graphs_and_larger_batches",
     "S37": "purity.nothing_is_kept_or_moved",
     "S38": "metadata.decodes_to_the_token_history",
     "S39": "graphs.captured_run_is_right",

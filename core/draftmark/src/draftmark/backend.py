@@ -37,7 +37,8 @@ class AttentionBackend(Protocol):
         """Store the rows' keys and values at their KV slots.
 
         Args:
-            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype; RoPE has been applied to k.
+            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype; RoPE has been applied to k. Read-only; head_dim is
+                contiguous, and rows may lie further apart: they may be views of a fused projection.
             cache: one layer's pages; written in place.
         """
 
@@ -45,7 +46,7 @@ class AttentionBackend(Protocol):
         """Compute each row's attention over its prefix and its visible tail, into `out`.
 
         Args:
-            q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied.
+            q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied; read-only and strided like k and v.
             cache: one layer's pages; read-only.
-            out: like q; every row is written, padded ones with finite values.
+            out: like q, but contiguous; every row is written, padded ones with finite values.
         """

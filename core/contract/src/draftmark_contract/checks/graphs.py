@@ -90,7 +90,7 @@ def programs_do_not_disturb_each_other(graphs: GraphHarness, geometry: Geometry)
     for number, (program, forward) in enumerate(rounds[::2] + rounds[1::2]):
         eager = between[number % len(between)]
         harness.forward_holds(eager, harness.load(eager), "an eager forward between two replays")
-        graphs.replay_holds(program, graphs.load(forward, seed=number), f"after {eager.name}")
+        graphs.replay_holds(program, graphs.load_replay(forward, number), f"after {eager.name}")
 
 
 @behaviour(Given.GRAPHS, cases=_geometries, bugs=("sglang#26665", "sglang#40396"))

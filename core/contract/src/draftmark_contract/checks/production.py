@@ -123,7 +123,7 @@ def large_graphs_and_larger_batches(graphs: GraphHarness, program: Program) -> N
     geometry, mode = harness.geometry, MODES[program]
     step = draft_steps(geometry) - 1 if mode is Mode.DRAFT else 0
     graphs.capture(GraphKey(program, size), short=True)
-    for number, lens in enumerate((PREFIXES[:size], PREFIXES[8:11])):
+    for number, lens in enumerate((PREFIXES[8:11], PREFIXES[:size], PREFIXES[8:11])):
         replayed = uniform(f"replay-{number}", geometry, mode, lens, size, step=step, tree="random", seed=number)
         graphs.replay_holds(program, graphs.load_replay(replayed, number, poison=True))
         eager = harness.place(crowd(geometry, mode, step))
