@@ -38,14 +38,15 @@ class Plan:
     suite: Sequence[str] = ()
     workers: int = 2
 
-    def items(self, mutation: Mutation, every: Sequence[str]) -> Sequence[str]:
-        """Those that a mutant meets, of all that reach it, in their order."""
-        most = self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
-        return sampled(every, most) if most else every
+    def most(self, mutation: Mutation) -> int:
+        """Cases of each check that a mutant meets; 0 for all."""
+        return self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
 
     def decided(self, mutation: Mutation, before: Ended | None) -> bool:
-        """Whether the verdict that the journal has will do."""
-        return before is not None and not self.again and (before.final or mutation.id in self.reviewed)
+        """Whether the verdict that the journal has will do: it is final, or would come of no more items again."""
+        if before is None or self.again:
+            return False
+        return before.final or 0 < self.most(mutation) <= before.sample
 
 
 def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
@@ -57,17 +58,17 @@ def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
     journal.begin(identity(target))
     known = _baseline(target, journal, plan.suite or suite.items())
     kills, before = journal.kills(), journal.ended()
-    reaching: dict[str, int] = {}
+    shape: dict[str, dict[str, int]] = {}
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
         for one in plan.chosen:
             if not plan.decided(one, before.get(one.id)):
-                every = order(one, known, kills)
-                reaching[one.id] = len(every)
-                yield one.id, _work(target, one, plan.items(one, every), known)
+                every, most = order(one, known, kills), plan.most(one)
+                shape[one.id] = {"of": len(every), "sample": most}
+                yield one.id, _work(target, one, sampled(every, most) if most else every, known)
 
     for job, rows, code in pool.run(jobs(), plan.workers):
-        ended = replace(_ended(job, rows, code), of=reaching[job])
+        ended = replace(_ended(job, rows, code), **shape[job])
         if ended.item:
             kills[ended.item] += 1
         journal.note(ended.as_json())

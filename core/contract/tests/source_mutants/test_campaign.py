@@ -82,8 +82,9 @@ def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.Mon
     """A survivor of a sample meets the rest later, unless a review found that it survives rightly."""
     made = _with_first_statement("pass")
     monkeypatch.setattr(order, "FIRST", 0)
-    (one,) = _run(tmp_path, made, sample=1)
-    assert (one.met, one.final) == (1, False)
+    (one,) = _run(tmp_path, made, sample=2)
+    assert (one.met, one.of, one.final) == (2, 3, False)
+    assert _run(tmp_path, made, sample=2) == []
     assert _run(tmp_path, made, reviewed={made.id}) == []
     (one,) = _run(tmp_path, made)
     assert one.final
