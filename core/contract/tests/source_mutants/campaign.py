@@ -13,7 +13,7 @@ from .order import order, sampled
 from .targets import Target
 
 Tell = Callable[[Ended], None]
-OF_REVIEWED = 2
+OF_REVIEWED = 1
 """Cases of each check that a mutant meets which a review found out of the suite's reach. No item can kill such a one,
 and if one does all the same, taking it for a survivor only lowers the score."""
 
@@ -55,15 +55,15 @@ def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
     Raises:
         RuntimeError: the suite fails on the unchanged copy.
     """
-    journal.begin(identity(target))
+    journal.begin(identity(target, plan.suite))
     known = _baseline(target, journal, plan.suite or suite.items())
-    kills, before = journal.kills(), journal.ended()
+    kills, killers, before = journal.kills(), journal.killers(), journal.ended()
     shape: dict[str, dict[str, int]] = {}
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
         for one in plan.chosen:
             if not plan.decided(one, before.get(one.id)):
-                every, most = order(one, known, kills), plan.most(one)
+                every, most = order(one, known, kills, killers.get(one.id)), plan.most(one)
                 shape[one.id] = {"of": len(every), "sample": most}
                 yield one.id, _work(target, one, sampled(every, most) if most else every, known)
 

@@ -95,7 +95,7 @@ def test_another_suite_judges_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Results of other sources are forgotten; what has killed is kept, as the order goes by it."""
     made = _with_first_statement("return 1")
     (one,) = _run(tmp_path, made)
-    monkeypatch.setattr(campaign, "identity", lambda target: {"suite": "another"})
+    monkeypatch.setattr(campaign, "identity", lambda target, some: {"suite": "another"})
     assert _run(tmp_path, made) == [one]
     assert Journal(tmp_path, "reference").kills()[one.item] == 2
 
