@@ -97,7 +97,7 @@ def _baseline(target: Target, journal: Journal, items: Iterable[str]) -> baselin
     if not journal.baseline.is_file():
 
         def work(say: pool.Say) -> None:
-            baseline.measure(target, journal.baseline, items)
+            baseline.measure(target, journal.baseline, items, lambda item: say({"started": item}))
 
         for _, _, code in pool.run(iter([("baseline", work)]), 1):
             if code:

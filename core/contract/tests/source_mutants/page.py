@@ -27,8 +27,8 @@ less and say so (narrower). *Out of reach*: wrong, but not where these tiers cou
 would show. *Hole*: wrong, and no item says so. Survivors are read one by one; `reviewed.toml` beside the generator
 holds the verdicts, and a run fails on a survivor without one.
 
-A survivor that a review explains has met one case of each check at least, every other one has met all: the column
-*end* says how many items it met, of those that run its statement.
+A survivor has met one case of each check at least; the column *end* says how many items it met, of those that run its
+statement.
 
 Left out by construction: docstrings, annotations, imports, error texts, assertions for the type checker, `__repr__`.
 
