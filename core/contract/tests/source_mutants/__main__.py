@@ -41,9 +41,10 @@ def main() -> int:
     left = {one.id for one in made} - {one.id for one in every}
     reviewed = {name: one for name, one in reviews(target.name).items() if name not in left}
     plan = campaign.Plan(
-        [one for one in every if one.id.startswith(tuple(asked.begins) or ("",))],
+        [one for one in every if one.id.startswith(tuple(asked.begins) or ("",)) and not asked.write_only],
         again=bool(asked.begins),
         sample=asked.sample,
+        seconds=asked.seconds,
         suite=of_each(suite.items(), asked.cases) if asked.cases else (),
         reviewed=set() if asked.thorough else {name for name, one in reviewed.items() if one.kind is not Kind.HOLE},
         workers=asked.workers,
@@ -81,8 +82,12 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--backend", choices=TARGETS, default="reference")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sample", type=int, default=0, help="cases of each check that a mutant meets; 0 for all")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="with --sample: CPU time of a survivor's items at most"
+    )
     parser.add_argument("--draw", type=int, default=0, help="mutants to judge, evenly over the files; 0 for all")
     parser.add_argument("--cases", type=int, default=0, help="cases of each check that are used at all; 0 for all")
+    parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
     parser.add_argument("--thorough", action="store_true", help="show reviewed survivors every item too")
     parser.add_argument("--page", type=Path, default=page.PAGE)
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")

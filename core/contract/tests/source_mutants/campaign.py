@@ -9,7 +9,7 @@ from . import baseline, pool, suite
 from .journal import Journal, identity
 from .judge import Ended, Status, judge
 from .mutation import Mutation
-from .order import order, sampled
+from .order import affordable, order, sampled
 from .targets import Target
 
 Tell = Callable[[Ended], None]
@@ -27,6 +27,7 @@ class Plan:
         again: judge also those that the journal has a final verdict on.
         sample: at most so many cases of each check, for all mutants; 0 for every item.
         reviewed: mutants that a review found to survive rightly; they meet `OF_REVIEWED` cases of each check.
+        seconds: with `sample`, a survivor meets items for at most so many seconds of CPU time; 0 for no bound.
         suite: the items that there are; every one of the sizing and host tiers unless told.
         workers: processes.
     """
@@ -34,6 +35,7 @@ class Plan:
     chosen: Sequence[Mutation]
     again: bool = False
     sample: int = 0
+    seconds: float = 0.0
     reviewed: Collection[str] = ()
     suite: Sequence[str] = ()
     workers: int = 2
@@ -65,7 +67,9 @@ def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
             if not plan.decided(one, before.get(one.id)):
                 every, most = order(one, known, kills, killers.get(one.id)), plan.most(one)
                 shape[one.id] = {"of": len(every), "sample": most}
-                yield one.id, _work(target, one, sampled(every, most) if most else every, known)
+                met = sampled(every, most) if most else every
+                met = affordable(met, known, plan.seconds) if plan.sample and plan.seconds else met
+                yield one.id, _work(target, one, met, known)
 
     for job, rows, code in pool.run(jobs(), plan.workers):
         ended = replace(_ended(job, rows, code), **shape[job])

@@ -30,6 +30,16 @@ def sampled(items: Sequence[str], most: int) -> list[str]:
     return [item for item in items if item in kept]
 
 
+def affordable(items: Sequence[str], baseline: Baseline, seconds: float) -> list[str]:
+    """Of the items in their order, each that together with those before it takes no more than so many seconds."""
+    kept, spent = [], 0.0
+    for item in items:
+        if spent + baseline[item].seconds <= seconds:
+            kept.append(item)
+            spent += baseline[item].seconds
+    return kept
+
+
 def of_each(items: Iterable[str], most: int) -> list[str]:
     """At most so many of the items of each check."""
     by_check: dict[str, list[str]] = {}
