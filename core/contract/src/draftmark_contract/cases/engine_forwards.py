@@ -26,6 +26,7 @@ HALF = replace(SMALL, q_dtype="float16", kv_dtype="float16")
 ATTENTIONS = {
     "page16": HALF,
     "window": replace(HALF, page_size=8, window_left=5, logits_soft_cap=30.0),
+    "window0": replace(HALF, window_left=0),
     "page128": PAGE128,
     "model": AttentionShape(32, 8, 128, page_size=16, q_dtype="float16", kv_dtype="float16"),
 }
@@ -112,6 +113,7 @@ def of_the_device() -> list[Case]:
         found.append(shape.case(EngineForward(full, room, ROWS_OF["full"]), "full"))
         decodes = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["decodes"], "chain")
         found.append(shape.case(EngineForward(decodes, min(BUDGETS), ROWS_OF["decodes"]), "decodes"))
+        found.append(shape.case(EngineForward(decodes, room, ROWS_OF["decodes"]), "decodes-room"))
         none = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["none"], "chain")
         found.append(shape.case(EngineForward(none, min(BUDGETS)), "none"))
         found.append(shape.case(EngineForward(none, min(BUDGETS), ROWS_OF["none"]), "none-known"))
@@ -175,7 +177,7 @@ def forms() -> list[Case]:
 def _in_mode(geometry: Geometry, mode: Mode) -> EngineForward:
     prefixes = (17, 0, 40)
     if mode is Mode.EXTEND:
-        made = EngineForward(ragged("extend", geometry, prefixes, (3, 5, 1), padded=1))
+        made = EngineForward(ragged("extend", geometry, prefixes, (3, 40, 1), padded=1))
     elif mode is Mode.RAGGED_VERIFY:
         made = EngineForward(_placed(geometry, mode, prefixes, (3, 0, 2), "random", padded=2), max(BUDGETS))
     elif mode is Mode.DRAFT_BLOCK:
