@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class Known:
 Baseline = dict[str, Known]
 
 
-def measure(target: Target, path: Path, items: Iterable[str]) -> Baseline:
-    """Run the items and keep the result in `path`. Call it in a process of its own.
+def measure(target: Target, path: Path, items: Iterable[str], started: Callable[[str], None]) -> Baseline:
+    """Run the items and keep the result in `path`. Call it in a process of its own; `started` is told of each item.
 
     Raises:
         AssertionError: an item fails on the unchanged copy, so that no mutant could be judged by it.
@@ -40,6 +40,7 @@ def measure(target: Target, path: Path, items: Iterable[str]) -> Baseline:
     at_load = frozenset(reach.seen)  # every item depends on these
     found: Baseline = {}
     for item in items:
+        started(item)
         reach.clear()
         start = time.process_time()
         verdict = suite.verdict(backend, item)

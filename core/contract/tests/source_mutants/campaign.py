@@ -9,11 +9,11 @@ from . import baseline, pool, suite
 from .journal import Journal, identity
 from .judge import Ended, Status, judge
 from .mutation import Mutation
-from .order import order, sampled
+from .order import affordable, order, sampled
 from .targets import Target
 
 Tell = Callable[[Ended], None]
-OF_REVIEWED = 2
+OF_REVIEWED = 1
 """Cases of each check that a mutant meets which a review found out of the suite's reach. No item can kill such a one,
 and if one does all the same, taking it for a survivor only lowers the score."""
 
@@ -27,6 +27,7 @@ class Plan:
         again: judge also those that the journal has a final verdict on.
         sample: at most so many cases of each check, for all mutants; 0 for every item.
         reviewed: mutants that a review found to survive rightly; they meet `OF_REVIEWED` cases of each check.
+        seconds: with `sample`, a survivor meets items for at most so many seconds of CPU time; 0 for no bound.
         suite: the items that there are; every one of the sizing and host tiers unless told.
         workers: processes.
     """
@@ -34,18 +35,20 @@ class Plan:
     chosen: Sequence[Mutation]
     again: bool = False
     sample: int = 0
+    seconds: float = 0.0
     reviewed: Collection[str] = ()
     suite: Sequence[str] = ()
     workers: int = 2
 
-    def items(self, mutation: Mutation, every: Sequence[str]) -> Sequence[str]:
-        """Those that a mutant meets, of all that reach it, in their order."""
-        most = self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
-        return sampled(every, most) if most else every
+    def most(self, mutation: Mutation) -> int:
+        """Cases of each check that a mutant meets; 0 for all."""
+        return self.sample or (OF_REVIEWED if mutation.id in self.reviewed else 0)
 
     def decided(self, mutation: Mutation, before: Ended | None) -> bool:
-        """Whether the verdict that the journal has will do."""
-        return before is not None and not self.again and (before.final or mutation.id in self.reviewed)
+        """Whether the verdict that the journal has will do: it is final, or would come of no more items again."""
+        if before is None or self.again:
+            return False
+        return before.final or 0 < self.most(mutation) <= before.sample
 
 
 def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
@@ -54,20 +57,22 @@ def run(target: Target, plan: Plan, journal: Journal, tell: Tell) -> None:
     Raises:
         RuntimeError: the suite fails on the unchanged copy.
     """
-    journal.begin(identity(target))
+    journal.begin(identity(target, plan.suite))
     known = _baseline(target, journal, plan.suite or suite.items())
-    kills, before = journal.kills(), journal.ended()
-    reaching: dict[str, int] = {}
+    kills, killers, before = journal.kills(), journal.killers(), journal.ended()
+    shape: dict[str, dict[str, int]] = {}
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
         for one in plan.chosen:
             if not plan.decided(one, before.get(one.id)):
-                every = order(one, known, kills)
-                reaching[one.id] = len(every)
-                yield one.id, _work(target, one, plan.items(one, every), known)
+                every, most = order(one, known, kills, killers.get(one.id)), plan.most(one)
+                shape[one.id] = {"of": len(every), "sample": most}
+                met = sampled(every, most) if most else every
+                met = affordable(met, known, plan.seconds) if plan.sample and plan.seconds else met
+                yield one.id, _work(target, one, met, known)
 
     for job, rows, code in pool.run(jobs(), plan.workers):
-        ended = replace(_ended(job, rows, code), of=reaching[job])
+        ended = replace(_ended(job, rows, code), **shape[job])
         if ended.item:
             kills[ended.item] += 1
         journal.note(ended.as_json())
@@ -96,7 +101,7 @@ def _baseline(target: Target, journal: Journal, items: Iterable[str]) -> baselin
     if not journal.baseline.is_file():
 
         def work(say: pool.Say) -> None:
-            baseline.measure(target, journal.baseline, items)
+            baseline.measure(target, journal.baseline, items, lambda item: say({"started": item}))
 
         for _, _, code in pool.run(iter([("baseline", work)]), 1):
             if code:

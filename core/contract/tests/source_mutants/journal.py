@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ class Journal:
         rows = list(self._rows())
         if rows and rows[0].get("identity") == identity:
             return
-        kills = self.kills()
+        kills, killers = self.kills(), self.killers()
         self.baseline.unlink(missing_ok=True)
         self.path.write_text("")
         self.note({"identity": identity})
-        self.note({"kills": dict(kills)})
+        self.note({"kills": dict(kills), "killers": killers})
 
     def note(self, row: dict[str, Any]) -> None:
         """Append one line."""
@@ -64,6 +64,15 @@ class Journal:
                 found[row["item"]] += 1
         return found
 
+    def killers(self) -> dict[str, str]:
+        """The item that killed each mutant, under an earlier suite too: it is likely to do so again."""
+        found: dict[str, str] = {}
+        for row in self._rows():
+            found.update(row.get("killers", {}))
+            if row.get("item"):
+                found[row["mutation"]] = row["item"]
+        return found
+
     def _rows(self) -> Iterator[dict[str, Any]]:
         if self.path.is_file():
             for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -73,15 +82,18 @@ class Journal:
                     continue
 
 
-def identity(target: Target) -> dict[str, str]:
-    """Digests of what a result depends on: the mutated package, the core and the suite."""
+def identity(target: Target, some: Collection[str] = ()) -> dict[str, str]:
+    """Digests of what a result depends on: the mutated package, the core, the suite, and which items, if not all."""
     roots = {"package": target.folder, "core": Path(draftmark.__file__).parent}
     roots["suite"] = Path(draftmark_contract.__file__).parent
-    return {name: _digest(root) for name, root in roots.items()}
+    found = {name: _digest(root) for name, root in roots.items()}
+    return {**found, "items": _short("\n".join(sorted(some)).encode())} if some else found
 
 
 def _digest(folder: Path) -> str:
-    found = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        found.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
-    return found.hexdigest()[:12]
+    files = sorted(folder.rglob("*.py"))
+    return _short(b"".join(f"{file.relative_to(folder)}\0".encode() + file.read_bytes() for file in files))
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

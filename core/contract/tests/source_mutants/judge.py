@@ -56,6 +56,7 @@ class Ended:
         message: of that item, cut short.
         changed: for a survivor, ``"passed → refused"`` → items that end otherwise than on the original.
         met: items that it met. of: items that reach its statement.
+        sample: cases of each check that it was to meet, 0 for all.
     """
 
     mutation: str
@@ -65,6 +66,7 @@ class Ended:
     changed: dict[str, int] = field(default_factory=dict)
     met: int = 0
     of: int = 0
+    sample: int = 0
 
     @property
     def final(self) -> bool:

@@ -11,6 +11,8 @@ from .operators import OPERATORS, described
 from .review import Kind, Review
 from .score import LIVE, Score, score
 
+KINDS = (None, Kind.HOLE, Kind.OUT_OF_REACH, Kind.NARROWER, Kind.COST, Kind.EQUIVALENT)
+"""What a survivor is, the worst first; None: nobody has read it."""
 PAGE = Path(__file__).parents[4] / "docs" / "contract-mutation.md"
 HEAD = """# What the contract suite makes of mutants made by rule
 
@@ -20,8 +22,13 @@ contract: every item that runs the changed statement, until one fails.
 
 *Stillborn*: the changed package is no backend at all (Python or the core refuses it), so it counts for nobody.
 *Killed*: an item fails, or takes twenty times its time. *Raw score*: killed of those that load. *Score*: without the
-mutants that a review found to be the same program (equivalent) or to differ in time and memory alone (cost). Survivors
-are read one by one; `reviewed.toml` beside the generator holds the verdicts, and a run fails on a survivor without one.
+mutants that a review found to be the same program (equivalent), to differ in time and memory alone (cost), or to serve
+less and say so (narrower). *Out of reach*: wrong, but not where these tiers could see it; the reason says where it
+would show. *Hole*: wrong, and no item says so. Survivors are read one by one; `reviewed.toml` beside the generator
+holds the verdicts, and a run fails on a survivor without one.
+
+A survivor has met one case of each check at least; the column *end* says how many items it met, of those that run its
+statement.
 
 Left out by construction: docstrings, annotations, imports, error texts, assertions for the type checker, `__repr__`.
 
@@ -35,10 +42,11 @@ def write(
     ended: Mapping[str, Ended],
     reviewed: Mapping[str, Review],
     suite: str,
+    made: int | None = None,
 ) -> None:
-    """Put the part of `target` into the page; `suite` says what judged it."""
+    """Put the part of `target` into the page; `suite` says what judged it, `made` of how many `every` was drawn."""
     parts = _parts(page)
-    parts[target] = _part(every, ended, reviewed, suite)
+    parts[target] = _part(every, ended, reviewed, suite, made or len(every))
     operators = ["## Operators", "", "| operator | what stands there instead |", "|---|---|"]
     operators += [f"| {name} | {what} |" for name, what in described().items()]
     text = [HEAD + "\n".join(operators)]
@@ -57,14 +65,14 @@ def _parts(page: Path) -> dict[str, str]:
     return found
 
 
-def _part(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review], suite: str) -> str:
+def _part(
+    every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review], suite: str, made: int
+) -> str:
     by_module = {one.module: [x for x in every if x.module == one.module] for one in every}
     by_operator = {name: [x for x in every if x.operator == name] for name in OPERATORS}
     whole = score(every, ended, reviewed)
-    late = len(every) - whole.made
     lines = [
-        f"Judged by {suite}. {whole.killed} of {whole.made - whole.stillborn} killed: raw score {_percent(whole.raw)}, "
-        f"score {_percent(whole.reviewed)}." + (f" {late} of {len(every)} mutants were not run." if late else ""),
+        _headline(whole, made, suite),
         "",
         *_table("file", by_module, ended, reviewed),
         "",
@@ -73,20 +81,36 @@ def _part(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mappi
     return "\n".join([*lines, "", *_killers(ended), "", *_survivors(every, ended, reviewed)])
 
 
+def _headline(whole: Score, made: int, suite: str) -> str:
+    """What was made, drawn and judged, and what came of it."""
+    drawn = "" if whole.made == made else f"{whole.made} of them drawn, evenly over the files; "
+    kinds = ", ".join(f"{whole.kinds[kind]} {_word(kind)}" for kind in KINDS if whole.kinds.get(kind))
+    return (
+        f"Judged by {suite}. {made} mutants made; {drawn}{whole.judged} judged: {whole.stillborn} stillborn, "
+        f"{whole.killed} of {whole.judged - whole.stillborn} killed, {whole.survived} survived"
+        f"{f' ({kinds})' if kinds else ''}. "
+        f"Raw score {_percent(whole.raw)}, score {_percent(whole.reviewed)}."
+    )
+
+
+def _word(kind: Kind | None) -> str:
+    return "not reviewed" if kind is None else kind.value
+
+
 def _table(
     head: str, groups: Mapping[str, Sequence[Mutation]], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]
 ) -> list[str]:
-    columns = ("made", "stillborn", "killed", *(kind.value for kind in Kind), "raw score", "score")
+    columns = ("mutants", "judged", "stillborn", "killed", *map(_word, KINDS), "raw score", "score")
     lines = [f"| {head} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, some in groups.items():
         one = score(some, ended, reviewed)
-        if one.made:
+        if one.judged:
             lines.append(f"| {name} | {' | '.join(_cells(one))} |")
     return lines
 
 
 def _cells(one: Score) -> list[str]:
-    counts = [one.made, one.stillborn, one.killed, *(one.kinds.get(kind, 0) for kind in Kind)]
+    counts = [one.made, one.judged, one.stillborn, one.killed, *(one.kinds.get(kind, 0) for kind in KINDS)]
     return [*map(str, counts), _percent(one.raw), _percent(one.reviewed)]
 
 
@@ -104,7 +128,7 @@ def _killers(ended: Mapping[str, Ended]) -> list[str]:
 def _survivors(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> list[str]:
     live = [one for one in every if one.id in ended and ended[one.id].status in LIVE]
     lines = ["### Survivors", "", "| mutant | change | end | kind | why |", "|---|---|---|---|---|"]
-    order = {kind: place for place, kind in enumerate((None, Kind.HOLE, Kind.OUT_OF_REACH, Kind.COST, Kind.EQUIVALENT))}
+    order = {kind: place for place, kind in enumerate(KINDS)}
     kinds = {one.id: reviewed[one.id].kind if one.id in reviewed else None for one in live}
     for one in sorted(live, key=lambda one: order[kinds[one.id]]):
         kind = kinds[one.id]

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,8 @@ def _start(job: str, work: Work) -> _Fork:
         os.close(pipe)
         work(lambda row: _write(end, row))
         code = 0
+    except BaseException:
+        traceback.print_exc()  # nothing else would: the process ends here
     finally:
         os._exit(code)
 

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     """No caller within the contract can tell: the same results, the same buffers."""
     COST = "cost"
     """The same results for more time or memory; the contract bounds buffers, not that."""
+    NARROWER = "narrower"
+    """Right where it serves, and serves less: the verdict leaves that profile out, or names what was refused."""
     OUT_OF_REACH = "out of reach"
     """Wrong, but not where sizing or host tests could see it; the reason says where it would show."""
     HOLE = "hole"
@@ -28,8 +30,8 @@ class Kind(StrEnum):
 
     @property
     def harmless(self) -> bool:
-        """Whether every result is right."""
-        return self in (Kind.EQUIVALENT, Kind.COST)
+        """Whether every result is right, and nothing is claimed that is not so."""
+        return self in (Kind.EQUIVALENT, Kind.COST, Kind.NARROWER)
 
 
 @dataclass(frozen=True)

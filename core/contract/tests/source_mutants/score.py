@@ -19,35 +19,42 @@ class Score:
     """How many of some mutants the suite kills.
 
     Attributes:
-        made: all of them. stillborn: no backends at all, so nobody's merit.
+        made: all of them. judged: those that were run.
+        stillborn: no backends at all, so nobody's merit.
         killed: an item fails, hung ones included.
         kinds: survivors by what the review says of them; None for those that nobody reviewed.
     """
 
     made: int
+    judged: int
     stillborn: int
     killed: int
     kinds: Mapping[Kind | None, int]
 
     @property
+    def survived(self) -> int:
+        """Those that load and live."""
+        return sum(self.kinds.values())
+
+    @property
     def raw(self) -> float:
         """Killed of all that load."""
-        return self.killed / max(1, self.made - self.stillborn)
+        return self.killed / max(1, self.judged - self.stillborn)
 
     @property
     def reviewed(self) -> float:
-        """Killed of all that load and are wrong: without the equivalent ones and those that only cost more."""
+        """Killed of all that load and are wrong: without the survivors that a review found harmless."""
         harmless = sum(count for kind, count in self.kinds.items() if kind is not None and kind.harmless)
-        return self.killed / max(1, self.made - self.stillborn - harmless)
+        return self.killed / max(1, self.judged - self.stillborn - harmless)
 
 
 def score(some: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> Score:
-    """Of those mutants that were judged."""
+    """Of some mutants, whatever of them was judged."""
     mine = [ended[one.id] for one in some if one.id in ended]
     status = Counter(one.status for one in mine)
     live = [one.mutation for one in mine if one.status in LIVE]
     kinds = Counter(reviewed[one].kind if one in reviewed else None for one in live)
-    return Score(len(mine), status[Status.STILLBORN], sum(status[one] for one in DEAD), kinds)
+    return Score(len(some), len(mine), status[Status.STILLBORN], sum(status[one] for one in DEAD), kinds)
 
 
 def complaints(every: Sequence[Mutation], ended: Mapping[str, Ended], reviewed: Mapping[str, Review]) -> list[str]:

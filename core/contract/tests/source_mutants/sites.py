@@ -1,7 +1,8 @@
 """Where a source may be changed: every node whose change could change what the program does.
 
 Left out by construction, because no run can tell: docstrings, annotations, imports, what only the type checker sees,
-the text and class of errors, `__repr__`, `__all__`, decorators, and texts for people (`TEXTS`).
+the text and class of errors, `__repr__`, `__all__`, decorators, texts for people (`TEXTS`), and which tensor of a call
+is asked for its device: they all are on one.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ def _left_out(parent: ast.AST, field: str, index: int | None, child: ast.AST) ->
         case _, ast.Assign(targets=[ast.Name(id="__all__")]):
             return True
         case _, ast.FunctionDef(name=name) if name in SILENT_FUNCTIONS:
+            return True
+        case ast.keyword(arg="device"), _:
             return True
         case ast.Call(func=ast.Name(id=name)), _ if name in TEXTS:
             key = child.arg if isinstance(child, ast.keyword) else index

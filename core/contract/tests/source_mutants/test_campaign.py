@@ -82,8 +82,9 @@ def test_a_sampled_survivor_is_not_final(tmp_path: Path, monkeypatch: pytest.Mon
     """A survivor of a sample meets the rest later, unless a review found that it survives rightly."""
     made = _with_first_statement("pass")
     monkeypatch.setattr(order, "FIRST", 0)
-    (one,) = _run(tmp_path, made, sample=1)
-    assert (one.met, one.final) == (1, False)
+    (one,) = _run(tmp_path, made, sample=2)
+    assert (one.met, one.of, one.final) == (2, 3, False)
+    assert _run(tmp_path, made, sample=2) == []
     assert _run(tmp_path, made, reviewed={made.id}) == []
     (one,) = _run(tmp_path, made)
     assert one.final
@@ -94,7 +95,7 @@ def test_another_suite_judges_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Results of other sources are forgotten; what has killed is kept, as the order goes by it."""
     made = _with_first_statement("return 1")
     (one,) = _run(tmp_path, made)
-    monkeypatch.setattr(campaign, "identity", lambda target: {"suite": "another"})
+    monkeypatch.setattr(campaign, "identity", lambda target, some: {"suite": "another"})
     assert _run(tmp_path, made) == [one]
     assert Journal(tmp_path, "reference").kills()[one.item] == 2
 

@@ -26,12 +26,19 @@ ENDED = {
 
 @pytest.mark.parametrize(
     ("kind", "reviewed"),
-    [(None, 2 / 3), (Kind.HOLE, 2 / 3), (Kind.OUT_OF_REACH, 2 / 3), (Kind.COST, 1), (Kind.EQUIVALENT, 1)],
+    [
+        (None, 2 / 3),
+        (Kind.HOLE, 2 / 3),
+        (Kind.OUT_OF_REACH, 2 / 3),
+        (Kind.COST, 1),
+        (Kind.EQUIVALENT, 1),
+        (Kind.NARROWER, 1),
+    ],
 )
 def test_score(kind: Kind | None, reviewed: float) -> None:
     """The stillborn count for nobody; only mutants that give right results leave the score, and only by review."""
     one = score(MADE, ENDED, {} if kind is None else {SURVIVOR: Review(kind, "why")})
-    assert (one.made, one.stillborn, one.killed) == (4, 1, 2)
+    assert (one.made, one.judged, one.stillborn, one.killed, one.survived) == (4, 4, 1, 2, 1)
     assert (one.raw, one.reviewed) == (pytest.approx(2 / 3), pytest.approx(reviewed))
 
 
@@ -78,4 +85,16 @@ def test_the_page_keeps_other_targets(tmp_path: Path) -> None:
     text = path.read_text()
     assert text.startswith(first.rstrip())
     assert text.count("## Target") == 2 and "contract 1.1" not in text
-    assert "2 of 3 killed: raw score 66.7 %" in text and "a reason" in text and "**not reviewed**" in text
+    assert (
+        "2 of 3 killed, 1 survived (1 hole). Raw score 66.7 %" in text
+        and "a reason" in text
+        and "**not reviewed**" in text
+    )
+
+
+def test_the_page_says_what_was_drawn_and_judged(tmp_path: Path) -> None:
+    """Of a draw the page says of how many it is; of a run that was cut, how far it came."""
+    path, some = tmp_path / "page.md", dict(list(ENDED.items())[:2])
+    page.write(path, "one", MADE, some, {}, "contract 1.0", made=9)
+    text = path.read_text()
+    assert "9 mutants made; 4 of them drawn, evenly over the files; 2 judged: 1 stillborn, 1 of 1 killed" in text

@@ -174,6 +174,7 @@ def numerics() -> list[Shape]:
         "bf16-gqa3-64-page128-heads9": AttentionShape(9, 3, 64, 128),
         "fp16-mha-64-page128": AttentionShape(4, 4, 64, 128, "float16", "float16"),
         "bf16-gqa8-256-page128": AttentionShape(8, 1, 256, 128),
+        "fp16-gqa2-128-page128-small-cap": replace(PAGE128, logits_soft_cap=0.5),
     }
     since = dict.fromkeys(large, (1, 2)) | dict.fromkeys(newer, (1, 3))
     shapes_of_pages = (large | newer).items()

@@ -1,0 +1,223 @@
+"""Forwards beyond the five core modes and the core's own tables: what an engine brings, and what the device decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
+
+from ..check import Case
+from ..oracle.formulas import pages
+from ..oracle.history import Request, chain
+from ..oracle.truth import Row, enumerate_truth
+from .forwards import TRAPS, ForwardCase, ragged, uniform
+from .geometries import PAGE128, SMALL, TREE, Shape
+from .trees import verify_tree
+
+SINCE = (1, 3)
+BUDGETS = (5, 16)
+LIMITS = Limits(max_num_reqs=5, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(6,), row_budgets=BUDGETS)
+LONG = replace(LIMITS, max_context_len=255)
+BLOCK = DraftShape(topk=1, num_steps=1, num_draft_tokens=3, block_size=7)
+"""More rows than a verify tail has."""
+HALF = replace(SMALL, q_dtype="float16", kv_dtype="float16")
+ATTENTIONS = {
+    "page16": HALF,
+    "window": replace(HALF, page_size=8, window_left=5, logits_soft_cap=30.0),
+    "window0": replace(HALF, window_left=0),
+    "page128": PAGE128,
+    "model": AttentionShape(32, 8, 128, page_size=16, q_dtype="float16", kv_dtype="float16"),
+}
+"""Float16, so that one key among a hundred shows in an output."""
+PREFIXES = (17, 0, 40, 61, 5)
+ROWS_OF = {"mixed": (3, 1, 0, 6, 2), "full": (5, 6, 1, 2, 2), "none": (0, 0, 0, 0, 0), "decodes": (1, 1, 1, 1, 1)}
+"""Rows that the device decides, of each request: with surplus rows behind them, without, no rows, decodes alone."""
+
+_MIXED = (Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["mixed"], "random")
+
+
+@dataclass(frozen=True)
+class EngineForward:
+    """A forward, and what is special about it.
+
+    Attributes:
+        forward: its requests; of DRAFT_BLOCK and RAGGED_VERIFY too, whose rows are their tail slots.
+        budget: query rows of the batch; those behind the requests' belong to nobody. RAGGED_VERIFY alone.
+        bounds: what the host knows of each request's rows; () for no more than D.
+        unstored: rows whose slot the engine gives as -1: it has their KV already.
+    """
+
+    forward: ForwardCase
+    budget: int = 0
+    bounds: tuple[int, ...] = ()
+    unstored: frozenset[Row] = frozenset()
+
+    @property
+    def geometry(self) -> Geometry:
+        """Of the forward."""
+        return self.forward.geometry
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows of the batch, padded ones and those of nobody included."""
+        return self.budget or len(self.forward.rows)
+
+    @property
+    def visible(self) -> dict[Row, tuple[int, ...]]:
+        """KV slots that each live row sees."""
+        forward, a = self.forward, self.geometry.attention
+        live = [one for one in forward.requests if one.live]
+        if forward.mode is not Mode.DRAFT_BLOCK:
+            return enumerate_truth(live, a.page_size, a.window_left).visible
+        found = {}
+        for n, one in enumerate(live):
+            slots = self.slots(one)
+            for row in range(one.rows):  # later rows are seen too; a window bounds the earlier ones
+                oldest = max(0, one.prefix + row - a.window_left) if a.window_left >= 0 else 0
+                found[n, row] = tuple(sorted(slots[oldest:]))
+        return found
+
+    def slots(self, request: Request) -> list[int]:
+        """KV slot of each token of a request, its tail last."""
+        size = self.geometry.attention.page_size
+        return [request.pages[n // size] * size + n % size for n in range(request.prefix + request.tail)]
+
+    @property
+    def writes(self) -> dict[Row, int]:
+        """The KV slot of each live row, stored or not."""
+        live = [(n, one) for n, one in enumerate(self.forward.requests) if one.live]
+        return {(n, row): self.slots(one)[row - one.rows] for n, one in live for row in range(one.rows)}
+
+    def slot(self, row: Row) -> int:
+        """What the engine says of a row: its slot, or -1, that nothing is to be stored."""
+        return -1 if row in self.unstored else self.writes.get(row, -1)
+
+    def __str__(self) -> str:
+        more = {"budget": self.budget, "bounds": self.bounds, "not stored": sorted(self.unstored)}
+        said = ", ".join(f"{name} {value}" for name, value in more.items() if value)
+        return f"{self.forward}" + (f"\n      {said}" if said else "")
+
+
+def of_the_device() -> list[Case]:
+    """RAGGED_VERIFY: chains and trees, with loose and exact bounds, in a budget that is larger or just enough."""
+    found = []
+    for name, attention in ATTENTIONS.items():
+        geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY))
+        shape, room = Shape(name, geometry, SINCE), max(BUDGETS)
+        for kind in ("chain", "random"):
+            mixed = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["mixed"], kind, padded=1)
+            found.append(shape.case(EngineForward(mixed, room), kind))
+        full = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["full"], "deep")
+        found.append(shape.case(EngineForward(full, room, ROWS_OF["full"]), "full"))
+        decodes = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["decodes"], "chain")
+        found.append(shape.case(EngineForward(decodes, min(BUDGETS), ROWS_OF["decodes"]), "decodes"))
+        found.append(shape.case(EngineForward(decodes, room, ROWS_OF["decodes"]), "decodes-room"))
+        none = _placed(geometry, Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["none"], "chain")
+        found.append(shape.case(EngineForward(none, min(BUDGETS)), "none"))
+        found.append(shape.case(EngineForward(none, min(BUDGETS), ROWS_OF["none"]), "none-known"))
+    small = Geometry.create(PAGE128, LIMITS, TREE, modes=(Mode.RAGGED_VERIFY,))
+    found.append(Shape("one-page", small, SINCE).case(EngineForward(_placed(small, *_MIXED, padded=1), max(BUDGETS))))
+    wide = Geometry.create(HALF, replace(LONG, row_budgets=(80,)), DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
+    long = _placed(wide, Mode.RAGGED_VERIFY, (17, 0, 40), (35, 33, 1), "random")
+    return [*found, Shape("words2", wide, SINCE).case(EngineForward(long, 80), "random")]
+
+
+def captures() -> list[Case]:
+    """Forwards of one size, of which the first is captured and each of the others replayed on its graph."""
+    found = []
+    for name, attention in ATTENTIONS.items():
+        geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
+        later = [tuple(reversed(PREFIXES)), PREFIXES, (0, 3, 77, 9, 128)]
+        rounds = [
+            EngineForward(
+                _placed(geometry, Mode.RAGGED_VERIFY, lens, ROWS_OF[rows], "random", padded=1, seed=seed), max(BUDGETS)
+            )
+            for seed, (lens, rows) in enumerate(
+                zip((PREFIXES, *later), ("decodes", "mixed", "none", "full"), strict=True)
+            )
+        ]
+        found.append(Shape(name, geometry, SINCE).case(rounds, "ragged_verify"))
+        geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
+        rows, size = (BLOCK.block_size,), BLOCK.block_size
+        blocks_ = [
+            EngineForward(_placed(geometry, Mode.DRAFT_BLOCK, lens, rows * len(lens), "chain", padded=6 - len(lens)))
+            for lens in ((17, 0), (125, 1, 60, 3, 0), (17,), (255 - size,) * 2)
+        ]
+        found.append(Shape(name, geometry, SINCE).case(blocks_, "draft_block"))
+    return found
+
+
+def blocks() -> list[Case]:
+    """DRAFT_BLOCK: prefixes from 0 on, padding, blocks on both sides of a page boundary."""
+    found = []
+    for name, attention in ATTENTIONS.items():
+        geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
+        forward = _placed(geometry, Mode.DRAFT_BLOCK, (17, 0, 125, 1), (BLOCK.block_size,) * 4, "chain", padded=2)
+        found.append(Shape(name, geometry, SINCE).case(EngineForward(forward)))
+    return found
+
+
+def forms() -> list[Case]:
+    """Each form alone and all together, in every mode; of an engine's slots some say that nothing is to be stored."""
+    sets = {one.value: (one,) for one in Form} | {"all": tuple(Form)}
+    found = []
+    for name, chosen in sets.items():
+        modes = (*CORE_MODES, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)
+        draft = replace(TREE, block_size=4)
+        for shape, attention in (("page16", HALF), ("page128", PAGE128)):
+            for one in modes:
+                served = tuple(dict.fromkeys((Mode.EXTEND, one)))
+                geometry = Geometry.create(attention, LONG, draft, modes=served, forms=chosen)
+                found.append(Shape(f"{name}-{shape}", geometry, SINCE).case(_in_mode(geometry, one), one.value))
+    return found
+
+
+def _in_mode(geometry: Geometry, mode: Mode) -> EngineForward:
+    prefixes = (17, 0, 40)
+    if mode is Mode.EXTEND:
+        made = EngineForward(ragged("extend", geometry, prefixes, (3, 40, 1), padded=1))
+    elif mode is Mode.RAGGED_VERIFY:
+        made = EngineForward(_placed(geometry, mode, prefixes, (3, 0, 2), "random", padded=2), max(BUDGETS))
+    elif mode is Mode.DRAFT_BLOCK:
+        made = EngineForward(_placed(geometry, mode, prefixes, (4, 4, 4), "chain", padded=1))
+    else:
+        made = EngineForward(uniform(mode.value, geometry, mode, prefixes, 4, step=int(mode is Mode.DRAFT)))
+    if Form.ENGINE_SLOTS not in geometry.forms:
+        return made
+    live = [row for row in made.forward.rows if made.forward.requests[row[0]].live]
+    # The first row of all and a later one: a scatter must not take a row without a slot for slot 0 or the last slot.
+    return replace(made, unstored=frozenset((live[0], *live[4:5])))
+
+
+def _placed(
+    geometry: Geometry,
+    mode: Mode,
+    prefixes: Sequence[int],
+    rows: Sequence[int],
+    kind: str,
+    padded: int = 0,
+    seed: int = 0,
+) -> ForwardCase:
+    """Requests whose rows are their tail slots, on shuffled pages of their own; padded ones have null page 0."""
+    size, uniform_rows = geometry.attention.page_size, rows[0] if mode is Mode.DRAFT_BLOCK else 0
+    needs = [pages(prefix + n, size) for prefix, n in zip(prefixes, rows, strict=True)]
+    ids = list(range(1, 1 + sum(needs)))
+    random.Random(f"pages {geometry.attention.page_size} {kind} {seed}").shuffle(ids)
+    requests = []
+    for n, (prefix, count, need) in enumerate(zip(prefixes, rows, needs, strict=True)):
+        parents = chain(count) if kind == "chain" or count < 2 else tuple(verify_tree(kind, count, seed + n))
+        requests.append(Request(prefix, tuple(ids.pop() for _ in range(need)), parents, count))
+    null = (0,) * max(1, pages(uniform_rows, size))
+    requests += [Request(0, null, chain(uniform_rows), uniform_rows, live=False)] * padded
+    return ForwardCase(
+        name=mode.value,
+        geometry=geometry,
+        mode=mode,
+        step=0,
+        requests=tuple(requests),
+        causal=kind == "chain",
+        num_pages=1 + sum(needs) + TRAPS,
+        null_pages=1,
+    )

@@ -1,0 +1,305 @@
+"""Runs a backend on forwards of an engine's own kind, and judges what it stored and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from draftmark.batch import BatchBuffers, ForwardBatch, Tree
+from draftmark.batch import ragged as ragged_batch
+from draftmark.cache import KVCache
+from draftmark.errors import GuardError
+from draftmark.geometry import Form, Mode
+from draftmark.graphs import GraphKey
+from draftmark.lengths import HostLengths
+from draftmark.requirements import HostLengthsNeed
+
+from ..backend_under_test import BackendUnderTest
+from ..cases.engine_forwards import EngineForward
+from ..cases.forwards import TRAPS, ForwardCase
+from ..check import ContractViolation
+from ..oracle import formulas
+from ..oracle.attention import Answer, attend, tolerance
+from ..oracle.history import Request
+from .graph_harness import no_sync
+from .poison import poison_in
+from .tensors import host_lengths, raw
+
+BEHIND, PITCH = 3, 5
+"""Columns of an engine's table behind the geometry's, and from there to the next row."""
+NOWHERE = -1
+"""What stands there: no page."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A forward that is on the tensors, and what must come of it.
+
+    Attributes:
+        pools: k and v ``[slots, kv_heads, head_dim]`` after the forward.
+    """
+
+    case: EngineForward
+    batch: ForwardBatch
+    pools: list[torch.Tensor]
+    answer: Answer
+
+
+class EngineHarness:
+    """One opened backend with tensors for some forwards of one geometry, mode and number of rows.
+
+    Raises `Refused` if the backend refuses the geometry.
+    """
+
+    def __init__(self, subject: BackendUnderTest, *cases: EngineForward) -> None:
+        self.subject, self.geometry = subject, cases[0].geometry
+        self.backend, self.arena = subject.open(self.geometry)
+        needs = subject.backend.requirements(self.geometry)
+        self.null_pages = formulas.null_pages(self.geometry, needs.unique_slots)
+        kinds = {HostLengthsNeed.NONE: "unknown", HostLengthsNeed.UPPER_BOUND: "upper_bound"}
+        self._kind = kinds.get(needs.host_lengths, "exact")
+        self.buffers = BatchBuffers(self.geometry, subject.device)
+        reqs = max(len(case.forward.requests) for case in cases)
+        self.table = self._own_table(reqs)
+        a, rows = self.geometry.attention, max(case.num_rows for case in cases)
+        dtype = getattr(torch, a.q_dtype)
+        self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=subject.device)
+        self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=subject.device)
+        self.v, self.out = torch.empty_like(self.k), torch.empty_like(self.q)
+        self.cache = self._own_cache(max(case.forward.num_pages for case in cases) + self.null_pages - 1)
+        self._dirty()
+
+    def _own_table(self, reqs: int) -> torch.Tensor:
+        """The static page table, or one of the engine's own width and pitch, with no pages behind the geometry's."""
+        width = self.buffers.page_table.shape[1]
+        if Form.ENGINE_TABLE not in self.geometry.forms:
+            return self.buffers.page_table
+        whole = torch.full((reqs, width + PITCH), NOWHERE, dtype=torch.int32, device=self.subject.device)
+        return whole[:, : width + BEHIND]
+
+    def _own_cache(self, pages: int) -> KVCache:
+        """A contiguous pool, or views of packed pages: k and v of a page side by side, heads before tokens."""
+        a, device = self.geometry.attention, self.subject.device
+        dtype = getattr(torch, a.kv_dtype)
+        if Form.STRIDED_KV in self.geometry.forms:
+            packed = torch.empty(pages, 2, a.num_kv_heads, a.page_size, a.head_dim, dtype=dtype, device=device)
+            return KVCache(packed[:, 0].transpose(1, 2), packed[:, 1].transpose(1, 2))
+        kv = torch.empty(2, pages, a.page_size, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
+        return KVCache(kv[0], kv[1])
+
+    def _dirty(self) -> None:
+        """What an earlier, longer batch could have left in the static buffers."""
+        b, limits = self.buffers, self.geometry.limits
+        b.prefix_lens.fill_(limits.max_context_len)
+        b.page_table.fill_(len(self.cache.k) - 1)
+        b.positions.fill_(limits.max_context_len - 1)
+        b.mask.fill_(-1)
+        b.depth.fill_(3)
+        if b.q_indptr is not None:
+            b.q_indptr.fill_(b.positions.numel())
+        if b.slots is not None:
+            b.slots.fill_(-1)
+
+    # -- what an engine does ------------------------------------------------------------------------------
+
+    def load(self, case: EngineForward, seed: int = 0, host: str = "") -> Loaded:
+        """Put a forward on the tensors: its batch, rows, and a pool that holds what was stored before it.
+
+        `host` is a kind of `host_lengths`; the least that the backend needs if none is named.
+        """
+        if self.null_pages > 1:
+            case = replace(case, forward=case.forward.with_null_pages(self.null_pages))
+        self.subject.current = case
+        self._fill_rows(seed)
+        self._fill_cache(case, seed)
+        pools = [pool.reshape(-1, *pool.shape[2:]).clone() for pool in (self.cache.k, self.cache.v)]
+        stored = [(number, row) for number, row in enumerate(case.forward.rows) if row in case.writes]
+        for number, row in stored:
+            if row not in case.unstored:
+                for pool, rows in zip(pools, (self.k, self.v), strict=True):
+                    pool[case.writes[row]] = rows[number].to(pool.dtype)
+        live = self.q[: len(case.forward.rows)]
+        answer = attend(live, pools[0], pools[1], case.visible, case.forward.rows, self.geometry.attention)
+        return Loaded(case, self._batch(case, host or self._kind), pools, answer)
+
+    def step(self, loaded: Loaded) -> None:
+        """The device half of a forward: metadata, and where kernels run, store and attend."""
+        self.backend.write_metadata(loaded.batch)
+        if not self.subject.kernels:
+            self.subject.interpreted()
+            return
+        self.subject.attended = True
+        n = loaded.case.num_rows
+        self.backend.write_kv(self.k[:n], self.v[:n], self.cache, loaded.batch)
+        self.backend.attend(self.q[:n], self.cache, loaded.batch, self.out[:n])
+
+    def run(self, case: EngineForward) -> None:
+        """Run a forward eagerly, with the least that the host must know of lengths and with all of it; see `holds`."""
+        for seed, host in enumerate(dict.fromkeys((self._kind, "exact"))):
+            loaded = self.load(case, seed, host)
+            self.backend.plan(loaded.batch)
+            self.step(loaded)
+            self.holds(loaded)
+
+    def capture(self, key: GraphKey, case: EngineForward) -> Callable[[EngineForward, int], None]:
+        """Capture a forward; returns what replays another one and judges it."""
+        state = self.subject.graph_state(self.geometry)
+        loaded = self.load(case)
+        self.backend.plan(loaded.batch)
+        self.step(loaded)  # a capture must not be the first run
+        with no_sync(self.subject.device):
+            state.capture(key, lambda: self.step(loaded))
+
+        def replay(other: EngineForward, seed: int) -> None:
+            again = self.load(other, seed)
+            self.backend.plan(again.batch)
+            with no_sync(self.subject.device):
+                state.replay(key)
+            self.holds(again)
+
+        return replay
+
+    def holds(self, loaded: Loaded) -> None:
+        """What a forward stored, its output, and the bytes around the buffers are right.
+
+        Raises:
+            ContractViolation: the first that is not.
+        """
+        if self.subject.kernels:
+            self._stored_holds(loaded)
+            self._output_holds(loaded)
+        self._guards_hold(loaded)
+
+    # -- filling ------------------------------------------------------------------------------------------
+
+    def _fill_rows(self, seed: int) -> None:
+        """New rows, those of nobody too, for the engine's buffers hold numbers there; `out` becomes NaN."""
+        dice = torch.Generator().manual_seed(seed)
+        for rows in (self.q, self.k, self.v):
+            rows.copy_(torch.randn(rows.shape, generator=dice))
+        self.out.fill_(float("nan"))
+
+    def _fill_cache(self, case: EngineForward, seed: int) -> None:
+        """NaN, but zeros in the null pages, and numbers where KV was stored before the forward."""
+        dice, size = torch.Generator().manual_seed(seed + 1), self.geometry.attention.page_size
+        filled = [case.writes[row] for row in sorted(case.unstored)]
+        for one in case.forward.requests:
+            filled += case.slots(one)[: one.prefix + one.tail - one.rows] if one.live else []
+        slots = torch.tensor(filled, dtype=torch.int64, device=self.subject.device)
+        for pool in (self.cache.k, self.cache.v):
+            pool.fill_(float("nan"))
+            pool[: self.null_pages] = 0
+            values = torch.randn((len(slots), *pool.shape[2:]), generator=dice).to(pool.dtype)
+            pool[slots // size, slots % size] = values.to(pool.device)
+
+    def _batch(self, case: EngineForward, kind: str) -> ForwardBatch:
+        """The forward as an engine hands it over: its static buffers, in the forms that the geometry has."""
+        forward, b, reqs = case.forward, self.buffers, len(case.forward.requests)
+        b.prefix_lens[:reqs] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
+        self._fill_table(case)
+        host, slots = host_lengths(forward, kind), None
+        if b.slots is not None:
+            slots = b.slots[: case.num_rows]
+            slots.copy_(torch.tensor([*map(case.slot, forward.rows), *[-1] * (case.num_rows - len(forward.rows))]))
+        if forward.mode is Mode.EXTEND:
+            q_lens = tuple(one.rows for one in forward.requests)
+            lens = b.prefix_lens[:reqs]
+            return ragged_batch(self.geometry, lens, self.table[:reqs], q_lens, host, forward.live, slots=slots)
+        batch = replace(self._static(case, host), page_table=self.table[:reqs])
+        positions = [self._position(forward.requests[n], row) for n, row in forward.rows]
+        batch.positions[: len(positions)].copy_(torch.tensor(positions, dtype=torch.int64))
+        if isinstance(batch.tail, Tree):
+            self._fill_tree(forward, batch.tail)
+        return batch
+
+    def _static(self, case: EngineForward, host: HostLengths) -> ForwardBatch:
+        forward, b, reqs = case.forward, self.buffers, len(case.forward.requests)
+        tree = not forward.causal and forward.mode is not Mode.DRAFT_BLOCK
+        if forward.mode is not Mode.RAGGED_VERIFY:
+            return b.uniform(forward.mode, forward.step, reqs, forward.live, host, tree=tree)
+        assert b.q_indptr is not None
+        counts = torch.tensor([0, *(one.rows for one in forward.requests)])
+        b.q_indptr[: reqs + 1] = counts.cumsum(0).int()
+        bounds = case.bounds and (*case.bounds, *[0] * (reqs - len(case.bounds)))
+        return b.ragged_verify(case.budget, forward.live, host, tree=tree, padded_reqs=reqs, q_bounds=bounds or None)
+
+    def _position(self, request: Request, row: int) -> int:
+        return min(request.prefix + request.depth(request.own_slot(row)), self.geometry.limits.max_context_len - 1)
+
+    def _fill_table(self, case: EngineForward) -> None:
+        """Own pages first, then pages that hold NaN."""
+        width, last = self.buffers.page_table.shape[1], len(self.cache.k) - 1
+        for n, one in enumerate(case.forward.requests):
+            trap = last - n % TRAPS if one.live else 0
+            ids = [*one.pages, *[trap] * (width - len(one.pages))]
+            self.table[n, :width] = torch.tensor(ids, dtype=torch.int32)
+
+    def _fill_tree(self, forward: ForwardCase, tail: Tree) -> None:
+        """Masks of ancestors, and depths: by request, or by row where rows are the tail slots."""
+        by_row = forward.mode is Mode.RAGGED_VERIFY
+        for number, (n, row) in enumerate(forward.rows):
+            one, packed = forward.requests[n], [0] * tail.mask.shape[1]
+            for slot in one.lineage(one.own_slot(row)) if one.live else [one.own_slot(row)]:
+                packed[slot // 32] |= 1 << slot % 32
+            signed = [word - 2**32 if word >= 2**31 else word for word in packed]
+            tail.mask[number] = torch.tensor(signed, dtype=torch.int32)
+            if by_row:
+                tail.depth[number] = one.depth(row)
+        if not by_row:
+            depths = [[one.depth(s) if one.live else 0 for s in range(one.tail)] for one in forward.requests]
+            tail.depth.copy_(torch.tensor(depths, dtype=torch.int32))
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def _stored_holds(self, loaded: Loaded) -> None:
+        case = loaded.case
+        start = 0 if self._stores_in_no_null_page(case) else self.null_pages * self.geometry.attention.page_size
+        for name, pool, want in zip("kv", (self.cache.k, self.cache.v), loaded.pools, strict=True):
+            got = pool.reshape(-1, *pool.shape[2:])
+            wrong = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten() + start
+            if wrong.numel():
+                slots = wrong[:8].tolist()
+                owners = [row for row, slot in case.writes.items() if slot in slots]
+                raise ContractViolation(
+                    f"the {name} cache differs from the one where each row that has a slot was stored there",
+                    batch=case,
+                    got=f"differences at slots {slots}",
+                    expected=f"none; of these, rows {owners} own one",
+                    formula="the batch's own slots where it has them, else the slot of token L + T - q + j",
+                )
+            if not bool(got[:start].float().isfinite().all()):
+                raise ContractViolation(f"a null page of {name} is not finite", batch=case, got="NaN or infinity")
+
+    def _stores_in_no_null_page(self, case: EngineForward) -> bool:
+        """Padded requests own no rows, or the engine gives them no slots."""
+        return case.forward.mode is Mode.RAGGED_VERIFY or Form.ENGINE_SLOTS in self.geometry.forms
+
+    def _output_holds(self, loaded: Loaded) -> None:
+        case, answer, live = loaded.case, loaded.answer, loaded.case.forward.live_rows
+        out = self.out[: case.num_rows]
+        bound = tolerance(answer, self.geometry.attention.q_dtype, self.geometry.attention)[:live]
+        wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
+        if bool(wrong.any()):
+            number, head, dim = (int(i) for i in wrong.nonzero()[0])
+            rows = sorted({case.forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
+            got, want = float(out[number, head, dim]), float(answer.out[number, head, dim])
+            raise ContractViolation(
+                f"the output is wrong in (request, row) {rows[:8]}",
+                batch=case,
+                got=f"{got:.6g} at row {case.forward.rows[number]}, head {head}, dim {dim}",
+                expected=f"{want:.6g} ± {float(bound[number, head, dim]):.2g}",
+                poison=poison_in(got) if got != got else "",
+                formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
+            )
+        if not bool(out[live:].float().isfinite().all()):
+            what = "the output of padded rows, or of rows that belong to nobody, is not finite or was not written"
+            raise ContractViolation(what, batch=case, got="NaN or infinity", expected="finite values in every row")
+
+    def _guards_hold(self, loaded: Loaded) -> None:
+        try:
+            self.arena.check()
+        except GuardError as error:
+            what = f"bytes around {', '.join(error.names)} were overwritten"
+            raise ContractViolation(what, batch=loaded.case, got="a write outside the buffer") from error

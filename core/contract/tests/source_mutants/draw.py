@@ -1,0 +1,31 @@
+"""Which mutants are judged where all are too many: drawn by a fixed seed, as many from each file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from .mutation import Mutation
+
+SEED = 20
+
+
+def drawn(every: Sequence[Mutation], number: int) -> list[Mutation]:
+    """So many of them, evenly over the files, in their order. A larger draw holds every smaller one.
+
+    A file with fewer mutants than its share gives them all, and the others give more.
+    """
+    kept = {one.id for one in _turn_by_turn(every, number)}
+    return [one for one in every if one.id in kept]
+
+
+def _turn_by_turn(every: Sequence[Mutation], number: int) -> Iterable[Mutation]:
+    queues = []
+    for module in dict.fromkeys(one.module for one in every):
+        queue = sorted((one for one in every if one.module == module), key=lambda one: one.id)
+        random.Random(f"{SEED} {module}").shuffle(queue)
+        queues.append(queue)
+    found: list[Mutation] = []
+    while any(queues) and len(found) < number:
+        found += [queue.pop(0) for queue in queues if queue]
+    return found[:number]
