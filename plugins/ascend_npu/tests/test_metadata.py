@@ -22,7 +22,7 @@ def trees():
 
 @pytest.mark.parametrize("turn", list(trees()))
 def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
-    """Each tail slot is the slot of its token, and 1 stands exactly where a row's lineage does not."""
+    """Each tail slot is the slot of its token, and 1 stands exactly where a row's mask does not."""
     rig = Harness(BackendUnderTest(load("ascend_npu"), "cpu", Tier.HOST), turn.geometry, 1)
     turn = place(rig, turn)
     batch = rig.tensors.set(turn, "exact")
@@ -38,5 +38,5 @@ def test_the_dense_mask_and_the_tail_slots_are_those_of_the_history(turn):
         if one.live:
             assert slots[n] == list(kv_slots(one, turn.geometry.attention.page_size)[-one.tail :])
             for row in range(one.rows):
-                seen = set(one.lineage(one.own_slot(row)))
+                seen = set(one.seen(one.own_slot(row)))
                 assert mask[n][0][row] == [int(slot not in seen) for slot in range(one.tail)]

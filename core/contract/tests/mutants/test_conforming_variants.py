@@ -13,7 +13,7 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 
 from . import catalog, corners, suite
-from .mutant import LAYOUTS, Mutant
+from .mutant import USUAL, Mutant
 from .test_opaque import OPAQUE
 
 torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def wrong(backend: Any, *modules: str) -> str:
     return "" if found is None else f"{found[0]}[{found[1]}]: {found[2]}"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 def test_a_workspace_that_is_right_passes(layout: str) -> None:
     """The plugin's own buffers, sized as its usage() says for every device."""
     backend = Mutant("none", "", "", corners.RIGHT).build(layout)
@@ -48,14 +48,14 @@ def test_a_workspace_that_is_right_passes(layout: str) -> None:
     assert not list(suite.failures(backend, checks))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 def test_interpreted_metadata_passes(layout: str) -> None:
     """A backend whose kernels cannot run here is judged by its metadata; the quick part of the slow test below."""
     assert not wrong(without_kernels(layout), "metadata", "padding")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -76,7 +76,7 @@ def test_declarations_are_followed(layout: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
     """Metadata, graphs and histories are checked all the same, and the item says that it was interpreted."""
     backend = without_kernels(layout)
@@ -88,7 +88,7 @@ def test_kernels_that_cannot_run_here_are_interpreted(layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("name", ["M09", "M10", "M17", "M19", "M20", "M29b", "V01", "V13", "V20", "V22", "V31", "V32"])
 def test_metadata_mutants_die_without_kernels(layout: str, name: str) -> None:
     """Defects of metadata and capture do not need the device."""

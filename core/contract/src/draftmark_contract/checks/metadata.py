@@ -25,7 +25,7 @@ def _forwards() -> list[Case]:
 
 def _wide() -> list[Case]:
     return [
-        shape.case(forward, forward.mode.value)
+        shape.case(forward, f"{forward.mode.value}{forward.step or ''}")
         for shape in wide()
         for forward in (_crowd if shape.name.startswith("crowd") else _long)(shape.geometry)
     ]
