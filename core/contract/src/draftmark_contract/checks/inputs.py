@@ -39,7 +39,7 @@ def _any_place() -> list[Case]:
 
 @behaviour(Given.FORWARDS, cases=_any_place, since=SINCE, bugs=("sglang#27664", "vllm#26499"))
 def may_lie_elsewhere_each_time(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Two sets of batch buffers, rows and pools take turns on one backend: an engine may fill one while the other runs."""
+    """Two sets of batch buffers, rows and pools take turns on one backend: one may be filled while the other runs."""
     sets = (harness.tensors, harness.more_tensors())
     order = [*forwards, *forwards[::-1]]
     for number, forward in enumerate(order):
