@@ -49,7 +49,9 @@ def main() -> int:
         # Pools of 2**31 elements one after another: two at a time do not fit a small machine's memory.
         shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}"]
         _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
-        run = _pytest(shared, args.workers, DRAFTMARK_NPU_SEED=SEED)
+        # 33 requests of 8192 tokens each, by an emulator, take an hour that says nothing of a device.
+        most = ["-k", "not full_size"] if emulated else []
+        run = _pytest([*shared, *most], args.workers, DRAFTMARK_NPU_SEED=SEED)
         record["contract"] = json.loads(contract.read_text(encoding="utf-8")) if contract.is_file() else {}
         record["contract"] |= {"device": device, "schedule_seed": SEED if emulated else None, **run}
         record["contract"]["exercised"] = exercised(record["contract"])

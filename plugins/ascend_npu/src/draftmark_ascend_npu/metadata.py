@@ -120,17 +120,23 @@ class Metadata:
         a, arena = self._geometry.attention, self._arena
         reqs, q, t = batch.padded_reqs, batch.q_lens[0], batch.tail_lens[0]
         rows, slots, heads = reqs * q, reqs * t, a.num_qo_heads
-        parts, lses, kv = arena[sizing.PARTS], arena[sizing.LSES], arena[sizing.TAIL_KV]
+        parts, lses, merged = (_pair(arena[name], rows) for name in (sizing.PARTS, sizing.LSES, sizing.MERGE))
+        kv = _pair(arena[sizing.TAIL_KV], slots)
         return TreeViews(
             slots=arena[sizing.TAIL_SLOTS][:slots],
             mask=arena[sizing.TAIL_MASK][: rows * t].view(reqs, 1, q, t),
-            k=kv[0, :slots],
-            v=kv[1, :slots],
+            k=kv[0],
+            v=kv[1],
             has_prefix=arena[sizing.HAS_PREFIX][:reqs].view(reqs, 1, 1, 1),
-            prefix_out=parts[0, :rows],
-            tail_out=parts[1, :rows],
-            prefix_lse=lses[0, :rows],
-            tail_lse=lses[1, :rows].view(reqs, heads, q, 1),
+            prefix_out=parts[0],
+            tail_out=parts[1],
+            prefix_lse=lses[0],
+            tail_lse=lses[1].view(reqs, heads, q, 1),
             weight=arena[sizing.WEIGHT][:rows].view(reqs, q, heads, 1),
-            merged=arena[sizing.MERGE][:, :rows].view(2, reqs, q, heads, a.head_dim),
+            merged=merged.view(2, reqs, q, heads, a.head_dim),
         )
+
+
+def _pair(buffer: torch.Tensor, n: int) -> torch.Tensor:
+    """The first ``2 · n`` elements of ``[2, most, …]`` as ``[2, n, …]``: what a batch takes lies in one piece."""
+    return buffer.flatten(0, 1)[: 2 * n].unflatten(0, (2, n))
