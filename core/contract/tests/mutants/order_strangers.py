@@ -778,7 +778,7 @@ KILLER = {
     **dict.fromkeys(("S46", "S47"), "lengths.of_any_kind_give_one_result"),
     "S48": "memory.of_geometries_that_differ_is_apart",
     "S49": "inputs.may_come_in_any_grad_mode",
-    **dict.fromkeys(("S50", "S51"), "graphs.outputs_stay_until_the_next_replay_of_their_key"),
+    **dict.fromkeys(("S50", "S51"), "graphs.outputs_stay_while_another_state_replays"),
     "S52": "tree_ops.walk_follows_the_target",
     "S53": "tree_ops.every_pool_is_served",
     "S54": "tree_ops.kept_path_is_made_contiguous",

@@ -56,7 +56,8 @@ class GraphState(Protocol):
     def replay(self, key: GraphKey) -> Any:
         """Run the graph again on the present contents of its tensors; the very object that `capture` returned.
 
-        The outputs are valid until the next replay of the same key. On a device this only enqueues work.
+        The outputs are valid until the next replay of any key of this state: graphs of a state may share memory, and
+        what one returns may lie where another one works. On a device this only enqueues work.
 
         Raises:
             GraphError: `key` was never captured.
