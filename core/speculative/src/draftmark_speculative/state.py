@@ -100,7 +100,7 @@ class GraphRunner:
         self.graphs.capture(key, step)
 
     def run(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
-        """Run the step; its outputs are valid until the next run of any key: use or copy them before."""
+        """Run the step; its outputs are valid until the next run of any key."""
         if self.graphs is None:
             return step()
         outputs: Outputs = self.graphs.replay(key)

@@ -56,8 +56,9 @@ class CudaGraphState(KeyedGraphState):
     are not allowed while a stream captures. So the static tensors must describe a valid batch then, with padded rows,
     and the step's in-place effects happen once. The capture proper executes nothing.
 
-    All graphs share one pool: what a graph returns may lie in memory that a graph captured before works in, so outputs
-    are valid until the next replay of the state, and graphs of one state must not be replayed concurrently. Capture the largest batch first, so that smaller ones fit into what it left free.
+    All graphs share one pool: what a graph returns may lie in memory that a graph captured before works in. So outputs
+    are valid until the next replay of the state, and graphs of one state must not be replayed concurrently. Capture the
+    largest batch first, so that smaller ones fit into what it left free.
 
     Args:
         device: the CUDA device; `replay` uses its current stream.
