@@ -20,7 +20,7 @@ from draftmark_contract.late_device import LateDevice
 from draftmark_contract.late_device.task_queue import TaskQueue
 
 from .mutants import late, staging, suite
-from .mutants.mutant import LAYOUTS, Mutant, after
+from .mutants.mutant import LAYOUTS, USUAL, Mutant, after
 
 CHECKS = [one for one in all_checks() if one.name.startswith("late.") and one.tier is Tier.HOST]
 QUICK = ("L01", "L12")
@@ -59,7 +59,7 @@ def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
     check.run(BackendUnderTest(backend, "cpu", Tier.HOST), case(check, name))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("kind", staging.RIGHT)
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in CHECKS])
 def test_fenced_staging_passes(layout: str, kind: str, check: Check) -> None:

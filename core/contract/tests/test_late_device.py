@@ -15,7 +15,7 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, Refused, Tier, all_checks
 
 from .mutants import late, staging
-from .mutants.mutant import LAYOUTS, Mutant
+from .mutants.mutant import USUAL, Mutant
 
 pytestmark = [
     pytest.mark.device,
@@ -52,7 +52,7 @@ def wrong(backend: LoadedBackend) -> str:
     return ""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("kind", staging.RIGHT)
 def test_fenced_staging_passes_behind_a_spinning_device(layout: str, kind: str) -> None:
     """Events of the GPU keep each round's numbers its own."""
