@@ -139,4 +139,4 @@ class Metadata:
 
 def _pair(buffer: torch.Tensor, n: int) -> torch.Tensor:
     """The first ``2 · n`` elements of ``[2, most, …]`` as ``[2, n, …]``: what a batch takes lies in one piece."""
-    return buffer.flatten(0, 1)[: 2 * n].unflatten(0, (2, n))
+    return buffer.flatten(0, 1)[: 2 * n].view(2, n, *buffer.shape[2:])

@@ -31,7 +31,7 @@ class Planner:
 
     def __init__(self, geometry: Geometry, host_indptrs: torch.Tensor) -> None:
         self._geometry = geometry
-        self._rows, self._pages = host_indptrs
+        self._host_indptrs = host_indptrs.view(-1)
         self._int_room, _ = sizing.plan_bytes(geometry)
         self._float_room = sizing.float_workspace(geometry)
         self._ones = torch.arange(geometry.max_reqs + 1, dtype=torch.int32)
@@ -52,7 +52,7 @@ class Planner:
         geometry, count = self._geometry, batch.padded_reqs
         pages = sizing.host_pages(geometry, batch)
         cut = partition.extend(geometry, batch.q_lens, pages, self._float_room, self._int_room)
-        a, rows, ids = geometry.attention, self._rows[: count + 1], self._pages[: count + 1]
+        a, (rows, ids) = geometry.attention, self._indptrs(count)
         rows.copy_(_offsets(batch.q_lens))
         ids.copy_(_offsets(pages))
         return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut)
@@ -63,13 +63,17 @@ class Planner:
         rows, ones = self._uniform_rows[q_len][: count + 1], self._ones[: count + 1]
         ids = ones  # a chunk holds any request, so no length matters
         if cut.graph:
-            ids = self._pages[: count + 1]
+            ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
             return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
         # One token a request stands for any number: a chunk holds them all.
         return paged, Request(rows, ones, batch.num_rows, 1, False, -1, masked)
+
+    def _indptrs(self, count: int) -> torch.Tensor:
+        """int32 ``[2, count + 1]``: row offsets and page offsets of so many requests, one behind the other."""
+        return self._host_indptrs[: 2 * (count + 1)].view(2, count + 1)
 
     def _partition(self, mode: Mode, count: int, q_len: int) -> tuple[Partition, Partition | None]:
         """Of a uniform batch: it depends on counts alone, and is worked out once."""

@@ -143,8 +143,8 @@ def a_capture_may_come_first(graphs: GraphHarness, program: Program) -> None:
 
 
 def _many() -> list[Case]:
-    """Every batch size to 24 has a graph."""
-    limits = Limits(24, 84, 32, tuple(range(1, 25)))
+    """Every batch size to 18 has a graph."""
+    limits = Limits(18, 84, 32, tuple(range(1, 19)))
     shapes_of = {"page16": SMALL, "page128": PAGE128}
     made = {name: Geometry.create(one, limits, TREE, modes=CORE_MODES) for name, one in shapes_of.items()}
     few = (Program.DECODE, Program.VERIFY)
