@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from draftmark.devices import import_device_type
 from draftmark.errors import DraftmarkError
 from draftmark.loaded import LoadedBackend
 from draftmark.registry import load
@@ -174,6 +175,8 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
     if session.backend is None:
         return judge(session.name, None, [], f"it does not load: {session.error}")
     runs = session.journal.runs() if session.journal else []
+    if session.tier is Tier.DEVICE:  # with workers this process opened nothing: torch may not know the device's name
+        import_device_type(session.name, session.backend.info)
     here = machine_of(session.name, session.device if session.tier is Tier.DEVICE else "")
     verdict = judge(session.name, session.backend, results, runs=runs or [{**here, "items": len(results)}])
     return replace(verdict, source=_source(verdict, session.journal)) if session.journal else verdict
