@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Form, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import pages
 from ..oracle.history import Request, chain
-from ..oracle.truth import Row, enumerate_truth
+from ..oracle.truth import Row, Truth, enumerate_truth
 from .forwards import TRAPS, ForwardCase, ragged, uniform
 from .geometries import PAGE128, SMALL, TREE, Shape
 from .trees import verify_tree
@@ -64,35 +65,17 @@ class EngineForward:
         """Query rows of the batch, padded ones and those of nobody included."""
         return self.budget or len(self.forward.rows)
 
-    @property
-    def visible(self) -> dict[Row, tuple[int, ...]]:
-        """KV slots that each live row sees."""
-        forward, a = self.forward, self.geometry.attention
-        live = [one for one in forward.requests if one.live]
-        if forward.mode is not Mode.DRAFT_BLOCK:
-            return enumerate_truth(live, a.page_size, a.window_left).visible
-        found = {}
-        for n, one in enumerate(live):
-            slots = self.slots(one)
-            for row in range(one.rows):  # later rows are seen too; a window bounds the earlier ones
-                oldest = max(0, one.prefix + row - a.window_left) if a.window_left >= 0 else 0
-                found[n, row] = tuple(sorted(slots[oldest:]))
-        return found
-
-    def slots(self, request: Request) -> list[int]:
-        """KV slot of each token of a request, its tail last."""
-        size = self.geometry.attention.page_size
-        return [request.pages[n // size] * size + n % size for n in range(request.prefix + request.tail)]
-
-    @property
-    def writes(self) -> dict[Row, int]:
-        """The KV slot of each live row, stored or not."""
-        live = [(n, one) for n, one in enumerate(self.forward.requests) if one.live]
-        return {(n, row): self.slots(one)[row - one.rows] for n, one in live for row in range(one.rows)}
+    @cached_property
+    def truth(self) -> Truth:
+        """What each live row sees and writes, stored or not."""
+        live = [one for one in self.forward.requests if one.live]
+        if self.forward.mode is Mode.DRAFT_BLOCK:  # every row sees the whole tail
+            live = [replace(one, masks=(tuple(range(one.tail)),) * one.tail) for one in live]
+        return enumerate_truth(live, self.geometry.attention.page_size, self.geometry.attention.window_left)
 
     def slot(self, row: Row) -> int:
         """What the engine says of a row: its slot, or -1, that nothing is to be stored."""
-        return -1 if row in self.unstored else self.writes.get(row, -1)
+        return -1 if row in self.unstored else self.truth.writes.get(row, -1)
 
     def __str__(self) -> str:
         more = {"budget": self.budget, "bounds": self.bounds, "not stored": sorted(self.unstored)}

@@ -114,6 +114,11 @@ def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
     return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]
 
 
+def last_steps(geometry: Geometry) -> dict[Mode, int]:
+    """Every mode at its last step; EXTEND has no steps."""
+    return {**dict(programs(geometry)), Mode.EXTEND: 0}
+
+
 def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
     """Ragged prefills: fresh, chunked, one token, all the tokens of a forward, up to the wall, padded requests."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens

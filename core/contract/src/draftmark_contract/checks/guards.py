@@ -10,8 +10,8 @@ from draftmark.geometry import Geometry, Mode
 from ..behaviour import Given, behaviour
 from ..cases.forward_sets import (
     all_forwards,
+    last_steps,
     longest_forwards,
-    programs,
     representative_forwards,
     spanning_forwards,
 )
@@ -110,8 +110,8 @@ def _of_all_sizes() -> list[Case]:
     found = [shape.case(representative_forwards(shape.geometry)) for shape in usual]
     found += [one.case(few_requests(one.geometry)) for one in heads() if one.name in ("h32kv8-128", "h64kv8-64")]
     for shape in crowds():
-        modes = (*dict(programs(shape.geometry)).items(), (Mode.EXTEND, 0))
-        found.append(shape.case([crowd(shape.geometry, mode, step) for mode, step in modes]))
+        steps = last_steps(shape.geometry).items()
+        found.append(shape.case([crowd(shape.geometry, mode, step) for mode, step in steps]))
     return found
 
 

@@ -10,7 +10,7 @@ from draftmark.graphs import GraphKey, Program
 
 from ..behaviour import Given, behaviour, on_device_only
 from ..cases.contents import Contents
-from ..cases.forward_sets import programs
+from ..cases.forward_sets import last_steps
 from ..cases.forwards import ForwardCase, uniform
 from ..cases.graph_rounds import MODES, program_cases
 from ..cases.production import (
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 SINCE = (1, 3)
 
 
-def _last_steps(geometry: Geometry) -> dict[Mode, int]:
-    """Every mode at its last step."""
-    return {**dict(programs(geometry)), Mode.EXTEND: 0}
-
-
 def _heads() -> list[Case]:
     return [shape.case(few_requests(shape.geometry)) for shape in heads()]
 
@@ -52,17 +47,14 @@ def _heads() -> list[Case]:
 def every_head_shape_is_right(harness: Harness, forwards: list[ForwardCase]) -> None:
     """Head shapes of models and every group from 1 to 16, in every mode, at usual logits and at keys one by one."""
     for forward in forwards:
-        for contents in (Contents.USUAL, Contents.NEEDLES):
-            harness.forward_holds(
-                forward, harness.load(forward, contents=contents), f"with {contents} contents the output"
-            )
+        _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 def _each_mode(make: Callable[[Geometry, Mode, int], ForwardCase]) -> Callable[[], list[Case]]:
     return lambda: [
         shape.case(make(shape.geometry, mode, step), mode.value)
         for shape in crowds()
-        for mode, step in _last_steps(shape.geometry).items()
+        for mode, step in last_steps(shape.geometry).items()
     ]
 
 
@@ -79,8 +71,7 @@ def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
 @behaviour(Given.FORWARD, cases=_each_mode(common_prefix), since=SINCE)
 def a_common_prefix_is_right(harness: Harness, forward: ForwardCase) -> None:
     """Ten requests begin with the same pages: usual weights, and keys one by one."""
-    for contents in (Contents.USUAL, Contents.NEEDLES):
-        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+    _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 @behaviour(Given.FORWARD, cases=_each_mode(mostly_padding), since=SINCE, bugs=("sglang#24743", "vllm#57094"))
@@ -96,8 +87,7 @@ def _wide() -> list[Case]:
 @behaviour(Given.FORWARD, cases=_wide, since=SINCE, bugs=("TRT-LLM#13006", "TRT-LLM#13081", "sglang#29450"))
 def wide_tails_are_right(harness: Harness, forward: ForwardCase) -> None:
     """Tails of up to 130 slots, whose masks take five words a row."""
-    for contents in (Contents.USUAL, Contents.NEEDLES):
-        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+    _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 def _rows() -> list[Case]:
@@ -134,12 +124,17 @@ def _full() -> list[Case]:
     return [
         shape.case(full(shape.geometry, mode, step), mode.value)
         for shape in full_size()
-        for mode, step in _last_steps(shape.geometry).items()
+        for mode, step in last_steps(shape.geometry).items()
     ]
 
 
 @on_device_only(Given.FORWARD, cases=_full, since=SINCE, bugs=("vllm#50065", "sglang#14173", "vllm#40383"))
 def full_size_is_right_on_device(harness: Harness, forward: ForwardCase) -> None:
     """All at once: 33 requests of up to 8192 tokens, with the heads of models, in bfloat16."""
-    for contents in (Contents.FLAT, Contents.NEEDLES):
-        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+    _holds_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+
+
+def _holds_with(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
+    """The forward is right with each of these contents."""
+    for one in contents:
+        harness.forward_holds(forward, harness.load(forward, contents=one), f"with {one} contents the output")

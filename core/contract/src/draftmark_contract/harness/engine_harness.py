@@ -10,7 +10,6 @@ import torch
 from draftmark.batch import BatchBuffers, ForwardBatch, Tree
 from draftmark.batch import ragged as ragged_batch
 from draftmark.cache import KVCache
-from draftmark.errors import GuardError
 from draftmark.geometry import Form, Mode
 from draftmark.graphs import GraphKey
 from draftmark.lengths import HostLengths
@@ -21,11 +20,11 @@ from ..cases.engine_forwards import EngineForward
 from ..cases.forwards import TRAPS, ForwardCase
 from ..check import ContractViolation
 from ..oracle import formulas
-from ..oracle.attention import Answer, attend, tolerance
-from ..oracle.history import Request
+from ..oracle.attention import Answer, attend
+from ..oracle.history import Request, kv_slots
+from . import holds
 from .graph_harness import no_sync
-from .poison import poison_in
-from .tensors import host_lengths, raw
+from .tensors import host_lengths, mask_words, raw
 
 BEHIND, PITCH = 3, 5
 """Columns of an engine's table behind the geometry's, and from there to the next row."""
@@ -115,13 +114,13 @@ class EngineHarness:
         self._fill_rows(seed)
         self._fill_cache(case, seed)
         pools = [pool.reshape(-1, *pool.shape[2:]).clone() for pool in (self.cache.k, self.cache.v)]
-        stored = [(number, row) for number, row in enumerate(case.forward.rows) if row in case.writes]
+        stored = [(number, row) for number, row in enumerate(case.forward.rows) if row in case.truth.writes]
         for number, row in stored:
             if row not in case.unstored:
                 for pool, rows in zip(pools, (self.k, self.v), strict=True):
-                    pool[case.writes[row]] = rows[number].to(pool.dtype)
+                    pool[case.truth.writes[row]] = rows[number].to(pool.dtype)
         live = self.q[: len(case.forward.rows)]
-        answer = attend(live, pools[0], pools[1], case.visible, case.forward.rows, self.geometry.attention)
+        answer = attend(live, pools[0], pools[1], case.truth.visible, case.forward.rows, self.geometry.attention)
         return Loaded(case, self._batch(case, host or self._kind), pools, answer)
 
     def step(self, loaded: Loaded) -> None:
@@ -169,8 +168,10 @@ class EngineHarness:
         """
         if self.subject.kernels:
             self._stored_holds(loaded)
-            self._output_holds(loaded)
-        self._guards_hold(loaded)
+            case = loaded.case
+            out = self.out[: case.num_rows]
+            holds.output(out, loaded.answer, self.geometry.attention, case.forward, case)
+        holds.guards(self.arena, loaded.case)
 
     # -- filling ------------------------------------------------------------------------------------------
 
@@ -184,9 +185,9 @@ class EngineHarness:
     def _fill_cache(self, case: EngineForward, seed: int) -> None:
         """NaN, but zeros in the null pages, and numbers where KV was stored before the forward."""
         dice, size = torch.Generator().manual_seed(seed + 1), self.geometry.attention.page_size
-        filled = [case.writes[row] for row in sorted(case.unstored)]
+        filled = [case.truth.writes[row] for row in sorted(case.unstored)]
         for one in case.forward.requests:
-            filled += case.slots(one)[: one.prefix + one.tail - one.rows] if one.live else []
+            filled += kv_slots(one, size)[: one.prefix + one.tail - one.rows] if one.live else []
         slots = torch.tensor(filled, dtype=torch.int64, device=self.subject.device)
         for pool in (self.cache.k, self.cache.v):
             pool.fill_(float("nan"))
@@ -240,11 +241,8 @@ class EngineHarness:
         """Masks of ancestors, and depths: by request, or by row where rows are the tail slots."""
         by_row = forward.mode is Mode.RAGGED_VERIFY
         for number, (n, row) in enumerate(forward.rows):
-            one, packed = forward.requests[n], [0] * tail.mask.shape[1]
-            for slot in one.lineage(one.own_slot(row)) if one.live else [one.own_slot(row)]:
-                packed[slot // 32] |= 1 << slot % 32
-            signed = [word - 2**32 if word >= 2**31 else word for word in packed]
-            tail.mask[number] = torch.tensor(signed, dtype=torch.int32)
+            one = forward.requests[n]
+            tail.mask[number] = torch.tensor(mask_words(one, row, tail.mask.shape[1]), dtype=torch.int32)
             if by_row:
                 tail.depth[number] = one.depth(row)
         if not by_row:
@@ -261,7 +259,7 @@ class EngineHarness:
             wrong = (raw(got[start:]) != raw(want[start:])).flatten(1).any(1).nonzero().flatten() + start
             if wrong.numel():
                 slots = wrong[:8].tolist()
-                owners = [row for row, slot in case.writes.items() if slot in slots]
+                owners = [row for row, slot in case.truth.writes.items() if slot in slots]
                 raise ContractViolation(
                     f"the {name} cache differs from the one where each row that has a slot was stored there",
                     batch=case,
@@ -275,31 +273,3 @@ class EngineHarness:
     def _stores_in_no_null_page(self, case: EngineForward) -> bool:
         """Padded requests own no rows, or the engine gives them no slots."""
         return case.forward.mode is Mode.RAGGED_VERIFY or Form.ENGINE_SLOTS in self.geometry.forms
-
-    def _output_holds(self, loaded: Loaded) -> None:
-        case, answer, live = loaded.case, loaded.answer, loaded.case.forward.live_rows
-        out = self.out[: case.num_rows]
-        bound = tolerance(answer, self.geometry.attention.q_dtype, self.geometry.attention)[:live]
-        wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
-        if bool(wrong.any()):
-            number, head, dim = (int(i) for i in wrong.nonzero()[0])
-            rows = sorted({case.forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
-            got, want = float(out[number, head, dim]), float(answer.out[number, head, dim])
-            raise ContractViolation(
-                f"the output is wrong in (request, row) {rows[:8]}",
-                batch=case,
-                got=f"{got:.6g} at row {case.forward.rows[number]}, head {head}, dim {dim}",
-                expected=f"{want:.6g} ± {float(bound[number, head, dim]):.2g}",
-                poison=poison_in(got) if got != got else "",
-                formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
-            )
-        if not bool(out[live:].float().isfinite().all()):
-            what = "the output of padded rows, or of rows that belong to nobody, is not finite or was not written"
-            raise ContractViolation(what, batch=case, got="NaN or infinity", expected="finite values in every row")
-
-    def _guards_hold(self, loaded: Loaded) -> None:
-        try:
-            self.arena.check()
-        except GuardError as error:
-            what = f"bytes around {', '.join(error.names)} were overwritten"
-            raise ContractViolation(what, batch=loaded.case, got="a write outside the buffer") from error

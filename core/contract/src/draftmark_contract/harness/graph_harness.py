@@ -68,9 +68,7 @@ class GraphHarness:
 
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
         """Run a key's step eagerly on the batch of its capture: the round, and copies of its metadata."""
-        # Host lengths are unknown, so that the plan serves every replay, unless exact ones are needed.
-        host = "unknown" if self.harness.bounded else "exact"
-        loaded = self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
+        loaded = self._round_of_capture(key, short)
         self.harness.arena.poison()
         self.plan(loaded)
         return loaded, self.step(loaded)
@@ -94,10 +92,14 @@ class GraphHarness:
 
     def capture_cold(self, key: GraphKey) -> Loaded:
         """Capture without an eager run before."""
-        host = "unknown" if self.harness.bounded else "exact"
-        loaded = self.load(captured(self.harness.geometry, key.program, key.batch_size), host=host)
+        loaded = self._round_of_capture(key)
         self.record(key, loaded, cold=True)
         return loaded
+
+    def _round_of_capture(self, key: GraphKey, short: bool = False) -> Loaded:
+        """Host lengths are unknown, so that the plan serves every replay, unless exact ones are needed."""
+        host = "unknown" if self.harness.bounded else "exact"
+        return self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
 
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
         """Warm up and capture. `graphs.captured_run_is_right` looks at what comes out."""

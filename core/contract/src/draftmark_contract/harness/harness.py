@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from draftmark.batch import ForwardBatch
-from draftmark.errors import GuardError
 
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
-from ..oracle.attention import tolerance
 from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
+from . import holds
 from .abandoned import Abandoned
 from .expected import Expected, answer_of, truth_of
 from .forward_runner import ForwardRunner
@@ -104,38 +103,11 @@ class Harness(ForwardRunner):
     ) -> None:
         """Live rows of `out` (by default the tensors' own) are within rounding of float64; padded rows are finite."""
         out = self.tensors.rows(forward)[3] if out is None else out
-        live, attention, answer = forward.live_rows, forward.geometry.attention, expected.answer
-        bound = tolerance(answer, attention.q_dtype, attention)[:live]
-        wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
-        if bool(wrong.any()):
-            number, head, dim = (int(i) for i in wrong.nonzero()[0])
-            n, row = forward.rows[number]
-            rows = sorted({forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
-            raise _violation(
-                f"{what} is wrong in (request, row) {rows[:8]}",
-                forward,
-                f"{float(out[number, head, dim]):.6g} at request {n}, row {row}, head {head}, dim {dim}",
-                f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
-                poison=poison_in(float("nan")) if bool(out[number, head, dim].isnan()) else "",
-                formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
-            )
-        if not bool(torch.isfinite(out[live:].float()).all()):
-            what, bug = f"{what} of padded rows is not finite, or was not written", "vllm#57094, vllm#56922"
-            raise _violation(what, forward, "NaN or infinity", "finite values in every row", bug=bug)
+        holds.output(out, expected.answer, forward.geometry.attention, forward, what=what)
 
     def guards_hold(self, forward: ForwardCase) -> None:
         """No byte before or behind any buffer changed."""
-        try:
-            self.arena.check()
-        except GuardError as error:
-            raise _violation(
-                f"bytes around {', '.join(error.names)} were overwritten",
-                forward,
-                "a write outside the buffer",
-                "every write inside its buffer",
-                formula="the buffer's declared shape",
-                bug="sglang#27338, sglang#22778",
-            ) from error
+        holds.guards(self.arena, forward)
 
     def sparse_holds(self, forward: ForwardCase) -> None:
         """As `stored_holds` and `output_holds`, for a pool too large to copy: of the slots that the forward touches."""

@@ -13,7 +13,7 @@ from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 from ..cases.contents import CONTRAST, Contents
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
-from ..oracle.history import kv_slots
+from ..oracle.history import Request, kv_slots
 
 SPARSE = 2**28
 """A pool from this size on is not filled: its pages are only touched where a forward stores something."""
@@ -162,16 +162,15 @@ def _positions(forward: ForwardCase) -> list[int]:
 
 
 def _mask(forward: ForwardCase, words: int) -> list[list[int]]:
-    """Ancestors and self, bit j in word j // 32; padded rows see only themselves."""
-    rows = []
-    for n, row in forward.rows:
-        one = forward.requests[n]
-        seen = one.seen(one.own_slot(row)) if one.live else [one.own_slot(row)]
-        packed = [0] * words
-        for slot in seen:
-            packed[slot // 32] |= 1 << slot % 32
-        rows.append([word - 2**32 if word >= 2**31 else word for word in packed])
-    return rows
+    return [mask_words(forward.requests[n], row, words) for n, row in forward.rows]
+
+
+def mask_words(request: Request, row: int, words: int) -> list[int]:
+    """What a row's mask names, bit j in word j // 32, as signed 32-bit numbers; a padded row sees only itself."""
+    own, packed = request.own_slot(row), [0] * words
+    for slot in request.seen(own) if request.live else [own]:
+        packed[slot // 32] |= 1 << slot % 32
+    return [word - 2**32 if word >= 2**31 else word for word in packed]
 
 
 def _depth(forward: ForwardCase) -> list[list[int]]:

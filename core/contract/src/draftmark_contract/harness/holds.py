@@ -1,0 +1,68 @@
+"""What must hold after any forward, whoever drove it."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark.arena import Arena
+from draftmark.errors import GuardError
+from draftmark.geometry import AttentionShape
+
+from ..cases.forwards import ForwardCase
+from ..check import ContractViolation
+from ..oracle.attention import Answer, tolerance
+from .poison import poison_in
+
+
+def output(
+    out: torch.Tensor,
+    answer: Answer,
+    attention: AttentionShape,
+    forward: ForwardCase,
+    batch: object = None,
+    what: str = "the output",
+) -> None:
+    """Live rows of `out` are within rounding of float64; the rows behind them are finite.
+
+    Args:
+        batch: what a violation shows; the forward unless something says more.
+    """
+    live = forward.live_rows
+    bound = tolerance(answer, attention.q_dtype, attention)[:live]
+    wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
+    if bool(wrong.any()):
+        number, head, dim = (int(i) for i in wrong.nonzero()[0])
+        n, row = forward.rows[number]
+        rows = sorted({forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
+        raise ContractViolation(
+            f"{what} is wrong in (request, row) {rows[:8]}",
+            batch=batch or forward,
+            got=f"{float(out[number, head, dim]):.6g} at request {n}, row {row}, head {head}, dim {dim}",
+            expected=f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
+            poison=poison_in(float("nan")) if bool(out[number, head, dim].isnan()) else "",
+            formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
+        )
+    if not bool(torch.isfinite(out[live:].float()).all()):
+        raise ContractViolation(
+            f"{what} of padded rows is not finite, or was not written",
+            batch=batch or forward,
+            got="NaN or infinity",
+            expected="finite values in every row",
+            poison=poison_in("NaN or infinity"),
+            bug="vllm#57094, vllm#56922",
+        )
+
+
+def guards(arena: Arena, batch: object) -> None:
+    """No byte before or behind any buffer changed."""
+    try:
+        arena.check()
+    except GuardError as error:
+        raise ContractViolation(
+            f"bytes around {', '.join(error.names)} were overwritten",
+            batch=batch,
+            got="a write outside the buffer",
+            expected="every write inside its buffer",
+            formula="the buffer's declared shape",
+            bug="sglang#27338, sglang#22778",
+        ) from error
