@@ -27,7 +27,7 @@ demo: $(VENV)/demo.stamp ## Decodes seven prompts with a small model and drafts,
 test: lint ## ruff, mypy, the tests but for slow ones, and a sample of the contract on every backend.
 	$(PYTEST) -m "not slow and not device"
 	@# Two at a time. Proofs of each backend are among the tests above: in tests/test_wheels.py, where there is no torch.
-	printf '%s\n' reference $(BACKENDS) | xargs -P 2 -I NAME env $(CONTRACT) NAME --sample 3 -k "not proof" --allow-known
+	printf '%s\n' reference $(BACKENDS) | xargs -P 2 -I NAME env $(CONTRACT) NAME --sample 1 -k "not proof" --allow-known
 	$(STALENESS) $(RECORDS)
 
 test-all: lint ## All that needs no accelerator: every test, every mutant, the reference in full.

@@ -28,8 +28,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len)
-        # Rows are ragged, so row tiles stay as they are: one row joins none.
-        self._tile = tile if slots.is_cuda else tiling.interpreted(a, tile, q_len=1)
+        self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the row tiles, in one launch.

@@ -13,9 +13,6 @@ from . import launch, sizing, tiling
 from .extend import cache_is_contiguous, check_rows
 from .launch import Attention, Extent
 
-INTERPRETED_PIECES = 2
-"""Pieces in the interpreter, where a program costs milliseconds whatever it does; two still cut and merge."""
-
 
 class FewRows:
     """Attention of one geometry's modes of few rows, uniform or ragged, for any backend whose buffers hold their state.
@@ -66,5 +63,5 @@ class FewRows:
         tile = tiling.choose(a, device, q_len)
         pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self._geometry.max_kv_len)
         if batch.device.type == "cpu":
-            tile, pieces = tiling.interpreted(a, tile, q_len), min(pieces, INTERPRETED_PIECES)
+            tile, pieces = tiling.interpreted(a, tile, q_len, pieces)
         return Extent(batch.padded_reqs, q_len, tail_len, batch.num_rows, ragged), tile, pieces

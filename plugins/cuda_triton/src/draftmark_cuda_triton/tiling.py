@@ -19,6 +19,10 @@ LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
 """Keys of a tile in the interpreter, where an operation costs the same for 64 keys and for 256."""
+INTERPRETED_ROWS = 256
+"""Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
+INTERPRETED_PIECES = 2
+"""Pieces in the interpreter: two still cut and merge."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
 
@@ -64,16 +68,29 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
     )
 
 
-def interpreted(shape: AttentionShape, tile: Tile, q_len: int) -> Tile:
-    """The same tile for the interpreter: more keys, unless its own lie in one page (that path is to run too).
+def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int) -> tuple[Tile, int]:
+    """The same work for the interpreter, where a program costs milliseconds: more keys and rows a tile, two pieces.
 
-    Row tiles are joined two by two as far as they go, which needs no more room for partials.
+    Row tiles are joined as far as partial results then fit where those of all pieces did.
     """
-    block_n = tile.block_n if shape.page_size % tile.block_n == 0 else INTERPRETED_KEYS
-    block_m, tiles = tile.block_m, row_tiles(tile, q_len, shape.group_size)
-    while tiles % 2 == 0:
-        block_m, tiles = 2 * block_m, tiles // 2
-    return replace(tile, block_m=block_m, block_n=block_n)
+    joined, few = _more_keys(shape, tile), min(pieces, INTERPRETED_PIECES)
+    room = partial_rows(shape, tile, pieces, q_len)
+    while row_tiles(joined, q_len, shape.group_size) > 1 and joined.block_m < INTERPRETED_ROWS:
+        larger = replace(joined, block_m=2 * joined.block_m)
+        if partial_rows(shape, larger, few, q_len) > room:
+            break
+        joined = larger
+    return joined, few
+
+
+def interpreted_ragged(shape: AttentionShape, tile: Tile) -> Tile:
+    """The same tile of ragged rows for the interpreter: more keys, and more rows, so that row tiles are fewer."""
+    return replace(_more_keys(shape, tile), block_m=max(tile.block_m, INTERPRETED_ROWS))
+
+
+def _more_keys(shape: AttentionShape, tile: Tile) -> Tile:
+    """Unless the tile's own keys lie in one page: that path is to run too."""
+    return tile if shape.page_size % tile.block_n == 0 else replace(tile, block_n=INTERPRETED_KEYS)
 
 
 def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftmark.errors import GraphError
@@ -143,25 +144,31 @@ def a_capture_may_come_first(graphs: GraphHarness, program: Program) -> None:
 
 
 def _many() -> list[Case]:
-    """Every batch size to 18 has a graph."""
+    """Every batch size to 18 has a graph; of one KV head, since 18 captures are many for an interpreter."""
     limits = Limits(18, 84, 32, tuple(range(1, 19)))
     shapes_of = {"page16": SMALL, "page128": PAGE128}
-    made = {name: Geometry.create(one, limits, TREE, modes=CORE_MODES) for name, one in shapes_of.items()}
+    made = {
+        name: Geometry.create(replace(one, num_qo_heads=2, num_kv_heads=1), limits, TREE, modes=CORE_MODES)
+        for name, one in shapes_of.items()
+    }
     few = (Program.DECODE, Program.VERIFY)
     return [Case(f"{name}-{one.value}", (made[name], one), (1, 3)) for name in made for one in few]
 
 
 @behaviour(Given.PROGRAM, cases=_many, since=(1, 3), bugs=("vllm#26499",))
 def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Program) -> None:
-    """Two graph states with a graph for every batch size; what one gave is as it was after the other one's replay."""
+    """A graph for every batch size, and a second graph state; what one gave is as it was after the other's replay."""
     geometry, other = graphs.harness.geometry, graphs.fresh()
     sizes = geometry.limits.capture_batch_sizes
-    for one in (graphs, other):
-        for size in reversed(sizes):
+    in_both = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
+    for one, its_sizes in ((graphs, sizes), (other, in_both)):
+        for size in reversed(its_sizes):
             one.capture(GraphKey(program, size), short=True)
     for size in sizes:
         key, forward = GraphKey(program, size), captured(geometry, program, size)
         graphs.replay_holds(program, graphs.load(forward, seed=size), "with a graph for every batch size")
+        if size not in in_both:
+            continue
         before = graphs.outputs(key)
         shorter = captured(geometry, program, size, short=True)
         other.replay_holds(program, other.load(shorter, seed=size + 1), "in a second graph state")
