@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from enum import StrEnum
 
+from draftmark.geometry import AttentionShape
+
 from ..oracle.history import Request
 
 LARGE = 200.0
 """Scale of the queries: logits of hundreds."""
 NEEDLE = 40.0
 """Length of a query that points at one key: its logit is forty, all others' are a third of that at most."""
-LEVEL = (1024.0, 8.0)
-"""Entries of queries and keys: logits of 1e5, and sums that float32 holds exactly."""
+LEVELS = (8.0, 12.0)
+"""Entries of keys; with `level_query`, sums that float32 holds exactly."""
+MOST = 1e5
+"""Logits are this large at most. Kernels begin a row's maximum at a number (XQA: -1e5), and lose rows below it."""
 
 
 class Contents(StrEnum):
@@ -29,7 +33,7 @@ class Contents(StrEnum):
     NEEDLES = "needles"
     """Each row and head points at one key, most of them on either side of a power of two: a key lost is all lost."""
     LEVELS = "levels"
-    """Logits of 1e5, both signs: all of a row's keys on two levels, and rows whose best logit is -6e4 or lower."""
+    """Logits of 1e5, both signs: all of a row's keys on two levels, and rows whose best logit is -6e4."""
 
 
 CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Contents.LARGE: LARGE}
@@ -49,3 +53,9 @@ def needle(request: Request, row: int, window_left: int, dice: random.Random) ->
     kinds = (edges, [oldest, oldest + 1, request.prefix - 1, *tail], range(oldest, request.prefix))
     inside = [token for token in dice.choice(kinds) if oldest <= token < request.prefix or token in tail]
     return dice.choice(inside or tail)
+
+
+def level_query(shape: AttentionShape) -> float:
+    """Entries of queries whose logits, with keys of the higher level, come next to `MOST`; bf16 holds them exactly."""
+    assert shape.softmax_scale is not None, "Geometry.create resolves the default"
+    return 64 * (MOST / (max(LEVELS) * shape.head_dim * shape.softmax_scale) // 64)

@@ -8,7 +8,7 @@ import torch
 
 from draftmark.geometry import AttentionShape
 
-from ..cases.contents import CONTRAST, LEVEL, NEEDLE, Contents, needle
+from ..cases.contents import CONTRAST, LEVELS, NEEDLE, Contents, level_query, needle
 from ..cases.forwards import ForwardCase
 from ..oracle.attention import real_values
 from ..oracle.history import kv_slots
@@ -45,8 +45,9 @@ def _heads(shape: AttentionShape) -> range:
 
 
 def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Keys are one direction times 8 or 16, queries the same or the opposite times 1024."""
-    dice, (query, key) = torch.Generator().manual_seed(seed + 3), LEVEL
+    """Keys are one direction times either level, queries the same or the opposite one."""
+    dice, query = torch.Generator().manual_seed(seed + 3), level_query(forward.geometry.attention)
+    low, high = LEVELS
     signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1
 
     def drawn(shape: torch.Size) -> torch.Tensor:
@@ -54,9 +55,9 @@ def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
 
     q, k, _, _ = tensors.rows(forward)
     q.copy_(signs * query * (2 * drawn(q.shape) - 1))
-    k.copy_(signs * key * (1 + drawn(k.shape)))
+    k.copy_(signs * (low + (high - low) * drawn(k.shape)))
     pool, scale = tensors.cache.k, tensors.cache.k_scale
     used = torch.tensor(used_slots(forward), dtype=torch.int64, device=pool.device)
     flat = raw(pool).view(-1, *pool.shape[2:])
-    values = (signs * key * (1 + drawn(flat[used].shape))).to(pool.device)
+    values = (signs * (low + (high - low) * drawn(flat[used].shape))).to(pool.device)
     flat[used] = raw(quantised(values, scale, pool.dtype))
