@@ -11,6 +11,7 @@ from draftmark import DRAFT_MODES, TARGET_MODES, Limits, Mode
 from draftmark.arena import Arena
 from draftmark.batch import BatchBuffers, Tree, ragged
 from draftmark.lengths import Unknown
+from draftmark_cuda_triton import tiling
 from draftmark_cuda_trtllm import forms, sizing
 from draftmark_cuda_trtllm.backend import XqaBackend
 
@@ -96,7 +97,7 @@ def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
     batch = ragged(made, buffers.prefix_lens[: len(rows)], buffers.page_table[: len(rows)], rows, Unknown(5, 300), 5)
     arena.poison()
     backend.write_metadata(batch)
-    height = 64 // made.attention.group_size  # rows of a tile of 64 (row, head) pairs
+    height = tiling.INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in reversed(range(-(-n // height)))]
     assert arena["row_tiles"][: len(wanted)].tolist() == wanted
     at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]

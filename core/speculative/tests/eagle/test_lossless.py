@@ -49,9 +49,13 @@ def plain(markov, prompts):
     return starts, texts
 
 
+SETTINGS = itertools.product(SHAPES, [1, 16], [False, True], IN_STEP + LATE)
+
+
 @pytest.mark.parametrize(
     ("shape", "page_size", "graph", "late"),
-    list(itertools.product(SHAPES, [1, 16], [False, True], IN_STEP + LATE)),
+    # Every third one, which meets each pair of values, and the others where tests may take their time.
+    [pytest.param(*one, marks=[pytest.mark.slow] if n % 3 else []) for n, one in enumerate(SETTINGS)],
 )
 def test_every_setting_gives_the_plain_text(markov, plain, shape, page_size, graph, late):
     """Draft shapes x page sizes x eager and recorded graphs x host kinds x overlap, guards on: transformers' text."""

@@ -32,8 +32,9 @@ def output(
     wrong = ~((out[:live].to(bound.device).double() - answer.out[:live]).abs() <= bound)
     if bool(wrong.any()):
         number, head, dim = (int(i) for i in wrong.nonzero()[0])
-        n, row = forward.rows[number]
-        rows = sorted({forward.rows[i] for i in wrong.nonzero()[:, 0].tolist()})
+        of_number = forward.rows
+        n, row = of_number[number]
+        rows = sorted(of_number[i] for i in wrong.flatten(1).any(dim=1).nonzero()[:, 0].tolist())
         raise ContractViolation(
             f"{what} is wrong in (request, row) {rows[:8]}",
             batch=batch or forward,
