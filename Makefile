@@ -14,7 +14,7 @@ STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all contract-full release-check verdicts kills soak lint clean
+.PHONY: help demo test test-all contract-full release-check verdicts kills pages soak lint clean
 .PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
@@ -53,6 +53,10 @@ verdicts: $(VENV)/dev.stamp ## Writes the table of verdicts in README.md, from t
 
 kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and the checks.
 	$(BIN)/python -m core.contract.tests.mutants
+
+pages: $(VENV)/dev.stamp ## Writes the museum and the page of rules, from their data, the checks and the mutants.
+	$(BIN)/python -m tools.docs.museum
+	$(BIN)/python -m tools.docs.specification
 
 MINUTES ?= 30
 soak: $(VENV)/demo.stamp ## Random engines and requests, every text compared, for MINUTES=30.

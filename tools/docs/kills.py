@@ -1,0 +1,103 @@
+"""The rows of docs/contract-kills.md, and the checks as rules: a rule is one check, on the host and on the device."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftmark_contract.check import Check, all_checks
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+THREAD = re.compile(r"[\w./()-]+#\d+")
+NOTHING = ("not run yet", "**nothing**")
+ON_DEVICE = "_on_device"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect made in a correct backend.
+
+    Attributes:
+        id: ``"M01"``.
+        what: the defect.
+        threads: public threads that it comes from.
+        killers: names of the rules that fail on it; empty where none was run.
+    """
+
+    id: str
+    what: str
+    threads: frozenset[str]
+    killers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One numbered rule of the contract.
+
+    Attributes:
+        number: its place in docs/rules.toml; never given to another rule.
+        check: the check that decides it, the host's where there are two.
+        tiers: ``"host and device"``.
+    """
+
+    number: int
+    check: Check
+    tiers: str
+
+    @property
+    def link(self) -> str:
+        """Markdown: the rule on the page of the specification."""
+        return f"[{self.number} `{self.check.name}`]({page_of_specification()}#rule-{self.number})"
+
+
+def page_of_specification() -> str:
+    """The specification's file: one for each minor of the contract."""
+    from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
+
+    return f"specification-{CONTRACT_MAJOR}.{CONTRACT_MINOR}.md"
+
+
+def mutants(page: Path = DOCS / "contract-kills.md") -> dict[str, Mutant]:
+    """Every mutant of the page, by id; what kills it in any layout."""
+    found: dict[str, Mutant] = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) != 5 or not re.fullmatch(r"[A-Z]\d\d\w?", cells[0]):
+            continue
+        name, what, source, _, killers = cells
+        known = found[name].killers if name in found else ()
+        new = () if killers in NOTHING else tuple(_rule_of(one) for one in killers.split(", "))
+        found[name] = Mutant(name, what, frozenset(THREAD.findall(source)), tuple(dict.fromkeys(known + new)))
+    return found
+
+
+def rules() -> dict[str, Rule]:
+    """Every rule by the name of its check, in the order of their numbers.
+
+    Raises:
+        ValueError: docs/rules.toml lacks a check or names one that is not there.
+    """
+    by_name: dict[str, list[Check]] = {}
+    for check in all_checks():
+        by_name.setdefault(_rule_of(check.name), []).append(check)
+    numbered: list[str] = tomllib.loads((DOCS / "rules.toml").read_text(encoding="utf-8"))["rules"]
+    gone = tomllib.loads((DOCS / "rules.toml").read_text(encoding="utf-8"))["gone"]
+    wrong = sorted(set(by_name) - set(numbered)) + sorted(set(numbered) - set(by_name) - set(gone))
+    if wrong or len(set(numbered)) < len(numbered):
+        raise ValueError(
+            f"docs/rules.toml and the checks differ in {', '.join(wrong) or 'a name given twice'}; "
+            "append a new check, and add one that is gone to `gone`"
+        )
+    return {
+        name: Rule(number, by_name[name][0], " and ".join(str(one.tier) for one in by_name[name]))
+        for number, name in enumerate(numbered, 1)
+        if name in by_name
+    }
+
+
+def _rule_of(check: str) -> str:
+    """A check's name without its tier; the one check that is on the device alone keeps its own."""
+    return check.removesuffix(ON_DEVICE)
