@@ -45,7 +45,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
     """The command module and its arguments. Exits like argparse (SystemExit) for --help and wrong arguments."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser, modules = _build()
+    parser, modules = build()
     if argv and argv[0] in PARTS and argv[0] not in modules:
         parser.error(f"{argv[0]!r} is not installed here: {PARTS[argv[0]]}")
     if not argv:
@@ -55,7 +55,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
     return modules[args.command], args
 
 
-def _build() -> tuple[Parser, dict[str, Command]]:
+def build() -> tuple[Parser, dict[str, Command]]:
+    """The parser of every installed command, and the modules of the commands; the reference of the site reads it."""
     absent = "".join(f"\n  {name}: {remedy}" for name, remedy in PARTS.items() if name not in installed())
     epilog = EXAMPLES + (f"\n\nnot installed here:{absent}" if absent else "")
     parser = Parser(prog="draftmark", description=DESCRIPTION, epilog=epilog)

@@ -1,0 +1,74 @@
+"""The compatibility matrix, from the recorded verdicts: what is served, refused, failed and not run are told apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from draftmark_contract.profiles import Profile
+
+from .kills import ROOT
+
+RECORDS = ROOT / "benchmarks" / "results"
+HEAD = """# Compatibility
+
+From the verdicts that this repository records (`benchmarks/results/contract-*.json`); nothing here is written by hand.
+[The contract](contract.md#the-verdict) says what the words mean.
+"""
+WORDS = """
+* **served**: every item of the profile that ran has passed;
+* **not served**: `supports()` refuses part of it, or an item of it failed, is declared as failing, or could not be judged;
+* **not run**: the tier, or the newer contract, was never run on this backend. It says nothing of what would happen.
+"""
+ASKED_BY = {
+    Profile.RAGGED_VERIFY: "engine.rows_are_the_devices",
+    Profile.DRAFT_BLOCKS: "engine.blocks_see_themselves",
+    Profile.ENGINE_FORMS: "engine.forms_are_taken_as_they_are",
+}
+"""Profiles that joined a minor late: a record without these checks never asked for them."""
+ORDER = ("failed", "declared", "unjudged", "refused", "passed", "not run")
+
+
+def page(folder: Path = RECORDS) -> str:
+    """The whole page, markdown."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("contract-*.json"))]
+    names = [f"`{record['backend']}`" for record in records]
+    head = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(records)}"]
+    lines = [HEAD, "## Where", "", *head]
+    lines += [_line("contract", [record["contract"] for record in records])]
+    lines += [_line("verdict", [record["verdict"] for record in records])]
+    lines += [_line("device", [_device(record) for record in records])]
+    lines += ["", "## Profiles", WORDS, *head]
+    lines += [_line(one, [_profile(one, record) for record in records]) for one in Profile]
+    lines += ["", "## Rules", "", "Items of each group of rules, on the host and on the device.", "", *head]
+    for module in dict.fromkeys(name.partition(".")[0] for record in records for name in record["checks"]):
+        lines.append(_line(module.replace("_", " "), [group(module, record) for record in records]))
+    return "\n".join(lines) + "\n"
+
+
+def group(module: str, record: dict[str, Any]) -> str:
+    """What became of a module's items in one record: the worst first, and `not run` where the record has none."""
+    found: Counter[str] = Counter()
+    for name, outcomes in record["checks"].items():
+        if name.partition(".")[0] == module:
+            found.update({outcome.replace("_", " "): count for outcome, count in outcomes.items()})
+    told = [f"**{found[one]:,} {one}**" if one == "failed" else f"{found[one]:,} {one}" for one in ORDER if found[one]]
+    return ", ".join(told) or "not run"
+
+
+def _profile(profile: Profile, record: dict[str, Any]) -> str:
+    if profile in record["profiles"]:
+        return "**served**"
+    return "not run" if ASKED_BY.get(profile, "load.describes_itself") not in record["checks"] else "not served"
+
+
+def _device(record: dict[str, Any]) -> str:
+    if "device" not in record["tiers_run"]:
+        return "not run"
+    return next((run["device"]["name"] for run in record["runs"] if run.get("device")), "not recorded")
+
+
+def _line(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
