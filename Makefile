@@ -14,7 +14,7 @@ STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all contract-full release-check verdicts kills pages soak lint clean
+.PHONY: help demo test test-all contract-full release-check verdicts kills pages docs soak lint clean
 .PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
@@ -57,6 +57,18 @@ kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and 
 pages: $(VENV)/dev.stamp ## Writes the museum and the page of rules, from their data, the checks and the mutants.
 	$(BIN)/python -m tools.docs.museum
 	$(BIN)/python -m tools.docs.specification
+
+DOCS_VENV ?= .venv-docs
+docs: $(VENV)/dev.stamp $(DOCS_VENV)/docs.stamp ## The site, into build/site: links checked, readable without a network.
+	$(BIN)/python -m tools.docs.staging build/docs
+	NO_MKDOCS_2_WARNING=true $(DOCS_VENV)/bin/mkdocs build --quiet --strict -f build/docs.yml
+	rm build/site/404.html  # its links are a server's
+	$(BIN)/python -m tools.docs.links build/site
+
+$(DOCS_VENV)/docs.stamp: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
 
 MINUTES ?= 30
 soak: $(VENV)/demo.stamp ## Random engines and requests, every text compared, for MINUTES=30.
@@ -124,4 +136,4 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
 	touch $@
 
 clean: ## Removes the environments and what was built in them.
-	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(EMULATOR)/build
+	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(DOCS_VENV) build dist $(EMULATOR)/build

@@ -19,7 +19,7 @@ From the verdicts that this repository records (`benchmarks/results/contract-*.j
 """
 WORDS = """
 * **served**: every item of the profile that ran has passed;
-* **not served**: `supports()` refuses part of it, or an item of it failed, is declared as failing, or could not be judged;
+* **not served**: `supports()` refuses part of it, or an item of it failed, is declared, or could not be judged;
 * **not run**: the tier, or the newer contract, was never run on this backend. It says nothing of what would happen.
 """
 ASKED_BY = {

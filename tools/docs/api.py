@@ -1,0 +1,20 @@
+"""Pages whose text mkdocstrings takes from the docstrings: integers, tensors, hooks, the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+TEXTS = {
+    "api.md": ("Integers", "What needs no torch: geometry, buffers, errors, loading a backend.", "draftmark"),
+    "runtime.md": ("Tensors", "What an engine hands to a backend on every step.", "draftmark.runtime"),
+    "hooks.md": ("Hooks", "What a plugin implements; `BackendPlugin` has each as a method.", "draftmark.hookspecs"),
+    "engine.md": ("Speculative engine", "The loop that decodes models over a backend.", "draftmark_speculative"),
+}
+"""Page, title, one sentence, module."""
+
+
+def _page(title: str, sentence: str, module: str) -> Callable[[], str]:
+    return lambda: f"# {title}\n\n{sentence}\n\n::: {module}\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {name: _page(*text) for name, text in TEXTS.items()}

@@ -1,0 +1,85 @@
+"""Checks a built site: every link and anchor inside it leads somewhere, and no page loads anything from a network.
+
+python -m tools.docs.links build/site
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
+"""What a browser fetches by itself, by element."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """What one page links to, loads, and can be linked at."""
+
+    links: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element's link, what it loads, and its id."""
+        told = dict(attrs)
+        self.anchors.update(value for value in (told.get("id"), told.get("name")) if value)
+        if tag == "a" and told.get("href"):
+            self.links.append(str(told["href"]))
+        elif tag in LOADED and told.get(LOADED[tag]) and told.get("rel") not in ("canonical", "prev", "next"):
+            self.loaded.append(str(told[LOADED[tag]]))
+
+
+def faults(site: Path) -> list[str]:
+    """One sentence for each link that leads nowhere and each thing that is loaded from elsewhere."""
+    pages = {path: _page(path) for path in sorted(site.rglob("*.html"))}
+    found = []
+    for path, page in pages.items():
+        name = path.relative_to(site)
+        found += [f"{name} loads {one} from a network" for one in page.loaded if _is_away(one)]
+        here = [one for one in (*page.links, *page.loaded) if not _is_away(one)]
+        found += [f"{name} links to {one}: {why}" for one in here if (why := _wrong(path, one, pages, site))]
+    return list(dict.fromkeys(found))
+
+
+def main() -> int:
+    """Print the faults; 1 when there are any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("site", type=Path)
+    site = parser.parse_args().site
+    found = faults(site)
+    links = sum(len(_page(path).links) for path in site.rglob("*.html"))
+    print("\n".join([*found, f"{len(list(site.rglob('*.html')))} pages, {links} links, {len(found)} faults"]))
+    return 1 if found else 0
+
+
+def _page(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def _is_away(link: str) -> bool:
+    return bool(urlsplit(link).scheme or urlsplit(link).netloc)
+
+
+def _wrong(path: Path, link: str, pages: dict[Path, Page], site: Path) -> str:
+    parts = urlsplit(link)
+    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
+    target = target / "index.html" if target.is_dir() else target
+    if not target.is_file() or not target.is_relative_to(site.resolve()):
+        return "no such file"
+    page = pages.get(site / target.relative_to(site.resolve()))
+    anchor = unquote(parts.fragment)
+    return f"no anchor {anchor}" if anchor and page and anchor not in page.anchors else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Gathers the site in one folder: docs/, generated pages, and every file of the repository that they link to.
+
+    python -m tools.docs.staging build/docs
+
+The site is read without a network and without a clone, so a link into the repository becomes a link to a page of the
+site that shows the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from . import api, commands, matrix
+from .kills import DOCS, ROOT, page_of_specification
+
+LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SHOWN = {".py": "python", ".toml": "toml", ".sh": "bash", ".cpp": "cpp", ".yml": "yaml", ".txt": "text", "": "text"}
+"""Files that become a page, by suffix, and the language of their block; others are copied as they are."""
+MOVED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+MADE: dict[str, Callable[[], str]] = {"cli.md": commands.page, "compatibility.md": matrix.page, **api.PAGES}
+
+
+class Stage:
+    """The folder being filled. `place` gives a repository file its place on the site, once, and stages it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.places: dict[Path, str] = {}
+
+    def place(self, source: Path) -> str:
+        """Where a file of the repository lies on the site, relative to its root.
+
+        Raises:
+            ValueError: no such file is in the repository.
+        """
+        source = source / "README.md" if (source / "README.md").is_file() else source
+        if source not in self.places:
+            self.places[source] = self._named(source)
+            self._stage(source, self.places[source])
+        return self.places[source]
+
+    def write(self, name: str, text: str, source: Path) -> None:
+        """A page, its links turned to places of the site; `source` is what they count from."""
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(self._linked(text, source, name), encoding="utf-8")
+
+    def _named(self, source: Path) -> str:
+        if source.is_relative_to(DOCS):
+            return source.relative_to(DOCS).as_posix()
+        path = source.relative_to(ROOT).as_posix()
+        if source.is_dir():
+            return f"source/{path}/index.md"
+        return MOVED.get(path, f"source/{path}.md" if source.suffix in SHOWN else f"source/{path}")
+
+    def _stage(self, source: Path, name: str) -> None:
+        path = source.relative_to(ROOT).as_posix()
+        if source.is_dir():
+            inside = "\n".join(f"* `{one.name}`" for one in sorted(source.iterdir()) if one.name != "__pycache__")
+            self.write(name, f"{UNSEARCHED}# {path}\n\n{inside}\n", source)
+        elif source.suffix == ".md":
+            hidden = UNSEARCHED if name.startswith("source/") else ""
+            self.write(name, hidden + source.read_text(encoding="utf-8"), source)
+        elif not source.is_file():
+            raise ValueError(f"a page of the site links to {path}, which the repository does not have")
+        elif name.endswith(".md"):
+            text = source.read_text(encoding="utf-8")
+            block = f"`````{SHOWN[source.suffix]}\n{text.rstrip()}\n`````\n"
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(f"{UNSEARCHED}# {path}\n\n{block}", encoding="utf-8")
+        else:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, self.folder / name)
+
+    def _linked(self, text: str, source: Path, name: str) -> str:
+        def turned(match: re.Match[str]) -> str:
+            target = match[2]
+            if "://" in target or target.startswith("mailto:") or (self._is_made(target) and source.parent == DOCS):
+                return match[0]
+            linked = Path(os.path.normpath(source.parent / target))
+            there = os.path.relpath(self.place(linked), Path(name).parent)
+            return f"{match[1]}{Path(there).as_posix()}{match[3]}"
+
+        pieces, at = [], 0
+        for fence in FENCE.finditer(text):  # what is printed in a block is no link
+            pieces += [LINK.sub(turned, text[at : fence.start()]), fence[0]]
+            at = fence.end()
+        return "".join([*pieces, LINK.sub(turned, text[at:])])
+
+    def _is_made(self, target: str) -> bool:
+        return target in MADE or target in MOVED.values()
+
+
+def stage(folder: Path) -> None:
+    """Fill the folder anew, and write ``folder.yml``, the configuration with the pages that there are."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    site = Stage(folder)
+    for path in sorted(DOCS.rglob("*")):
+        if path.is_file() and path.suffix in (".md", ".svg", ".js", ".css", ".png"):
+            site.place(path)
+    for name in MOVED:
+        site.place(ROOT / name)
+    for name, page in MADE.items():
+        site.write(name, page(), DOCS / name)
+    settings = {
+        "INHERIT": os.path.relpath(Path(__file__).with_name("mkdocs.yml"), folder.parent),
+        "docs_dir": folder.name,
+        "site_dir": "site",
+        "nav": navigation(folder),
+    }
+    folder.with_suffix(".yml").write_text(json.dumps(settings, indent=2), encoding="utf-8")  # JSON is YAML
+
+
+def navigation(folder: Path) -> list[object]:
+    """The menu: titles and pages, less those that are not there (a page of an engine comes with its adapter)."""
+    menu: list[tuple[str, list[tuple[str, str]]]] = [
+        ("Start", [("Install and try", "index.md"), ("What runs where", "compatibility.md")]),
+        ("Use", [("With vLLM", "vllm.md"), ("With SGLang", "sglang.md"), ("Speculation", "speculation.md")]),
+        ("Judge", [("The contract", "contract.md"), ("Reading a failure", "reading-a-failure.md")]),
+        ("Write a backend", [("From an empty folder", "writing-a-backend.md"), ("Hooks", "hooks.md")]),
+        ("Specification", [("Rules", page_of_specification()), ("Bug museum", "museum.md")]),
+        ("Reference", [("Command line", "cli.md"), ("Integers", "api.md"), ("Tensors", "runtime.md")]),
+        ("Measured", [("Benchmarks", "benchmarks.md"), ("Mutants", "contract-kills.md")]),
+        ("Project", [("Design", "design.md"), ("Stability", "stability.md"), ("Changelog", "changelog.md")]),
+    ]
+    menu[1][1].append(("Speculative engine", "engine.md"))
+    menu[2][1].append(("Judge what exists", "judge.md"))
+    menu[4][1].append(("Mutated sources", "contract-mutation.md"))
+    menu[7][1].extend([("Contributing", "contributing.md"), ("Releasing", "releasing.md")])
+    notebooks = [(_title(one), f"notebooks/{one.name}") for one in sorted((folder / "notebooks").glob("*.md"))]
+    if notebooks:
+        menu.insert(4, ("Notebooks", notebooks))
+    return [{title: [{name: page} for name, page in pages if (folder / page).exists()]} for title, pages in menu]
+
+
+def _title(page: Path) -> str:
+    return next(line[2:] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("folder", type=Path)
+    stage(asked.parse_args().folder)
