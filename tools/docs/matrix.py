@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ from draftmark_contract.profiles import Profile
 from .kills import ROOT
 
 RECORDS = ROOT / "benchmarks" / "results"
+PLUGINS = tuple(path.parent.name for path in sorted(ROOT.glob("plugins/*/pyproject.toml")))
+NEVER: dict[str, Any] = {
+    "contract": "–",
+    "verdict": "not run",
+    "profiles": [],
+    "checks": {},
+    "tiers_run": [],
+    "runs": [],
+}
 HEAD = """# Compatibility
 
 From the verdicts that this repository records (`benchmarks/results/contract-*.json`); nothing here is written by hand.
-[The contract](contract.md#the-verdict) says what the words mean.
+[The contract](contract.md#the-verdict) says what the words mean. Of `ascend_npu` no run on hardware is
+recorded, only runs on an [emulated device](../plugins/ascend_npu/emulator/README.md), which are not verdicts.
 """
 WORDS = """
 * **served**: every item of the profile that ran has passed;
@@ -31,9 +42,11 @@ ASKED_BY = {
 ORDER = ("failed", "declared", "unjudged", "refused", "passed", "not run")
 
 
-def page(folder: Path = RECORDS) -> str:
-    """The whole page, markdown."""
+def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
+    """The whole page, markdown; a plugin without a record has a column that says so."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("contract-*.json"))]
+    known = {record["backend"] for record in records}
+    records += [{**NEVER, "backend": one} for one in plugins if one not in known]
     names = [f"`{record['backend']}`" for record in records]
     head = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(records)}"]
     lines = [HEAD, "## Where", "", *head]

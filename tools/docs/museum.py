@@ -28,8 +28,8 @@ class that a rule of the contract judges; of the other {left} the row says why n
 since June 2026 (marked *new*).
 
 *Killed by* names at most three rules of [the specification]({specification}), and the [mutants](contract-kills.md) that
-imitate the bug. It says that a backend of draftmark with this defect fails there; nobody ran these rules on
-the engines' own code.
+imitate the bug. It says that a backend of draftmark with this defect fails there, and nothing of what
+the engine's code does today.
 
 <div class="filter" data-rows="bugs"></div>
 """

@@ -1,0 +1,102 @@
+"""The pages of the site are gathered from the repository, and a fault of a page is found before anybody reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from draftmark.cli.commands import installed
+from tools.docs import commands, links, matrix, staging
+from tools.docs.kills import ROOT
+
+RECORD = {
+    "backend": "tugboat",
+    "contract": "1.3",
+    "verdict": "does not conform",
+    "profiles": ["core"],
+    "tiers_run": ["sizing"],
+    "runs": [],
+    "checks": {"load.describes_itself": {"passed": 1}, "sizing.covers": {"failed": 2, "passed": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory):
+    """The folder that the site is built from."""
+    folder = tmp_path_factory.mktemp("build") / "docs"
+    staging.stage(folder)
+    return folder
+
+
+def test_every_page_of_the_menu_is_there(staged):
+    """The menu names pages that exist, the generated ones and the museum among them."""
+    menu = json.loads(staged.with_suffix(".yml").read_text())["nav"]
+    named = [page for part in menu for pages in part.values() for entry in pages for page in entry.values()]
+    assert {"index.md", "museum.md", "cli.md", "compatibility.md", "hooks.md", "changelog.md"} <= set(named)
+    assert all((staged / page).is_file() for page in named)
+
+
+def test_a_link_into_the_repository_leads_to_a_page_of_the_site(staged):
+    """A file of the repository that a page names is shown on the site, a program as a page."""
+    assert "(source/core/contract/src/draftmark_contract/profiles.py.md)" in (staged / "contract.md").read_text()
+    shown = (staged / "source/core/contract/src/draftmark_contract/profiles.py.md").read_text()
+    assert "class Profile(StrEnum)" in shown
+
+
+def test_a_link_to_a_missing_file_stops_the_site(tmp_path):
+    """The sentence names the file that the repository does not have."""
+    site = staging.Stage(tmp_path)
+    with pytest.raises(ValueError, match=r"links to docs/nowhere\.py, which the repository does not have"):
+        site.write("page.md", "[gone](nowhere.py)", ROOT / "docs" / "page.md")
+
+
+def test_what_a_block_prints_is_no_link(tmp_path):
+    """Brackets in a printed program stay as they are."""
+    staging.Stage(tmp_path).write("page.md", "```python\nf[0](nowhere.py)\n```\n", ROOT / "docs" / "page.md")
+    assert "f[0](nowhere.py)" in (tmp_path / "page.md").read_text()
+
+
+def test_every_command_has_its_reference():
+    """Each installed command stands on the page, and the page does not depend on the terminal's width."""
+    page = commands.page()
+    assert all(f"## draftmark {name}\n" in page for name in installed())
+    assert "`--max-num-reqs` `N`" in page
+
+
+def test_the_reference_does_not_depend_on_the_terminal(monkeypatch):
+    """The same page at 40 columns as at 200."""
+    pages = set()
+    for width in ("40", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        pages.add(commands.page())
+    assert len(pages) == 1
+
+
+def test_not_run_is_not_failed(tmp_path):
+    """A rule that failed, one that was never run and a plugin without a record are three different cells."""
+    (tmp_path / "contract-tugboat.json").write_text(json.dumps(RECORD))
+    other = RECORD | {"backend": "barge", "checks": {"load.describes_itself": {"passed": 1}}}
+    (tmp_path / "contract-barge.json").write_text(json.dumps(other))
+    page = matrix.page(tmp_path, ["tugboat", "raft"])
+    assert "| | `barge` | `tugboat` | `raft` |" in page
+    assert "| sizing | not run | **2 failed**, 3 passed | not run |" in page
+    assert "| core | **served** | **served** | not run |" in page
+    assert "| window | not served | not served | not run |" in page
+    assert "| engine forms | not run | not run | not run |" in page
+    assert "| device | not run | not run | not run |" in page
+
+
+def test_the_link_checker_finds_what_leads_nowhere(tmp_path):
+    """A missing page, a missing anchor and a script from a network are told; what is there is not."""
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">A</h1><a href="b.html#here">b</a><a href="https://example.org">e</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="here"></p><a href="a.html#top">a</a>')
+    assert links.faults(tmp_path) == []
+    (tmp_path / "b.html").write_text('<a href="c.html">c</a><script src="https://example.org/x.js"></script>')
+    assert links.faults(tmp_path) == [
+        "a.html links to b.html#here: no anchor here",
+        "b.html loads https://example.org/x.js from a network",
+        "b.html links to c.html: no such file",
+    ]
