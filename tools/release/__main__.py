@@ -1,0 +1,75 @@
+"""Everything that a release needs, in one folder: ``python -m tools.release --out dist``; see docs/releasing.md.
+
+It stops at the first thing that is wrong, with one sentence and exit code 1, and uploads nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from . import wheel
+from .distributions import ROOT, core_version, distributions, faults
+from .notes import notes
+from .trial import tool, trial
+
+
+def main() -> int:
+    """Build, look, install, write; 1 where something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="emptied first")
+    parser.add_argument("--sample", type=int, default=0, help="cases of each check of the sizing tier; 0 for all")
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="whose packages the SBOM lists")
+    asked = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            _release(asked.out.resolve(), Path(scratch), asked.sample, asked.environment)
+    except (RuntimeError, ValueError) as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
+    every = distributions()
+    _stop([fault for one in every for fault in faults(one)])
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for one in every:
+        built = wheel.build(one, scratch / "sources", out)
+        _say(f"{one.name} {one.version}: {', '.join(path.name for path in built)}")
+    wheels = sorted(out.glob("*.whl"))
+    tool("-m", "twine", "check", "--strict", *map(str, sorted(out.iterdir())))
+    tool("-m", "check_wheel_contents", *map(str, wheels))
+    _stop([fault for path in wheels for fault in wheel.faults(path)])
+    _say(f"twine check, check-wheel-contents and our own look: {len(wheels)} wheels and as many sdists pass")
+    for one in every:
+        _say(trial(one, out, scratch / "environments" / one.name, sample))
+    bill = str(out / "sbom.cdx.json")
+    tool("-m", "cyclonedx_py", "environment", str(environment / "bin" / "python"), "--output-file", bill)
+    (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
+    _sums(out)
+    _say(f"draftmark {core_version()} could be published, in this order: {', '.join(one.name for one in every)}")
+
+
+def _sums(out: Path) -> None:
+    """SHA256SUMS, which `sha256sum --check` reads."""
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(out.iterdir())]
+    (out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _stop(found: list[str]) -> None:
+    if found:
+        raise RuntimeError("\n".join(found))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Installs one distribution's wheel alone, in a new environment, and runs what can be run from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from .distributions import ROOT, Distribution
+
+LIGHT = ("draftmark", "draftmark-contract")
+"""Distributions whose requirements bring no torch; of the others the wheel is installed beside these without its own."""
+JUDGES = ("draftmark", "draftmark-contract[proof]")
+
+
+def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
+    """What was installed and run, in a line.
+
+    Args:
+        dist: where the wheels lie.
+        folder: of the new environment.
+        sample: cases of each check of the sizing tier; 0 for all.
+
+    Raises:
+        RuntimeError: an install or a run failed; the message has its output.
+    """
+    python = _environment(folder)
+    if one.name in LIGHT:
+        _install(python, dist, [one.name])
+    else:
+        _install(python, dist, [str(next(dist.glob(f"{one.name.replace('-', '_')}-*.whl")))], "--no-deps")
+    _run(python, "-m", "pip", "--version")
+    package = next(path.parent.name for path in one.folder.glob("src/*/py.typed"))
+    _run(python, "-c", f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)")
+    if not one.backends:
+        return f"{one.name}: installed alone"
+    _install(python, dist, list(JUDGES))
+    for name in one.backends:
+        _run(python, "-m", "draftmark.cli", "contract", name, "--tier", "sizing", "--sample", str(sample))
+    said = f"{sample} cases of each check" if sample else "all cases"
+    return f"{one.name}: installed alone; sizing tier of {', '.join(one.backends)}, {said}: passed"
+
+
+def _environment(folder: Path) -> Path:
+    venv.create(folder, with_pip=True, symlinks=True)
+    return folder / "bin" / "python"
+
+
+def _install(python: Path, dist: Path, wanted: list[str], *options: str) -> None:
+    """From the built files; only what is not ours comes from an index, in the versions that were tested together."""
+    known = ("--find-links", str(dist), "--constraint", str(ROOT / "constraints.txt"))
+    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *known, *options, *wanted)
+
+
+def _run(python: Path, *words: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+    done = subprocess.run(
+        (str(python), *words), capture_output=True, text=True, cwd=python.parent, env={**kept, "OMP_NUM_THREADS": "1"}
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(words)}\nended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
+
+
+def tool(*words: str) -> None:
+    """A tool of the environment that this runs in, as ``python -m``.
+
+    Raises:
+        RuntimeError: it failed; the message has its output.
+    """
+    _run(Path(sys.executable), *words)
