@@ -27,7 +27,7 @@ def main() -> int:
     asked = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            _release(asked.out.resolve(), Path(scratch), asked.sample, asked.environment)
+            _release(asked.out.resolve(), Path(scratch), asked.sample, asked.environment.resolve())
     except (RuntimeError, ValueError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from .distributions import ROOT, Distribution
 
 LIGHT = ("draftmark", "draftmark-contract")
-"""Distributions whose requirements bring no torch; of the others the wheel is installed beside these without its own."""
+"""Distributions whose requirements bring no torch; of the others the wheel alone is installed, without its own."""
 JUDGES = ("draftmark", "draftmark-contract[proof]")
 
 
