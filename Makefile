@@ -6,7 +6,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constr
 PLUGINS = $(wildcard plugins/*/pyproject.toml)
 BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Of the tests; constraints.txt says which versions.
-TOOLS = mypy pytest-xdist ruff scipy setuptools wheel
+TOOLS = mypy pytest-xdist ruff scipy setuptools wheel nbclient ipykernel
 # Two worker processes on a laptop; each with one thread, so that they do not fight.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 CONTRACT = OMP_NUM_THREADS=1 $(BIN)/draftmark contract

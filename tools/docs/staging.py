@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from . import api, commands, matrix
+from . import api, commands, matrix, notebooks
 from .kills import DOCS, ROOT, page_of_specification
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -109,6 +109,8 @@ def stage(folder: Path) -> None:
             site.place(path)
     for name in MOVED:
         site.place(ROOT / name)
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        site.write(f"notebooks/{path.stem}.md", notebooks.page(path), path)
     for name, page in MADE.items():
         site.write(name, page(), DOCS / name)
     settings = {
@@ -136,9 +138,9 @@ def navigation(folder: Path) -> list[object]:
     menu[2][1].append(("Judge what exists", "judge.md"))
     menu[4][1].append(("Mutated sources", "contract-mutation.md"))
     menu[7][1].extend([("Contributing", "contributing.md"), ("Releasing", "releasing.md")])
-    notebooks = [(_title(one), f"notebooks/{one.name}") for one in sorted((folder / "notebooks").glob("*.md"))]
-    if notebooks:
-        menu.insert(4, ("Notebooks", notebooks))
+    books = [(_title(one), f"notebooks/{one.name}") for one in sorted((folder / "notebooks").glob("*.md"))]
+    if books:
+        menu.insert(4, ("Notebooks", books))
     return [{title: [{name: page} for name, page in pages if (folder / page).exists()]} for title, pages in menu]
 
 

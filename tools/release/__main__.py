@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shutil
 import sys
 import tempfile
@@ -51,9 +52,19 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path) -> None:
         _say(trial(one, out, scratch / "environments" / one.name, sample))
     bill = str(out / "sbom.cdx.json")
     tool("-m", "cyclonedx_py", "environment", str(environment / "bin" / "python"), "--output-file", bill)
+    _strip_folders(out / "sbom.cdx.json")
     (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
     _sums(out)
     _say(f"draftmark {core_version()} could be published, in this order: {', '.join(one.name for one in every)}")
+
+
+def _strip_folders(bill: Path) -> None:
+    """Take out where our own packages lie on this machine; who they are stays."""
+    told = json.loads(bill.read_text(encoding="utf-8"))
+    for one in told["components"]:
+        places = [place for place in one.pop("externalReferences", []) if not place["url"].startswith("file:")]
+        one.update({"externalReferences": places} if places else {})
+    bill.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def _sums(out: Path) -> None:

@@ -1,0 +1,61 @@
+"""Notebooks: run, kept with what they print, and shown on the site.
+
+python -m tools.docs.notebooks        # runs each, and writes what it gave into it
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from .kills import DOCS
+
+FOLDER = DOCS / "notebooks"
+
+
+def executed(path: Path) -> dict[str, Any]:
+    """The notebook with what its cells give when they are run now, in a process of their own.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell raised.
+    """
+    nbformat: Any = importlib.import_module("nbformat")  # has no types
+    client = importlib.import_module("nbclient").NotebookClient
+    book = nbformat.read(path, as_version=4)
+    client(book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    for cell in book.cells:  # of a run, nothing but what it gave
+        cell.metadata.pop("execution", None)
+    found: dict[str, Any] = json.loads(nbformat.writes(book))
+    return found
+
+
+def page(path: Path) -> str:
+    """The notebook as markdown: its text, its programs, and what they gave."""
+    book = json.loads(path.read_text(encoding="utf-8"))
+    return "\n\n".join(_cell(cell) for cell in book["cells"]) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    return "\n\n".join([f"```python\n{source}\n```", *(_output(one) for one in cell["outputs"])])
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        return f"<div>{''.join(data['image/svg+xml']).strip()}</div>"
+    return "```text\n" + "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n```"
+
+
+def main() -> None:
+    """Run every notebook, and keep what it gave."""
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        path.write_text(json.dumps(executed(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
