@@ -10,7 +10,6 @@ import torch
 
 from draftmark import (
     DRAFT_MODES,
-    TARGET_MODES,
     AttentionShape,
     Geometry,
     GeometryPair,
@@ -165,7 +164,7 @@ def open_layers(
     Raises:
         GeometryError, BackendRefusal: a layer that cannot be, or is not served.
     """
-    models = [(target, TARGET_MODES)] if draft is None else [(target, TARGET_MODES), (draft, DRAFT_MODES)]
+    models = [(target, config.speculation.target_modes)] + ([] if draft is None else [(draft, DRAFT_MODES)])
     geometries = [
         [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)] for model, modes in models
     ]

@@ -1,0 +1,75 @@
+"""How many tokens a round would yield, by its rows: what past rounds said, per request. Numbers only, no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+SMOOTHING = 0.5
+"""Weight of the newest round: the one before it was another text already."""
+TRUST_KEPT = 0.9
+"""What remains of the evidence for `trust` behind each round."""
+TRUST_PRIOR = 2.0
+"""Expected drafts for which the forecast is taken at its word before any came true."""
+
+
+def grid(num_draft_tokens: int) -> tuple[float, ...]:
+    """Rows a request at which a round reports its expected tokens: dense where budgets are small."""
+    points, step = [1.0], 0.125
+    while points[-1] < num_draft_tokens:
+        points.append(min(points[-1] + step, float(num_draft_tokens)))
+        step *= 1.5
+    return tuple(points)
+
+
+class Forecast:
+    """Expected tokens a request over rows a request, smoothed over rounds, and how far it came true.
+
+    It is concave: rows are given to the likeliest drafts first. So a straight line between two points promises less
+    than is there, and beyond the last point nothing more is promised.
+
+    Args:
+        points: rows a request, ascending from 1.
+    """
+
+    def __init__(self, points: Sequence[float]) -> None:
+        self.points = tuple(points)
+        self._values: list[float] = []
+        self._promised = self._came = TRUST_PRIOR
+
+    @property
+    def known(self) -> bool:
+        """Whether any round has reported."""
+        return bool(self._values)
+
+    @property
+    def trust(self) -> float:
+        """Accepted drafts over promised ones, at most 1.25: a choice that picks the best promise is disappointed."""
+        return min(1.25, self._came / self._promised)
+
+    def learn(self, values: Sequence[float], rows: int, requests: int, accepted: float) -> None:
+        """Take a round's report, and what it gave.
+
+        Args:
+            values: expected tokens a request at every point.
+            rows: of the round.
+            accepted: tokens of all its requests.
+        """
+        promised = requests * (self._at(values, rows / requests) - 1)
+        self._promised = TRUST_KEPT * (self._promised - TRUST_PRIOR) + promised + TRUST_PRIOR
+        self._came = TRUST_KEPT * (self._came - TRUST_PRIOR) + accepted - requests + TRUST_PRIOR
+        old = self._values or values
+        self._values = [a + (b - a) * SMOOTHING for a, b in zip(old, values, strict=True)]
+
+    def tokens(self, rows: int, requests: int) -> float:
+        """Tokens that `rows` rows yield for so many requests; one each where nothing is known."""
+        each = self._at(self._values, rows / requests) if self._values else 1.0
+        return requests * (1.0 + (each - 1.0) * self.trust)
+
+    def _at(self, values: Sequence[float], rows: float) -> float:
+        points = self.points
+        above = bisect_left(points, rows)
+        if above == 0 or above == len(points):
+            return values[min(above, len(points) - 1)]
+        share = (rows - points[above - 1]) / (points[above] - points[above - 1])
+        return values[above - 1] + (values[above] - values[above - 1]) * share
