@@ -31,8 +31,9 @@ Chunk = tuple[Request, int]
 
 
 class Forwards:
-    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by replaying graphs. None reads the device on
-    the host.
+    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by replaying graphs.
+
+    None reads the device on the host.
 
     Plain decoding is a round with one node a request; a chain is a tree whose mask is causal.
 
@@ -153,7 +154,7 @@ class Forwards:
     def _targets_of_admitted(
         self, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The admitted trees, tokens and parents ``[R, D]``, and what `_targets` gives of them; a row each, compacted."""
+        """The admitted trees, tokens and parents ``[R, D]``, and what `_targets` gives of them; a row a node."""
         assert self._ragged_rows is not None, "a drafting with budgets verifies raggedly"
         trees = self._drafting.admit(batch)
         placed = self._ragged_rows.write(batch, trees, self._layers.tree_ops)

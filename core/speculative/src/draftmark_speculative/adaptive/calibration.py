@@ -37,7 +37,9 @@ class Calibration:
             expected, accepted: float32 ``[R, levels]``, chances summed over the children that were verified below the
                 kept node at each depth, and whether one of them was kept.
         """
-        for evidence, seen, total in zip((self._expected, self._accepted), (expected, accepted), self._all, strict=True):
+        for evidence, seen, total in zip(
+            (self._expected, self._accepted), (expected, accepted), self._all, strict=True
+        ):
             seen = torch.where(live[:, None], seen, 0)
             evidence.index_copy_(0, rows, evidence.index_select(0, rows) * KEPT + seen)
             total.mul_(KEPT).add_(seen.sum(0))

@@ -10,7 +10,7 @@ from draftmark.runtime import ForwardBatch, VerifyResult
 from ..state import DeviceState
 from .calibration import Calibration
 from .forecast import grid
-from .survival import Admitted, admit, compacted, expected, ranked, survival
+from .survival import Admitted, admit, compacted, expected, of_children, ranked, survival
 
 
 class Candidates:
@@ -62,7 +62,7 @@ class Candidates:
         chances = self.chances[:size].nan_to_num(nan=0.0).gather(1, trees.nodes)
         chances = torch.where(trees.tokens >= 0, chances, 0)
         chances[:, 0] = 0
-        below = torch.zeros_like(chances).scatter_add_(1, trees.parents.clamp(min=0), chances).clamp(max=1)
+        below = of_children(chances, trees.parents).clamp(max=1)
         step = torch.arange(self._depth, device=rows.device)
         kept = result.accept_lens[:, None]
         tried = torch.where(step < kept, below.gather(1, result.accept_index[:, : self._depth]), 0)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 SMOOTHING = 0.5
 """Weight of the newest round: the one before it was another text already."""
+FIRST_ROUNDS = 3
+"""Rounds that draft whatever they promise: a head that claims too little would never be tried."""
 TRUST_KEPT = 0.9
 """What remains of the evidence for `trust` behind each round."""
 TRUST_PRIOR = 2.0
@@ -15,11 +17,10 @@ TRUST_PRIOR = 2.0
 
 def grid(num_draft_tokens: int) -> tuple[float, ...]:
     """Rows a request at which a round reports its expected tokens: dense where budgets are small."""
-    points, step = [1.0], 0.125
+    points = [1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0]
     while points[-1] < num_draft_tokens:
-        points.append(min(points[-1] + step, float(num_draft_tokens)))
-        step *= 1.5
-    return tuple(points)
+        points.append(points[-1] + max(1.0, points[-1] // 4))
+    return (*(point for point in points if point < num_draft_tokens), float(num_draft_tokens))
 
 
 class Forecast:
@@ -35,12 +36,13 @@ class Forecast:
     def __init__(self, points: Sequence[float]) -> None:
         self.points = tuple(points)
         self._values: list[float] = []
+        self._reports = 0
         self._promised = self._came = TRUST_PRIOR
 
     @property
     def known(self) -> bool:
-        """Whether any round has reported."""
-        return bool(self._values)
+        """Whether as many rounds have reported as calibration needs to say anything."""
+        return self._reports >= FIRST_ROUNDS
 
     @property
     def trust(self) -> float:
@@ -55,6 +57,7 @@ class Forecast:
             rows: of the round.
             accepted: tokens of all its requests.
         """
+        self._reports += 1
         promised = requests * (self._at(values, rows / requests) - 1)
         self._promised = TRUST_KEPT * (self._promised - TRUST_PRIOR) + promised + TRUST_PRIOR
         self._came = TRUST_KEPT * (self._came - TRUST_PRIOR) + accepted - requests + TRUST_PRIOR

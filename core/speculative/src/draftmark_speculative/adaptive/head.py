@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from .speculation import Adaptive
 
 CATCH_UP = 16
-"""Plain rounds behind which the head takes over what it missed, though nothing is drafted: its reading of the weights is
-shared by as many tokens, and the features wait in memory until then."""
+"""Plain rounds behind which the head takes over what it missed, though nothing is drafted: one reading of its weights
+serves as many tokens, and the features wait in memory until then."""
 
 
 class AdaptiveHeadDrafter(HeadDrafter):
     """A `HeadDrafter` that drafts when it pays, and verifies what a budget of rows admits.
 
-    While rounds are plain, the head reads nothing; it extends its KV by all of them in one forward when drafting resumes,
-    or when the backlog is full.
+    While rounds are plain, the head reads nothing; it extends its KV by all of them in one forward when drafting
+    resumes, or when the backlog is full.
     """
 
     def __init__(

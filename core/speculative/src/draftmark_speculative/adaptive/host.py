@@ -1,5 +1,5 @@
-"""Adaptive drafting with drafts of the host: n-gram look-up, or a drafter of your own. The host knows every draft before
-the round, so it chooses by this round's drafts; how likely they are it learns by what they were guessed from."""
+"""Adaptive drafting with drafts of the host: n-gram look-up, or a drafter of your own. The host knows every draft
+before the round, so it chooses by this round's drafts; how likely they are it learns by what they were guessed from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How likely each draft is to be accepted, and which drafts a budget admits. Torch, on the device, capturable.
 
-A node's **survival** is the probability that verification keeps it: the product of the chances of the nodes on its path,
-each the chance to be kept once its parent is. No factor is above 1, so a child never survives likelier than its parent.
+A node's **survival** is the probability that verification keeps it: the product of the chances of the nodes on its
+path, each the chance to be kept once its parent is. No factor is above 1, so a child never survives likelier than its parent.
 So the best nodes of all requests, parents first among equals, are closed under parents.
 """
 
@@ -27,13 +27,21 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
     parent = parents.clamp(min=0)
     chances = chances.nan_to_num(nan=0.0).clamp(0, 1)
     chances[:, 0] = 0
-    total = torch.zeros_like(chances).scatter_add_(1, parent, chances).clamp(min=1)
-    chances = chances / total.gather(1, parent)
+    chances = chances / of_children(chances, parents).clamp(min=1).gather(1, parent)
     chances[:, 0] = 1
     alive = torch.ones_like(chances)
     for _ in range(levels):
         alive = chances * alive.gather(1, parent)
     return alive
+
+
+def of_children(values: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+    """Sum over each node's children, the same bits on every device of a kind: ``[R, D]`` → ``[R, D]``.
+
+    Not by scatter_add, whose atomics add in any order: tensor-parallel ranks would admit different nodes of a tie.
+    """
+    node = torch.arange(parents.shape[1], device=parents.device)
+    return torch.where(parents[:, None] == node[:, None], values[:, None], 0).sum(-1)
 
 
 class Ranked(NamedTuple):
@@ -84,11 +92,13 @@ def expected(order: Ranked, live: torch.Tensor, points: torch.Tensor) -> torch.T
         points: float32 ``[n]``, rows a live request, each at least 1.
 
     Returns:
-        float32 ``[n]``; the target's own token included.
+        float32 ``[n]``; the target's own token included. Between whole rows a straight line.
     """
-    count = live.sum().clamp(min=1)
-    rows = (points * count).long().clamp(1, len(order.values))
-    return order.values.cumsum(0).index_select(0, rows - 1) / count
+    count, total, last = live.sum().clamp(min=1), order.values.cumsum(0), len(order.values) - 1
+    at = (points * count - 1).clamp(0, last)
+    below = at.long()
+    low, high = total.index_select(0, below), total.index_select(0, (below + 1).clamp(max=last))
+    return (low + (high - low) * (at - below)) / count
 
 
 class Admitted(NamedTuple):
@@ -96,7 +106,7 @@ class Admitted(NamedTuple):
 
     Attributes:
         tokens: int64 ``[R, D]``; -1 behind a request's rows.
-        parents: int64 ``[R, D]``; -1 for the root, 0 behind a request's rows.
+        parents: int64 ``[R, D]``; -1 for the root, 0 for the others behind a request's rows.
         q_lens: int64 ``[R]``, rows of each request; 0 for one that is not live.
         nodes: int64 ``[R, D]``, the node that each row was before.
     """
@@ -120,4 +130,6 @@ def compacted(tokens: torch.Tensor, parents: torch.Tensor, admitted: torch.Tenso
     used = node < q_lens[:, None]
     above = parents.gather(1, nodes)
     above = torch.where(above < 0, -1, rank.gather(1, above.clamp(min=0)))
-    return Admitted(torch.where(used, tokens.gather(1, nodes), -1), torch.where(used, above, 0), q_lens, nodes)
+    # A root has parent -1 in a request without rows too: whoever climbs to it would climb for ever (a kernel hung so).
+    above = torch.where(used, above, 0).index_fill(1, node[:1], -1)
+    return Admitted(torch.where(used, tokens.gather(1, nodes), -1), above, q_lens, nodes)
