@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, Tree, TreeOps
 
-from .adaptive.survival import Admitted
+if TYPE_CHECKING:
+    from .adaptive.survival import Admitted
 
 
 class PlacedRows(NamedTuple):

@@ -36,7 +36,7 @@ def loads(draw):
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(table=tables(), load=loads(), chances=st.lists(st.floats(0, 1), max_size=40))
 def test_without_probes_no_choice_is_below_plain_by_the_table(table, load, chances):
-    """Whatever costs and drafts are, the chosen round has at least plain decoding's tokens a second; the best has most."""
+    """Whatever costs and drafts are, the round has at least plain decoding's tokens a second; the best has most."""
     gains = [0.0, *accumulate(sorted(chances, reverse=True))]
     budgets = sorted(table.verify)
 

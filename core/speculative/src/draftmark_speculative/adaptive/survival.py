@@ -1,8 +1,8 @@
 """How likely each draft is to be accepted, and which drafts a budget admits. Torch, on the device, capturable.
 
 A node's **survival** is the probability that verification keeps it: the product of the chances of the nodes on its
-path, each the chance to be kept once its parent is. No factor is above 1, so a child never survives likelier than its parent.
-So the best nodes of all requests, parents first among equals, are closed under parents.
+path, each the chance to be kept once its parent is. No factor is above 1, so a child never survives likelier than its
+parent. So the best nodes of all requests, parents first among equals, are closed under parents.
 """
 
 from __future__ import annotations
