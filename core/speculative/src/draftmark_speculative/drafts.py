@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from draftmark import TARGET_MODES, Geometry, LoadedBackend, Mode
+from draftmark import DRAFT_MODES, TARGET_MODES, Geometry, LoadedBackend, Mode
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +115,11 @@ class Speculation:
     def target_modes(self) -> tuple[Mode, ...]:
         """What the target's backend is asked to serve."""
         return TARGET_MODES
+
+    @property
+    def draft_modes(self) -> tuple[Mode, ...]:
+        """What the draft model's backend is asked to serve, if there is one."""
+        return DRAFT_MODES
 
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
         """`Limits.row_budgets` for that many requests: none unless the device decides how many rows each has."""

@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from draftmark import (
-    DRAFT_MODES,
     AttentionShape,
     Geometry,
     GeometryPair,
@@ -164,7 +163,8 @@ def open_layers(
     Raises:
         GeometryError, BackendRefusal: a layer that cannot be, or is not served.
     """
-    models = [(target, config.speculation.target_modes)] + ([] if draft is None else [(draft, DRAFT_MODES)])
+    how = config.speculation
+    models = [(target, how.target_modes)] + ([] if draft is None else [(draft, how.draft_modes)])
     geometries = [
         [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)] for model, modes in models
     ]

@@ -143,9 +143,22 @@ def test_a_forecast_follows_rounds_and_what_came_of_them():
     for _ in range(40):
         forecast.learn([1 + 0.5 * (p - 1) for p in forecast.points], 8, 4, 5.0)
     assert forecast.known and FIRST_ROUNDS < 40
-    assert forecast.trust == pytest.approx(0.55, abs=0.05), "two drafts were promised, one came"
+    assert forecast.trust == pytest.approx(14 / 26), "of the last 24 drafts that were promised 12 came"
     assert forecast.tokens(8, 4) == pytest.approx(4 + 2 * forecast.trust)
     assert forecast.tokens(99, 4) == pytest.approx(4 + 6 * forecast.trust), "nothing is promised beyond the last point"
+
+
+def test_one_round_of_a_large_batch_turns_a_forecast():
+    """A probe that promises little and gives much is believed at once, and so is one that gives nothing."""
+    forecast = Forecast(grid(4))
+    points = len(forecast.points)
+    for _ in range(5):
+        forecast.learn([1.0] + [1.1] * (points - 1), 128, 64, 64 * 1.1)
+    assert forecast.tokens(128, 64) == pytest.approx(64 * 1.1)
+    forecast.learn([1.0] + [1.1] * (points - 1), 128, 64, 64 * 1.8)
+    assert forecast.tokens(128, 64) > 64 * 1.2
+    forecast.learn([1.0] + [1.5] * (points - 1), 128, 64, 64)
+    assert forecast.tokens(128, 64) < 64 * 1.2
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])

@@ -127,5 +127,8 @@ def test_calibration_learns_by_depth_and_by_request():
     assert torch.equal(null, found.ratios(torch.tensor([2]))[0]), "a null row leaves no evidence"
     found.forget(torch.tensor([0]))
     assert found.ratios(rows)[0, 0] < good[0], "a new request begins with the batch's ratio"
+    before = found.ratios(rows)[1, 0]
+    found.age(100)
+    assert before < found.ratios(rows)[1, 0] < 1, "evidence that is not renewed fades, but is not forgotten"
     found.forget()
     assert (found.ratios(rows) == 1).all() and PRIOR > 0

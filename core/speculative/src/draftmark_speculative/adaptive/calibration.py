@@ -44,6 +44,11 @@ class Calibration:
             evidence.index_copy_(0, rows, evidence.index_select(0, rows) * KEPT + seen)
             total.mul_(KEPT).add_(seen.sum(0))
 
+    def age(self, rounds: int) -> None:
+        """Let evidence fade by rounds that brought none, but for a round's worth of it."""
+        for evidence in (self._expected, self._accepted, self._all):
+            evidence.mul_(max(1 - KEPT, KEPT**rounds))
+
     def forget(self, rows: torch.Tensor | None = None) -> None:
         """Begin anew for rows that other requests have now; for everything without `rows`."""
         if rows is None:

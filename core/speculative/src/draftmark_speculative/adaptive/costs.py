@@ -32,9 +32,8 @@ class CostTable:
 
     Attributes:
         plain: DECODE, by padded requests.
-        verify: RAGGED_VERIFY, by rows: the graph's budget.
-        drafting: what a round takes beside verification (DRAFT and DRAFT_EXTEND), by padded requests; empty for drafts
-            that the host makes.
+        verify: RAGGED_VERIFY and what follows it (DRAFT_EXTEND), by rows: the graphs' budget.
+        drafting: what precedes it (DRAFT), by padded requests; empty for drafts that the host makes.
 
     Raises:
         RequestError: no sizes, or a cost that is no positive number of seconds.

@@ -9,8 +9,10 @@ SMOOTHING = 0.5
 """Weight of the newest round: the one before it was another text already."""
 FIRST_ROUNDS = 3
 """Rounds that draft whatever they promise: a head that claims too little would never be tried."""
-TRUST_KEPT = 0.9
-"""What remains of the evidence for `trust` behind each round."""
+MOST_TRUST = 4.0
+"""Above 1 too: a probe behind a bad stretch promises little, and what it gives says at once that drafts pay again."""
+TRUST_DRAFTS = 24.0
+"""Promised drafts over which `trust` looks back: one round of a large batch, many of a single request."""
 TRUST_PRIOR = 2.0
 """Expected drafts for which the forecast is taken at its word before any came true."""
 
@@ -37,7 +39,7 @@ class Forecast:
         self.points = tuple(points)
         self._values: list[float] = []
         self._reports = 0
-        self._promised = self._came = TRUST_PRIOR
+        self._promised = self._came = 0.0
 
     @property
     def known(self) -> bool:
@@ -46,8 +48,8 @@ class Forecast:
 
     @property
     def trust(self) -> float:
-        """Accepted drafts over promised ones, at most 1.25: a choice that picks the best promise is disappointed."""
-        return min(1.25, self._came / self._promised)
+        """Accepted drafts over promised ones: a choice that picks the best promise is disappointed as a rule."""
+        return min(MOST_TRUST, (self._came + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
 
     def learn(self, values: Sequence[float], rows: int, requests: int, accepted: float) -> None:
         """Take a round's report, and what it gave.
@@ -59,8 +61,9 @@ class Forecast:
         """
         self._reports += 1
         promised = requests * (self._at(values, rows / requests) - 1)
-        self._promised = TRUST_KEPT * (self._promised - TRUST_PRIOR) + promised + TRUST_PRIOR
-        self._came = TRUST_KEPT * (self._came - TRUST_PRIOR) + accepted - requests + TRUST_PRIOR
+        kept = min(1.0, TRUST_DRAFTS / (self._promised + promised + 1e-9))
+        self._promised = kept * (self._promised + promised)
+        self._came = kept * (self._came + accepted - requests)
         old = self._values or values
         self._values = [a + (b - a) * SMOOTHING for a, b in zip(old, values, strict=True)]
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftmark import Mode
-from draftmark.runtime import ForwardBatch, HostLengths, UpperBound, VerifyResult, ragged, to_device
+from draftmark.runtime import (
+    ForwardBatch,
+    GraphKey,
+    HostLengths,
+    Program,
+    UpperBound,
+    VerifyResult,
+    ragged,
+    to_device,
+)
 
 from ..drafts import Round
 from ..eagle.drafter import HeadDrafter
@@ -19,7 +28,7 @@ from ..eagle.tree_builder import DraftTreeBuilder
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..pending import FinishedForward
-from ..ragged import rows_of_nodes
+from ..ragged import RaggedRows, rows_of_nodes
 from ..request import Request
 from ..scheduler import by_row
 from ..state import DeviceState, GraphRunner
@@ -63,16 +72,34 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._calibration = Calibration(2 * geometry.max_reqs, depth, device)
         self._candidates = Candidates(geometry, state, depth, self._calibration)
         room, width = min(CATCH_UP, geometry.limits.max_extend_tokens), self.accepted.features.shape[2]
+        most = geometry.max_rows(Mode.RAGGED_VERIFY)
+        self._features = torch.zeros(most, width, dtype=model.dtype, device=device)
+        self._path = torch.zeros_like(state.tokens)
+        self._ragged_rows = RaggedRows(geometry, device)
         self._backlog = Backlog(geometry.max_reqs, room, width, model.dtype, device)
         self._forecast = Forecast(self._candidates.points)
-        self._sent = Round(Mode.DECODE, 0)
+        self._sent, self._rested = Round(Mode.DECODE, 0), 0
+
+    def capture(self) -> None:
+        """Capture drafting at every captured batch size, and taking over at every budget."""
+        limits = self._geometry.limits
+        for budget in sorted(limits.row_budgets, reverse=True):
+            padded = min(self._geometry.max_reqs, budget)
+            self._state.fill((), padded)
+            host = self._layers.lengths_at_capture(padded)
+            batch = self._batch.ragged_verify(budget, padded, host, tree=False)
+            self._layers.plan(batch)
+            self._runner.capture(GraphKey(Program.DRAFT_EXTEND, budget), partial(self._take_over_ragged, batch))
+        for size in sorted(limits.capture_batch_sizes, reverse=True):
+            self._state.fill((), size)
+            self.capture_steps(size, self._layers.lengths_at_capture(size))
 
     def ready(self, forwards: Forwards) -> None:
         """Measure what rounds cost, unless that is given."""
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
-            table = measure(rehearsal, forwards, self._rehearse_drafting)
+            table = measure(rehearsal, forwards, self.grow, self._take_over_budget)
             self._clear(rehearsal)
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
 
@@ -91,9 +118,13 @@ class AdaptiveHeadDrafter(HeadDrafter):
             if self._backlog.full(requests):
                 self._catch_up(requests)
             self._backlog.counted(requests)
+            self._rested += 1
             self._sent = Round(Mode.DECODE, padded)
             return self._sent
         self._catch_up(requests)
+        if self._rested:
+            self._calibration.age(self._rested)
+            self._rested = 0
         self._sent = Round(Mode.RAGGED_VERIFY, budget)
         self._state.fill(requests, max(padded, min(budget, self._geometry.max_reqs)))
         self.grow(padded, len(requests), host)
@@ -109,16 +140,18 @@ class AdaptiveHeadDrafter(HeadDrafter):
             rows = self._state.rows[: batch.padded_reqs]
             self._backlog.append(rows, result.tokens[:, 0], features)
             return
-        size, nodes = result.accept_index.shape
-        every = torch.arange(nodes, device=batch.device).expand(size, -1)
-        by_node = features.index_select(0, rows_of_nodes(batch, every).flatten())
-        super().keep(batch, result, by_node)
+        size, accepted = batch.padded_reqs, self.accepted
+        accepted.prefix_lens[:size].copy_(batch.prefix_lens)
+        accepted.tokens[:size].copy_(result.tokens)
+        accepted.accept_lens[:size].copy_(result.accept_lens)
+        self._features[: batch.num_rows].copy_(features)
+        self._path[:size].copy_(rows_of_nodes(batch, result.accept_index))
         self._candidates.observe(result)
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
         """Run the head over the accepted path, or not yet."""
         if self._sent.mode is not Mode.DECODE:
-            super().draft_extend(padded, num_reqs, host)
+            self._take_over_budget(self._sent.size, num_reqs, host)
 
     @property
     def report(self) -> torch.Tensor | None:
@@ -130,6 +163,26 @@ class AdaptiveHeadDrafter(HeadDrafter):
         if report is not None:
             accepted = sum(len(one.tokens) for one in finished)
             self._forecast.learn(report, sent.size, len(finished), accepted)
+
+    def _take_over_budget(self, budget: int, num_reqs: int, host: HostLengths) -> None:
+        """Run the head over the accepted paths: no more rows than were verified, where D each would mostly be idle."""
+        batch = self._batch.ragged_verify(budget, num_reqs, host, tree=False)
+        self._layers.plan(batch)
+        self._runner.run(GraphKey(Program.DRAFT_EXTEND, budget), partial(self._take_over_ragged, batch))
+
+    def _take_over_ragged(self, batch: ForwardBatch) -> None:
+        """What `_take_over` does, a row for each accepted token. Captured."""
+        size, accepted = batch.padded_reqs, self.accepted
+        rows = self._state.rows[:size]
+        counts = torch.where(rows < self._state.lengths.first_null_row, accepted.accept_lens[:size], 0)
+        self._gather(batch, accepted.prefix_lens[:size])
+        tokens, path = accepted.tokens[:size], self._path[:size]
+        placed = self._ragged_rows.write(batch, Admitted(tokens, path, counts, path), self._layers.tree_ops)
+        self._layers.begin(batch)
+        features = self._features.index_select(0, placed.of_nodes(path))
+        hidden = self._run(placed.of_nodes(tokens).clamp(min=0), self._head.fuse(features), batch.positions)
+        newest = (batch.q_indptr[1:] - 1).clamp(min=0)
+        self._keep(rows, hidden.index_select(0, newest))
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
         """Write the trees into the state, and their chances beside them. Captured."""
@@ -183,16 +236,12 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self.accepted.prefix_lens.fill_(load)
         self._candidates.chances.fill_(1)
 
-    def _rehearse_drafting(self, size: int, host: HostLengths) -> None:
-        self.grow(size, size, host)
-        super().draft_extend(size, size, host)
-
     def _clear(self, rehearsal: Rehearsal) -> None:
         """Leave nothing of the rehearsal: garbage in static tensors could be no number."""
         rehearsal.clear()
         self._backlog.clear()
         self._calibration.forget()
-        for tensor in (self.accepted.prefix_lens, self.accepted.features, self._hidden, self._scores, self._tokens):
+        for tensor in (self.accepted.prefix_lens, self._features, self._path, self._hidden, self._scores, self._tokens):
             tensor.zero_()
         self.accepted.accept_lens.fill_(1)
         self.accepted.tokens.fill_(-1)

@@ -43,7 +43,7 @@ class AdaptiveHostDrafting(Drafting):
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
-            table = measure(rehearsal, forwards, None)
+            table = measure(rehearsal, forwards)
             rehearsal.clear()
             self._candidates.chances.zero_()
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,8 +31,8 @@ REPEATS = 4
 EAGER_SIZES = 3
 """Sizes that are measured of each program where nothing is captured; those between are interpolated."""
 
-Drafting = Callable[[int, HostLengths], None]
-"""Drafts for so many requests, and takes over what a round accepted."""
+Drafting = Callable[[int, int, HostLengths], None]
+"""``drafting(size, requests, host)``, of a graph's size."""
 
 
 class Rehearsal:
@@ -90,30 +91,35 @@ class Rehearsal:
         state.parents[:, 0] = -1
 
 
-def measure(rehearsal: Rehearsal, forwards: Forwards, drafting: Drafting | None) -> CostTable:
+def measure(
+    rehearsal: Rehearsal, forwards: Forwards, draft: Drafting | None = None, take_over: Drafting | None = None
+) -> CostTable:
     """The cost table of an engine whose rounds are captured, or run eagerly.
 
     Args:
-        drafting: runs the draft model; None where drafts come from the host, in no time of the device's.
+        draft, take_over: run the draft model, before a round by padded requests and behind it by rows; None where
+            drafts come from the host, in no time of the device's.
     """
     limits = rehearsal.geometry.limits
     sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))
     budgets = limits.row_budgets if limits.capture_batch_sizes else _some(limits.row_budgets)
 
-    def decode(size: int) -> Callable[[HostLengths], None]:
-        return lambda host: _drop(forwards.round(Round(Mode.DECODE, size), size, host))
+    def decode(size: int, host: HostLengths) -> None:
+        forwards.round(Round(Mode.DECODE, size), size, host)
 
-    def verify(budget: int) -> Callable[[HostLengths], None]:
-        return lambda host: _drop(forwards.round(Round(Mode.RAGGED_VERIFY, budget), _live(rehearsal, budget), host))
+    def verify(budget: int, host: HostLengths) -> None:
+        requests = _live(rehearsal, budget)
+        forwards.round(Round(Mode.RAGGED_VERIFY, budget), requests, host)
+        if take_over is not None:
+            take_over(budget, requests, host)
 
-    def draft(size: int) -> Callable[[HostLengths], None]:
-        assert drafting is not None
-        return lambda host: drafting(size, host)
-
+    drafting = {}
+    if draft is not None:
+        drafting = {size: _cost(rehearsal, size, partial(draft, size, size)) for size in sizes}
     return CostTable(
-        {size: _cost(rehearsal, size, decode(size)) for size in sizes},
-        {budget: _cost(rehearsal, _live(rehearsal, budget), verify(budget)) for budget in budgets},
-        {size: _cost(rehearsal, size, draft(size)) for size in sizes} if drafting else {},
+        {size: _cost(rehearsal, size, partial(decode, size)) for size in sizes},
+        {budget: _cost(rehearsal, _live(rehearsal, budget), partial(verify, budget)) for budget in budgets},
+        drafting,
     )
 
 
@@ -132,7 +138,3 @@ def _live(rehearsal: Rehearsal, budget: int) -> int:
 def _some(sizes: Iterable[int]) -> tuple[int, ...]:
     every = sorted(sizes)
     return tuple({every[i * (len(every) - 1) // (EAGER_SIZES - 1)] for i in range(EAGER_SIZES)})
-
-
-def _drop(result: object) -> None:
-    """A round's result is nobody's here."""

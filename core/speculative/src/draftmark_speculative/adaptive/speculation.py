@@ -67,6 +67,11 @@ class Adaptive(Speculation):
         """Plain rounds, and rows that the device decides."""
         return (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)
 
+    @property
+    def draft_modes(self) -> tuple[Mode, ...]:
+        """The head takes over what was accepted raggedly too: as many rows as tokens."""
+        return (Mode.EXTEND, Mode.DRAFT, Mode.RAGGED_VERIFY)
+
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
         """`budgets`, or those of the draft shape."""
         return self.budgets or row_budgets(max_num_reqs, self.num_draft_tokens)

@@ -66,10 +66,8 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
     for name in ("head", "num_steps"):
         if getattr(args, name) is not None and not eagle:
             option = f"--{name.replace('_', '-')}"
-            given = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
-            raise ArgumentError(
-                f"{option} is given with {given}; it belongs to eagle, alone or as --drafts of adaptive"
-            )
+            way = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
+            raise ArgumentError(f"{option} is given with {way}; it belongs to eagle, alone or as --drafts of adaptive")
     default = EAGLE if eagle else NGRAM
     given = args.topk, args.num_steps, args.num_draft_tokens
     fields = (default.topk, default.num_steps, default.num_draft_tokens)

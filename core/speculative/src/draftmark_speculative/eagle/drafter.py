@@ -96,11 +96,17 @@ class HeadDrafter(Drafting):
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             self._state.fill((), size)
             host = self._layers.lengths_at_capture(size)
-            batch, steps = self._extension(size, size, host), self._steps(size, size, host)
-            for planned in (batch, *steps):
-                self._layers.plan(planned)
+            batch = self._extension(size, size, host)
+            self._layers.plan(batch)
             self._runner.capture(GraphKey(Program.DRAFT_EXTEND, size), partial(self._take_over, batch))
-            self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
+            self.capture_steps(size, host)
+
+    def capture_steps(self, size: int, host: HostLengths) -> None:
+        """Capture the draft steps of a batch whose state is filled."""
+        steps = self._steps(size, size, host)
+        for batch in steps:
+            self._layers.plan(batch)
+        self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
 
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
