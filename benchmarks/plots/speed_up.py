@@ -151,7 +151,7 @@ def _tokens(count: int) -> str:
 def main() -> None:
     """Read, draw, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS / "adaptive-h200.json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "end-to-end-h200.json")
     parser.add_argument("--svg", type=Path, default=ROOT / "docs" / "speed-up-h200.svg")
     args = parser.parse_args()
     result = json.loads(args.json.read_text(encoding="utf-8"))

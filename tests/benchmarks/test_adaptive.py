@@ -1,4 +1,4 @@
-"""The adaptive benchmark: acceptance by rank is what it says, every row is measured once, and the drawing shows them."""
+"""The adaptive benchmark: acceptance by rank is what it says, rows are measured once, and the drawing shows them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from benchmarks.decode.end_to_end import adaptive
 from benchmarks.decode.end_to_end.forced import RankedAcceptance
 from benchmarks.plots import speed_up
 from draftmark.runtime import Tree, VerifyResult
-from draftmark.tree import depths, verify_tree
 from draftmark.tree import ancestors as reach_of
+from draftmark.tree import depths, verify_tree
 
 
 class Ops:
@@ -56,6 +56,8 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
     """Plain once, the other ways for each acceptance; what the file has is kept, and drawn with a point a row."""
     file, picture = tmp_path / "rows.json", tmp_path / "picture.svg"
     monkeypatch.setattr(adaptive, "TINY", [(2, 64)])
+    other = {"model": "another benchmark's row", "speculate": "tree", "tokens_per_s": 1.0}
+    file.write_text(json.dumps({"schema": 2, "timelines": [], "rows": [other]}))
     arguments = [
         "adaptive",
         "--tiny",
@@ -71,10 +73,12 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", arguments)
     adaptive.main()
     result = json.loads(file.read_text())
-    named = [(row["speculate"], row["topk"], row["profile"]) for row in result["rows"]]
+    assert result["rows"][0] == other and result["timelines"] == []
+    rows = result["rows"][1:]
+    named = [(row["speculate"], row["topk"], row["profile"]) for row in rows]
     assert len(named) == len(set(named)) == 9
-    assert all(row["tokens_per_s"] > 0 and row["accepted_len"] >= 1 for row in result["rows"])
-    assert all(row["costs_ms"]["verify"] for row in result["rows"] if row["speculate"] == "adaptive")
+    assert all(row["tokens_per_s"] > 0 and row["accepted_len"] >= 1 for row in rows)
+    assert all(row["costs_ms"]["verify"] for row in rows if row["speculate"] == "adaptive")
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", [*arguments, "--resume"])
     adaptive.main()

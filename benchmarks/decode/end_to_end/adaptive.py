@@ -1,6 +1,6 @@
 """Adaptive drafting beside plain decoding and fixed drafts: the 8B shape, by batch, context and acceptance.
 
-    python -m benchmarks.decode.end_to_end.adaptive --minutes 5 --resume     # benchmarks/results/adaptive-h200.json
+    python -m benchmarks.decode.end_to_end.adaptive --minutes 5 --resume     # rows of results/end-to-end-h200.json
     python -m benchmarks.plots.speed_up                                      # the drawing of it
 
 Acceptance is forced (`forced.RankedAcceptance`): "good" is what SmolLM2's head has on held-out prompts, "bad" keeps
@@ -125,6 +125,7 @@ def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[
             "tokens_per_s": round(tokens / seconds, 1), "round_ms": round(seconds / args.rounds * 1e3, 3),
             "graph_mib": round(engine.graph_bytes / 2**20, 1), "open_s": round(opened, 1),
             "seconds": round(time.perf_counter() - start, 1), **_table(engine), "commit": args.commit, "run": args.run,
+            "torch": torch.__version__,
             "device": args.device_name, "note": "",
         }  # fmt: skip
 
@@ -157,10 +158,10 @@ def main() -> None:
     start, cuda = time.perf_counter(), args.device.startswith("cuda")
     args.commit, args.device_name = args.commit or origin.commit(), origin.device_name(args.device)
     args.run = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-    result = json.loads(args.json.read_text()) if args.resume and args.json.exists() else {}
-    result.setdefault("schema", 2)
+    result = json.loads(args.json.read_text()) if args.json.exists() else {"schema": 2, "rows": []}
     result["forced_shares"] = {"good": {str(k): v for k, v in GOOD.items()}, "bad": BAD}
-    rows: list[dict[str, Any]] = result.setdefault("rows", [])
+    # Rows with a profile are this benchmark's; those of `end_to_end` itself in the same file stay as they are.
+    rows = result["rows"] = [row for row in result["rows"] if args.resume or "profile" not in row]
     points = TINY if args.tiny else [*COVER, *([] if args.cover else REST)]
     done = [{name: row.get(name) for name in Unit("", (0, 0, 0), 0, 0).key("", "")} for row in rows]
     pending = [u for u in units(points) if any(u.key(args.backend, p) not in done for p in u.profiles)]
@@ -185,8 +186,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, default=RESULTS / "adaptive-h200.json", help="where to write the rows")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the file has, measure what it lacks")
+    parser.add_argument("--json", type=Path, default=RESULTS / "end-to-end-h200.json", help="where to write the rows")
+    parser.add_argument("--resume", action="store_true", help="keep this benchmark's rows that the file has")
     parser.add_argument("--minutes", type=float, default=8, help="no engine is opened after them")
     parser.add_argument("--cover", action="store_true", help="contexts of 1k alone: every batch")
     parser.add_argument("--rounds", type=int, default=72, help="counted for each row")
