@@ -96,7 +96,7 @@ class RankedAcceptance(ForcedAcceptance):
         wanted = (draws[:, :, None] >= self._until).sum(2)
         wanted = torch.where(depth < levels, wanted.gather(1, depth.clamp(max=levels - 1)), ranks)
         used = drafts >= 0
-        used[:, 0] = False
+        used[:, 0].zero_()
         siblings = (parents[:, :, None] == parents[:, None, :]) & used[:, None, :] & (node[:, None] > node)
         chosen = used & (siblings.sum(2) == wanted.gather(1, parents.clamp(min=0)))
         child = (parents[:, None, :] == node[:, None]) & chosen[:, None, :]

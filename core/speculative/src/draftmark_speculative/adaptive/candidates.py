@@ -61,7 +61,7 @@ class Candidates:
         rows, live = self._live(size)
         chances = self.chances[:size].nan_to_num(nan=0.0).gather(1, trees.nodes)
         chances = torch.where(trees.tokens >= 0, chances, 0)
-        chances[:, 0] = 0
+        chances[:, 0].zero_()
         below = of_children(chances, trees.parents).clamp(max=1)
         step = torch.arange(self._depth, device=rows.device)
         kept = result.accept_lens[:, None]

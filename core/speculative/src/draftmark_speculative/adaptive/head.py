@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..forwards import Forwards
     from .speculation import Adaptive
 
-CATCH_UP = 16
+CATCH_UP = 32
 """Plain rounds behind which the head takes over what it missed, though nothing is drafted: one reading of its weights
 serves as many tokens, and the features wait in memory until then."""
 

@@ -40,7 +40,7 @@ class Adaptive(Speculation):
     drafts: Speculation = field(default_factory=Eagle)
     budgets: tuple[int, ...] = ()
     costs: CostTable | None = None
-    probe_share: float = 0.01
+    probe_share: float = 0.005
     topk: int = field(init=False)
     num_steps: int = field(init=False)
     num_draft_tokens: int = field(init=False)
@@ -49,7 +49,7 @@ class Adaptive(Speculation):
         for name in ("topk", "num_steps", "num_draft_tokens"):
             object.__setattr__(self, name, getattr(self.drafts, name))
         if not 0 <= self.probe_share < 1:
-            raise RequestError(f"probe_share is {self.probe_share}, but it must be in [0, 1); use 0.01")
+            raise RequestError(f"probe_share is {self.probe_share}, but it must be in [0, 1); use 0.005")
         if self.num_draft_tokens == 1:
             remedy = "raise num_draft_tokens, or leave speculation out"
             raise GeometryError("draft.num_draft_tokens", 1, "adaptive drafting needs a root and a draft", remedy)

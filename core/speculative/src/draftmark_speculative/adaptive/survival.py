@@ -26,9 +26,9 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
     """
     parent = parents.clamp(min=0)
     chances = chances.nan_to_num(nan=0.0).clamp(0, 1)
-    chances[:, 0] = 0
+    chances[:, 0].zero_()  # an assignment would copy the number from the host
     chances = chances / of_children(chances, parents).clamp(min=1).gather(1, parent)
-    chances[:, 0] = 1
+    chances[:, 0].fill_(1)
     alive = torch.ones_like(chances)
     for _ in range(levels):
         alive = chances * alive.gather(1, parent)
@@ -64,7 +64,7 @@ def ranked(alive: torch.Tensor, live: torch.Tensor) -> Ranked:
         live: bool ``[R]``; nothing of the others may be admitted.
     """
     keys = torch.where(live[:, None], alive, 0)
-    keys[:, 0] = torch.where(live, 2.0, 0.0)
+    keys[:, 0].copy_(live).mul_(2)
     ordered = keys.flatten().sort(descending=True, stable=True)
     return Ranked(ordered.values.clamp(max=1), ordered.indices)
 
