@@ -21,12 +21,15 @@ FREE, SOME, DEAR = 0.0, 0.04, 5.0
 """Cost of a row: always draft; now and then; never but for probes."""
 
 
+SETTINGS = [
+    *itertools.product(["chain", "tree"], [False, True], LATE[::2], [FREE, SOME, DEAR]),
+    *itertools.product(["wide", "two rows"], [True], LATE[1::2], [FREE, SOME]),
+]
+
+
 @pytest.mark.parametrize(
     ("shape", "graph", "late", "row_s"),
-    [
-        *itertools.product(["chain", "tree"], [False, True], LATE[::2], [FREE, SOME, DEAR]),
-        *itertools.product(["wide", "two rows"], [True], LATE[1::2], [FREE, SOME]),
-    ],
+    [pytest.param(*one, marks=[pytest.mark.slow] if n % 5 not in (0, 3) else []) for n, one in enumerate(SETTINGS)],
 )
 def test_every_setting_gives_the_plain_text(markov, prompts, run, shape, graph, late, row_s):
     """Chains and trees x eager and recorded graphs x overlap x costs, requests joining and leaving: the plain text."""
@@ -42,7 +45,7 @@ def test_every_setting_gives_the_plain_text(markov, prompts, run, shape, graph, 
     if row_s == FREE:
         assert seen.plain == 0 and seen.mean_accepted > (1.1 if shape == "two rows" else 1.3)
     if row_s == DEAR:
-        assert seen.plain > 0.9 * seen.rounds and seen.rows < 6 * seen.rounds
+        assert seen.plain > 0.9 * seen.rounds and seen.rows < 9 * seen.rounds
 
 
 @pytest.mark.parametrize(("shape", "graph"), [((1, 3, 4), False), ((2, 3, 6), True)])

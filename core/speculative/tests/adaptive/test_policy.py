@@ -106,10 +106,10 @@ def test_a_batch_that_no_budget_holds_decodes_plainly(load):
     assert policy.decide(load, lambda budget: 1e9) is None
 
 
-def test_the_first_round_has_two_rows_a_request():
-    """Or the least that holds the batch."""
+def test_the_first_round_tries_every_depth():
+    """It has the largest budget, where one holds the batch."""
     policy = Policy(flat(), (2, 3, 8, 16), 0.01)
-    assert [policy.start(Load(n, n, 0)) for n in (1, 2, 4, 7, 9, 16)] == [2, 3, 8, 8, 16, None]
+    assert [policy.start(Load(n, n, 0)) for n in (1, 2, 15, 16)] == [16, 16, 16, None]
 
 
 def test_costs_between_sizes_lie_on_a_line_and_beyond_them_in_proportion():
@@ -149,7 +149,7 @@ def test_a_forecast_follows_rounds_and_what_came_of_them():
 
 
 def test_one_round_of_a_large_batch_turns_a_forecast():
-    """A probe that promises little and gives much is believed at once, and so is one that gives nothing."""
+    """A probe that promises little and gives much is believed at once; two rounds that give nothing end it."""
     forecast = Forecast(grid(4))
     points = len(forecast.points)
     for _ in range(5):
@@ -157,8 +157,15 @@ def test_one_round_of_a_large_batch_turns_a_forecast():
     assert forecast.tokens(128, 64) == pytest.approx(64 * 1.1)
     forecast.learn([1.0] + [1.1] * (points - 1), 128, 64, 64 * 1.8)
     assert forecast.tokens(128, 64) > 64 * 1.2
-    forecast.learn([1.0] + [1.5] * (points - 1), 128, 64, 64)
+    for _ in range(2):
+        forecast.learn([1.0] + [1.5] * (points - 1), 128, 64, 64)
     assert forecast.tokens(128, 64) < 64 * 1.2
+    few = Forecast(grid(4))
+    for drafts in (16.0, 16.0, 16.0):
+        few.learn([1.0] + [1.1] * (points - 1), 32, 16, drafts + 1.6)
+    few.age(60)
+    few.learn([1.0] + [1.1] * (points - 1), 32, 16, 16 * 1.8)
+    assert few.trust > 3, "what was seen long ago is no argument against a probe"
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])

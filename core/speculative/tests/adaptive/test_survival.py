@@ -131,4 +131,7 @@ def test_calibration_learns_by_depth_and_by_request():
     found.age(100)
     assert before < found.ratios(rows)[1, 0] < 1, "evidence that is not renewed fades, but is not forgotten"
     found.forget()
+    found.update(rows[:1], live[:1], torch.tensor([[40.0, 0.0]]), torch.tensor([[80.0, 0.0]]))
+    assert found.ratios(rows)[1, 1] > 1.8, "a depth that was never tried is taken to be as the one above it"
+    found.forget()
     assert (found.ratios(rows) == 1).all() and PRIOR > 0

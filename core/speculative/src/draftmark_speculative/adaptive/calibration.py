@@ -7,7 +7,8 @@ import torch
 KEPT = 0.95
 """What remains of the evidence behind each round."""
 PRIOR = 4.0
-"""Expected drafts for which the batch's ratio is believed of a request, and 1 of the batch, before their own."""
+"""Expected drafts for which a request is taken for its batch, and the batch at a depth for the depth above, before
+their own count: a depth that was never tried would never be."""
 
 
 class Calibration:
@@ -25,7 +26,11 @@ class Calibration:
 
     def ratios(self, rows: torch.Tensor) -> torch.Tensor:
         """float32 ``[R, levels]``: the factor on a head's chances at each depth."""
-        whole = (self._all[1] + PRIOR) / (self._all[0] + PRIOR)
+        levels, above = [], torch.ones(1, device=rows.device)
+        for expected_there, accepted_there in zip(*self._all[:, :, None].unbind(), strict=True):
+            above = (accepted_there + PRIOR * above) / (expected_there + PRIOR)
+            levels.append(above)
+        whole = torch.cat(levels)
         expected, accepted = self._expected.index_select(0, rows), self._accepted.index_select(0, rows)
         return (accepted + PRIOR * whole) / (expected + PRIOR)
 

@@ -13,6 +13,8 @@ MOST_TRUST = 4.0
 """Above 1 too: a probe behind a bad stretch promises little, and what it gives says at once that drafts pay again."""
 TRUST_DRAFTS = 24.0
 """Promised drafts over which `trust` looks back: one round of a large batch, many of a single request."""
+TRUST_KEPT = 0.9
+"""What remains of that evidence behind a round without drafts."""
 TRUST_PRIOR = 2.0
 """Expected drafts for which the forecast is taken at its word before any came true."""
 
@@ -66,6 +68,11 @@ class Forecast:
         self._came = kept * (self._came + accepted - requests)
         old = self._values or values
         self._values = [a + (b - a) * SMOOTHING for a, b in zip(old, values, strict=True)]
+
+    def age(self, rounds: int) -> None:
+        """Let the evidence for `trust` fade by rounds that brought none: a probe then speaks for itself."""
+        kept = TRUST_KEPT**rounds
+        self._promised, self._came = kept * self._promised, kept * self._came
 
     def tokens(self, rows: int, requests: int) -> float:
         """Tokens that `rows` rows yield for so many requests; one each where nothing is known."""

@@ -124,6 +124,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._catch_up(requests)
         if self._rested:
             self._calibration.age(self._rested)
+            self._forecast.age(self._rested)
             self._rested = 0
         self._sent = Round(Mode.RAGGED_VERIFY, budget)
         self._state.fill(requests, max(padded, min(budget, self._geometry.max_reqs)))

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from .costs import CostTable
 
-START_ROWS = 2.0
-"""Rows a request of the first round, when nothing is known of the drafts."""
-
 Tokens = Callable[[int], float]
 """``tokens(budget)``: expected tokens of a round with so many rows, the target's own included."""
 
@@ -82,10 +79,11 @@ class Policy:
         self._saved = 0.0
 
     def start(self, load: Load) -> int | None:
-        """The budget of a first round, about which nothing is known; None where no budget holds the batch."""
-        wanted = [b for b in self.budgets if b >= load.padded and b > load.live]
-        within = [b for b in wanted if b <= START_ROWS * load.live]
-        return max(within) if within else min(wanted, default=None)
+        """The budget of a first round, about which nothing is known: the largest, so that every depth is tried once.
+
+        None where no budget holds the batch.
+        """
+        return max((b for b in self.budgets if b >= load.padded and b > load.live), default=None)
 
     def decide(self, load: Load, tokens: Tokens) -> int | None:
         """The budget of the next round; None decodes plainly."""
