@@ -10,7 +10,7 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, sizing, tiling
-from .extend import cache_is_contiguous, check_rows
+from .extend import cache_has_boxes, cache_is_contiguous, check_rows
 from .launch import Attention, Extent
 
 INTERPRETED_PIECES = 2
@@ -47,7 +47,7 @@ class FewRows:
         check_rows(q, out)
         extent, tile, pieces = self._extent(batch)
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, tile, cache_is_contiguous(cache))
+        tile = tiling.for_cache(a, device, tile, cache_is_contiguous(cache), cache_has_boxes(cache))
         mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
         partial_out, partial_lse = self._partial_out, self._partial_lse
         record_call(
@@ -64,7 +64,8 @@ class FewRows:
         tail_len = q_len if ragged else batch.tail_lens[0]
         a, device = self._geometry.attention, self._geometry.device
         tile = tiling.choose(a, device, q_len)
-        pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self._geometry.max_kv_len)
+        most = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self._geometry.max_kv_len)
+        pieces = tiling.whole(most, batch.padded_reqs)
         if batch.device.type == "cpu":
             tile, pieces = tiling.interpreted(a, tile, q_len), min(pieces, INTERPRETED_PIECES)
         return Extent(batch.padded_reqs, q_len, tail_len, batch.num_rows, ragged), tile, pieces

@@ -19,6 +19,10 @@ LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
 """Keys of a tile in the interpreter, where an operation costs the same for 64 keys and for 256."""
+OVERLAPPED_ROWS = 384
+"""Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
+HOPPER = 90
+"""The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
 
@@ -33,6 +37,9 @@ class Tile:
         num_warps, num_stages: Triton's launch options; stages are tiles in flight.
         programs_per_sm: row tiles that one multiprocessor holds at a time.
         tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
+        members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
+        overlap: there, a warp group's softmax runs beside its own products.
+        depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
     """
 
     block_m: int
@@ -41,6 +48,9 @@ class Tile:
     num_stages: int
     programs_per_sm: int
     tma: bool = False
+    members: int = 0
+    overlap: bool = False
+    depth: int = 0
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
@@ -50,6 +60,8 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
     memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
     through L2, which beats one larger row tile whose warps wait for each other.
     """
+    if serves_hopper(shape, device):
+        return _hopper(shape, q_len)
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
     block_n = max(16, min(64, 16384 // row_bytes))
     few = q_len * shape.group_size <= 16 or shape.q_dtype == "float32"
@@ -62,6 +74,50 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
         num_stages=stages,
         programs_per_sm=1 if wide else 2,
     )
+
+
+def serves_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
+    """Whether `hopper` has kernels for a shape: boxes of whole pages, or parts of them, and 16-bit operands."""
+    return (
+        device.kind == "cuda"
+        and device.arch == HOPPER
+        and shape.head_dim % 8 == 0
+        and 32 < shape.head_dim <= 256
+        and (shape.page_size in (8, 16, 32, 64) or shape.page_size % 128 == 0)
+        and (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1)
+        and DTYPE_BYTES[shape.q_dtype] == 2
+    )
+
+
+def _hopper(shape: AttentionShape, q_len: Any) -> Tile:
+    """A tile of `hopper`: one warp group for up to 64 packed rows, two for more, which share each tile of keys.
+
+    A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
+    share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
+    """
+    rows = q_len * shape.group_size
+    block_d, members = next_power_of_two(shape.head_dim), 1 if rows <= 64 else 2
+    narrow = DTYPE_BYTES[shape.kv_dtype] == 1
+    block_n = 64 if block_d == 256 or narrow or (block_d == 128 and rows <= LEAST_ROWS) else 128
+    side_by_side = 2 if members == 1 and not narrow and block_d * block_n <= 64 * 128 else 1
+    stages = 3 if members == 1 or block_d == 128 else 2 if block_d == 256 else 6
+    if narrow:
+        stages = 384 // block_d if block_d < 256 else 1
+    return Tile(
+        block_m=64 * members,
+        block_n=block_n,
+        num_warps=4 * members,
+        num_stages=stages,
+        programs_per_sm=side_by_side,
+        members=members,
+        overlap=members == 2 and (block_d == 64 or (block_d == 128 and rows <= OVERLAPPED_ROWS)),
+        depth=0 if not narrow else 4 if block_d < 256 else 2,
+    )
+
+
+def without_hopper(tile: Tile) -> Tile:
+    """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
+    return replace(tile, members=0, num_stages=min(tile.num_stages, 2))
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int) -> Tile:
@@ -88,8 +144,16 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
     )
 
 
-def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool) -> Tile:
-    """The same tile, through the copy engine where a box can describe the cache."""
+def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool, boxes: bool) -> Tile:
+    """The same tile, through the copy engine where a box can describe the cache.
+
+    Args:
+        contiguous: K and V lie in one block each. boxes: their strides are what a box may have, and Gluon is there.
+    """
+    if tile.members:
+        if boxes:
+            return tile
+        tile = without_hopper(tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
 
@@ -103,6 +167,15 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
     return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // MIN_TILES))
+
+
+def whole(pieces: int, num_reqs: int) -> int:
+    """As many pieces, or up to a twentieth fewer, that do not cut requests of one length more often than they must.
+
+    33 pieces of 64 equal requests leave 32 requests to be merged, 32 leave none.
+    """
+    even = ceil_div(num_reqs, ceil_div(num_reqs, pieces)) if num_reqs > pieces else pieces // num_reqs * num_reqs
+    return even if 20 * even >= 19 * pieces else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
