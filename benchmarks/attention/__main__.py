@@ -29,7 +29,7 @@ from benchmarks import origin
 from draftmark_contract.cli.measuring import relative_error
 
 from . import stubs
-from .cases import CASES, Case, Inputs, build, clear_unused, microseconds, reference
+from .cases import CASES, Case, Inputs, build, clear_unused, cleared, microseconds, reference
 from .grid import SUBSET, grid
 from .ours import OURS, memory_rows, metadata_rows, ours
 from .peers import Peer, backends
@@ -56,7 +56,7 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
             peer.calls[0]()
             torch.cuda.synchronize()
             if peer.tail not in expected:
-                clean = tuple(cache.nan_to_num(0.0) for cache in inputs.caches[0])
+                clean = tuple(cleared(cache) for cache in inputs.caches[0])
                 expected[peer.tail] = reference(inputs, clean, peer.tail)
             worst = relative_error(peer.outs[0], expected[peer.tail])
             if not worst < TOLERANCE:

@@ -188,11 +188,15 @@ def clear_unused(inputs: Inputs) -> None:
     """Zeros where no token is: peers differ in what they make of NaN there, and only ours promises to bear it."""
     for pair in inputs.caches:
         for cache in pair:
-            if cache.element_size() == 1:
-                bits = cache.view(torch.uint8)
-                bits[(bits & 127) == 127] = 0  # what e4m3 calls NaN
-            else:
-                cache.nan_to_num_(0.0)
+            cache.copy_(cleared(cache))
+
+
+def cleared(cache: torch.Tensor) -> torch.Tensor:
+    """A cache with zeros for NaN."""
+    if cache.element_size() > 1:
+        return cache.nan_to_num(0.0)
+    bits = cache.view(torch.uint8)
+    return bits.where((bits & 127) != 127, 0).view(cache.dtype)  # all ones is what e4m3 calls NaN
 
 
 def microseconds(calls: list) -> float:

@@ -105,7 +105,7 @@ def _ancestors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     at = inputs.prefix_lens[:, None].long() + torch.arange(case.tail_len, device="cuda")
     slots = inputs.page_table.long().gather(1, at // page) * page + at % page
     seen = inputs.seen.view(-1, case.tail_len)
-    order = seen.int().argsort(1, descending=True, stable=True)
+    order = seen.int().argsort(dim=1, descending=True, stable=True)
     of_row = slots.repeat_interleave(case.q_len, 0).gather(1, order)
     return of_row.int(), seen.sum(1, dtype=torch.int32)
 

@@ -60,14 +60,14 @@ def test_modes_decide_what_is_declared():
 
 
 @pytest.mark.parametrize(
-    ("pieces", "num_reqs", "expected"), [(33, 64, 32), (33, 256, 32), (33, 8, 32), (33, 48, 33), (9, 1, 9), (1, 5, 1)]
+    ("pieces", "num_reqs", "expected"), [(33, 64, 32), (33, 256, 32), (33, 8, 33), (33, 48, 33), (9, 1, 9), (1, 5, 1)]
 )
 def test_equal_requests_are_not_cut_for_a_piece_more(pieces, num_reqs, expected):
     """Pieces hold whole requests where that costs a twentieth of them at most."""
     assert tiling.whole(pieces, num_reqs) == expected
 
 
-@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("page_size", [8, 16, 32, 48, 64, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (28, 4), (40, 8), (64, 8), (12, 1), (16, 4)])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_hopper_serves_pages_groups_and_head_dims(page_size, heads, head_dim):

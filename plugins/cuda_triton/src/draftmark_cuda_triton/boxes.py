@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from functools import cache
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .tiling import Tile, next_power_of_two
+from .tiling import Tile, next_power_of_two, overlaps
 
 SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
@@ -19,15 +20,19 @@ FOLD_REGISTERS, CROWDED_REGISTERS = 232, 168
 
 
 def box(page_size: int, tile: Tile) -> int:
-    """Rows of a box."""
-    return min(page_size, tile.block_n)
+    """Rows of a box: a page, or the largest part of one that tiles of keys are whole multiples of."""
+    return math.gcd(page_size, tile.block_n)
 
 
-def options(tile: Tile, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
-    """Constants and compiler options of a program: who widens, and how many registers its threads have."""
+def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int) -> dict[str, Any]:
+    """Constants and compiler options of a program: who widens, and how many registers its threads have.
+
+    Args:
+        rows: packed rows of a request.
+    """
     widen = k.dtype != q.dtype
     chosen: dict[str, Any] = {
-        "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages, "OVERLAP": tile.overlap,
+        "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages, "OVERLAP": overlaps(tile, q.shape[2], rows),
         "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS, "num_warps": 4,
     }  # fmt: skip
     # Two programs on a multiprocessor leave each of their 256 threads 128 registers when they start.

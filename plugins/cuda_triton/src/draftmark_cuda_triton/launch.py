@@ -261,7 +261,7 @@ def _attend_hopper(
         MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=k_scale is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
-        STAGES=tile.num_stages, **boxes.options(tile, k, q),
+        STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
     )  # fmt: skip
 
 
@@ -320,7 +320,7 @@ def attend_extend(
             out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
             MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
             BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
-            WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q),
+            WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q, num_rows * shape.group),
         )  # fmt: skip
         return
     compiled_or_interpreted(q).extend.attend_ragged[(shape.num_kv_heads * count,)](

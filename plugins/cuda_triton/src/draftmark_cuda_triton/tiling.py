@@ -21,6 +21,8 @@ INTERPRETED_KEYS = 256
 """Keys of a tile in the interpreter, where an operation costs the same for 64 keys and for 256."""
 OVERLAPPED_ROWS = 384
 """Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
+BOX_ROWS = 8
+"""Rows that the copy engine swizzles together: a box has a multiple of them, inside one page."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
@@ -38,7 +40,6 @@ class Tile:
         programs_per_sm: row tiles that one multiprocessor holds at a time.
         tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
         members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
-        overlap: there, a warp group's softmax runs beside its own products.
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
     """
 
@@ -49,7 +50,6 @@ class Tile:
     programs_per_sm: int
     tma: bool = False
     members: int = 0
-    overlap: bool = False
     depth: int = 0
 
 
@@ -83,7 +83,7 @@ def serves_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
         and device.arch == HOPPER
         and shape.head_dim % 8 == 0
         and 32 < shape.head_dim <= 256
-        and (shape.page_size in (8, 16, 32, 64) or shape.page_size % 128 == 0)
+        and shape.page_size % BOX_ROWS == 0
         and (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1)
         and DTYPE_BYTES[shape.q_dtype] == 2
     )
@@ -95,24 +95,23 @@ def _hopper(shape: AttentionShape, q_len: Any) -> Tile:
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
     share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
     """
-    rows = q_len * shape.group_size
-    block_d, members = next_power_of_two(shape.head_dim), 1 if rows <= 64 else 2
+    rows, block_d = q_len * shape.group_size, next_power_of_two(shape.head_dim)
     narrow = DTYPE_BYTES[shape.kv_dtype] == 1
-    block_n = 64 if block_d == 256 or narrow or (block_d == 128 and rows <= LEAST_ROWS) else 128
-    side_by_side = 2 if members == 1 and not narrow and block_d * block_n <= 64 * 128 else 1
-    stages = 3 if members == 1 or block_d == 128 else 2 if block_d == 256 else 6
+    if rows > 64:
+        stages = {64: 6, 128: 3, 256: 1 if narrow else 2}[block_d]
+        block_n = 64 if narrow or block_d == 256 else 128
+        return Tile(128, block_n, 8, stages, 1, members=2, depth=0 if not narrow else 2 if block_d == 256 else 4)
     if narrow:
-        stages = 384 // block_d if block_d < 256 else 1
-    return Tile(
-        block_m=64 * members,
-        block_n=block_n,
-        num_warps=4 * members,
-        num_stages=stages,
-        programs_per_sm=side_by_side,
-        members=members,
-        overlap=members == 2 and (block_d == 64 or (block_d == 128 and rows <= OVERLAPPED_ROWS)),
-        depth=0 if not narrow else 4 if block_d < 256 else 2,
-    )
+        return Tile(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, members=1, depth=2)
+    if block_d == 128 and rows > LEAST_ROWS:
+        return Tile(64, 128, 4, 3, 1, members=1)
+    return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
+
+
+def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
+    """Whether a warp group of `hopper` runs its softmax beside its own products, or leaves that to chance."""
+    block_d = next_power_of_two(head_dim)
+    return tile.members == 2 and (block_d == 64 or (block_d == 128 and rows <= OVERLAPPED_ROWS))
 
 
 def without_hopper(tile: Tile) -> Tile:
@@ -174,8 +173,8 @@ def whole(pieces: int, num_reqs: int) -> int:
 
     33 pieces of 64 equal requests leave 32 requests to be merged, 32 leave none.
     """
-    even = ceil_div(num_reqs, ceil_div(num_reqs, pieces)) if num_reqs > pieces else pieces // num_reqs * num_reqs
-    return even if 20 * even >= 19 * pieces else pieces
+    even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
+    return even if num_reqs > pieces and 20 * even >= 19 * pieces else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:

@@ -123,6 +123,8 @@ def attend_ragged(
 ):  # fmt: skip
     """As `kernels.extend.attend_ragged`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
     BLOCK_M: gl.constexpr = 64 * MEMBERS
+    # More would leave too few registers to a group that folds rows of 256.
+    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
@@ -165,7 +167,7 @@ def attend_ragged(
                     WINDOW, DEPTH, STAGES,
                 )),
             ],
-            [1, 4], [FETCH_REGISTERS, WIDEN_REGISTERS],
+            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
         )  # fmt: skip
     elif not WIDEN:
         gl.warp_specialize(

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .mask import hide
 
 FETCH_REGISTERS = gl.constexpr(40)
-WIDEN_REGISTERS = gl.constexpr(112)
+WIDEN_REGISTERS = gl.constexpr(96)
 
 
 @gluon.jit
@@ -120,7 +120,8 @@ def widen_tiles(
     """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
     k_narrow, v_narrow, k_came, v_came, left = narrow
     k_ring, v_ring, k_full, v_full, empty = ring
-    spread: gl.constexpr = gl.BlockedLayout([1, 16], [512 // BLOCK_D, BLOCK_D // 16], [4, 1], [1, 0])
+    # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
+    spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
     for _ in range(first, stop):
         mbarrier.wait(k_came.index(near), near_phase)
         keys = widened(k_narrow.index(near).load(spread), k_ring.dtype)

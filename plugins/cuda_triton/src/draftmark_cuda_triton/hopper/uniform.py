@@ -229,6 +229,8 @@ def attend_uniform(
     if PDL:
         launch_dependents()
     BLOCK_M: gl.constexpr = 64 * MEMBERS
+    # More would leave too few registers to a group that folds rows of 256.
+    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
@@ -277,7 +279,7 @@ def attend_uniform(
                     ITEM_COST, DEPTH, STAGES,
                 )),
             ],
-            [1, 4], [FETCH_REGISTERS, WIDEN_REGISTERS],
+            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
         )  # fmt: skip
     elif not WIDEN:
         gl.warp_specialize(
