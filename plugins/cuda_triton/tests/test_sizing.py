@@ -75,3 +75,15 @@ def test_hopper_serves_pages_groups_and_head_dims(page_size, heads, head_dim):
     shape = AttentionShape(*heads, head_dim, page_size, "bfloat16", "bfloat16")
     assert all(tiling.choose(shape, H200, q_len).members for q_len in (1, 16, 64, 4096))
     assert not any(tiling.choose(shape, DeviceProfile("cuda", arch, 132), 16).members for arch in (80, 89, 100))
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float8_e4m3fn")])
+def test_sizing_knows_every_tile(arch, dtypes):
+    """What a forward is cut into is among the tiles that the buffers have room for."""
+    device = DeviceProfile("cuda", arch, 132)
+    for head_dim in (64, 80, 96, 128, 192, 256):
+        for page_size in (1, 16, 48, 64):
+            shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
+            known = tiling.candidates(shape, device)
+            assert all(tiling.choose(shape, device, q_len) in known for q_len in (1, 2, 4, 5, 16, 17, 64, 4096))

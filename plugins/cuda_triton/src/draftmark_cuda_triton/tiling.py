@@ -60,50 +60,65 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
     memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
     through L2, which beats one larger row tile whose warps wait for each other.
     """
-    if serves_hopper(shape, device):
-        return _hopper(shape, q_len)
+    rows = q_len * shape.group_size
+    if has_hopper(shape, device) and shape.page_size % BOX_ROWS == 0:
+        return _hopper(shape, 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0)
+    return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
+
+
+def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
+    """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
+    largest need among them, so that it branches on neither.
+    """
+    tiles = [_kernels(shape, device, True)]
+    if shape.q_dtype != "float32":
+        tiles.append(_kernels(shape, device, False))
+    if has_hopper(shape, device):
+        tiles += [_hopper(shape, above) for above in (0, LEAST_ROWS, 64)]
+    return tuple(dict.fromkeys(tiles))
+
+
+def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
+    """A tile of `kernels`, for at most LEAST_ROWS packed rows, or for more."""
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
-    block_n = max(16, min(64, 16384 // row_bytes))
-    few = q_len * shape.group_size <= 16 or shape.q_dtype == "float32"
     wide = row_bytes > 256 and not few
-    stages = 2 if device.arch in SMALL_SHARED_MEMORY else 3
     return Tile(
         block_m=LEAST_ROWS if few else 64,
-        block_n=block_n,
+        block_n=max(16, min(64, 16384 // row_bytes)),
         num_warps=8 if wide else 4,
-        num_stages=stages,
+        num_stages=2 if device.arch in SMALL_SHARED_MEMORY else 3,
         programs_per_sm=1 if wide else 2,
     )
 
 
-def serves_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Whether `hopper` has kernels for a shape: boxes of whole pages, or parts of them, and 16-bit operands."""
+def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
+    """Whether `hopper` has kernels for a head_dim and dtypes, on this device; pages are multiples of BOX_ROWS too."""
     return (
         device.kind == "cuda"
         and device.arch == HOPPER
         and shape.head_dim % 8 == 0
         and 32 < shape.head_dim <= 256
-        and shape.page_size % BOX_ROWS == 0
         and (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1)
         and DTYPE_BYTES[shape.q_dtype] == 2
     )
 
 
-def _hopper(shape: AttentionShape, q_len: Any) -> Tile:
-    """A tile of `hopper`: one warp group for up to 64 packed rows, two for more, which share each tile of keys.
+def _hopper(shape: AttentionShape, above: int) -> Tile:
+    """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
 
+    One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
     share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
     """
-    rows, block_d = q_len * shape.group_size, next_power_of_two(shape.head_dim)
+    block_d = next_power_of_two(shape.head_dim)
     narrow = DTYPE_BYTES[shape.kv_dtype] == 1
-    if rows > 64:
+    if above == 64:
         stages = {64: 6, 128: 3, 256: 1 if narrow else 2}[block_d]
         block_n = 64 if narrow or block_d == 256 else 128
         return Tile(128, block_n, 8, stages, 1, members=2, depth=0 if not narrow else 2 if block_d == 256 else 4)
     if narrow:
         return Tile(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, members=1, depth=2)
-    if block_d == 128 and rows > LEAST_ROWS:
+    if block_d == 128 and above == LEAST_ROWS:
         return Tile(64, 128, 4, 3, 1, members=1)
     return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
 
@@ -179,9 +194,8 @@ def whole(pieces: int, num_reqs: int) -> int:
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
     """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
-    if pieces == 1:
-        return 0
-    return 2 * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
+    unfinished = 2 * minimum(1, pieces - 1)
+    return unfinished * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:
