@@ -54,12 +54,7 @@ class Tile:
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
-    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements.
-
-    A tile of keys is 16 KiB, for K and for V, and three are in flight for each of two programs: that fills the
-    memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
-    through L2, which beats one larger row tile whose warps wait for each other.
-    """
+    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements."""
     rows = q_len * shape.group_size
     if has_hopper(shape, device) and shape.page_size % BOX_ROWS == 0:
         return _hopper(shape, 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0)
@@ -79,7 +74,12 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
 
 
 def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
-    """A tile of `kernels`, for at most LEAST_ROWS packed rows, or for more."""
+    """A tile of `kernels`, for at most LEAST_ROWS packed rows, or for more.
+
+    A tile of keys is 16 KiB, for K and for V, and three are in flight for each of two programs: that fills the
+    memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
+    through L2, which beats one larger row tile whose warps wait for each other.
+    """
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
     wide = row_bytes > 256 and not few
     return Tile(
