@@ -7,7 +7,7 @@ import torch
 from draftmark import BatchError, Geometry, Mode
 from draftmark.runtime import ForwardBatch, KVCache, record_call
 
-from . import launch, tiling
+from . import boxes, launch, tiling
 from .launch import Attention
 
 
@@ -52,7 +52,7 @@ class Extend:
         """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
         check_rows(q, out)
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, self._tile, cache_is_contiguous(cache))
+        tile = tiling.for_cache(a, device, self._tile, cache_is_contiguous(cache), cache_has_boxes(cache))
         record_call(
             launch.attend_extend, self._shape, tile, batch.num_rows, q, cache.k, cache.v, cache.k_scale,
             cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, mutates=(out,),
@@ -68,3 +68,8 @@ def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:
 def cache_is_contiguous(cache: KVCache) -> bool:
     """Whether K and V each lie in one block, as a copy box describes them."""
     return cache.k.is_contiguous() and cache.v.is_contiguous()
+
+
+def cache_has_boxes(cache: KVCache) -> bool:
+    """Whether `hopper` can read K and V."""
+    return cache.k.is_cuda and boxes.available() and all(boxes.describable(one) for one in (cache.k, cache.v))
