@@ -18,7 +18,7 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,
+    "initializer_range": 0.02,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }

@@ -17,6 +17,16 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_HOST_IP": "127.0.0.1",
 }
+USUAL = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
 NEW_TOKENS = 24
 SLOW_NEW_TOKENS = 8
 """Of what Triton's interpreter runs."""
@@ -90,12 +100,7 @@ def _said(asked: Asked) -> Said:
     if asked.backend is not None:
         settings = {"backend": asked.backend, "debug": True}
         ours = {"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}}
-    usual = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64, "seed": 0}
-    llm = LLM(
-        model=asked.model,
-        **{"skip_tokenizer_init": True, "enforce_eager": True, "disable_log_stats": False, **usual, **ours},
-        **asked.arguments,
-    )
+    llm = LLM(model=asked.model, **{**USUAL, **ours, **asked.arguments})
     prompts = [{"prompt_token_ids": one} for one in asked.prompts]
     sampling = SamplingParams(
         temperature=0,

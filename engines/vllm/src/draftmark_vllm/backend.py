@@ -49,7 +49,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Page sizes. vLLM asks with a spec since 0.27."""
+        """Page sizes. vLLM asks with a spec since 0.31."""
         return [MultipleOf(16)]
 
     @classmethod
@@ -104,12 +104,12 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             return str(error)
         return None
 
-    # -- layout of KV since 0.27 --------------------------------------------------------------------------
+    # -- layout of KV since 0.29, and what 0.28 asks of it ----------------------------------------------
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
         """Layer by layer, page by page, token by token."""
-        from vllm.v1.kv_cache_interface import KVCacheLayout
+        from vllm.v1.kv_cache_layout import KVCacheLayout
 
         return (KVCacheLayout.LBNHC,)
 
@@ -124,7 +124,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             state_content_bytes=spec.head_size * spec.dtype.itemsize,
         )
 
-    # -- layout of KV in 0.26 -----------------------------------------------------------------------------
+    # -- layout of KV to 0.28 -----------------------------------------------------------------------------
 
     @staticmethod
     def get_kv_cache_shape(
