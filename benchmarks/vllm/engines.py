@@ -41,6 +41,8 @@ class Engine:
     Attributes:
         backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
         drafts: n-gram drafts a step, 0 for none.
+        random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
+        batches: requests of the steps that are captured as graphs.
     """
 
     shape: str
@@ -54,12 +56,12 @@ class Engine:
     max_num_batched_tokens: int = 8192
     eager: bool = False
     random_weights: bool = False
+    batches: tuple[int, ...] = (1, 4, 16, 64)
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         """`LLM`'s arguments."""
         name, _, ours = self.backend.partition(":")
-        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= self.max_num_seqs]
-        captured = sorted({*sizes, *(n * (1 + self.drafts) for n in sizes)})
+        captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches)})
         more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
         if name == OURS and ours:
             more["additional_config"] = {"draftmark": {"backend": ours}}

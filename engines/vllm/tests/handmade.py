@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import AttentionShape, DeviceProfile, load
+from draftmark.runtime import KVCache
 from draftmark_engines import EngineLimits
 from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.served import Served
@@ -189,10 +190,16 @@ def served(problem: Problem, backend: str = "reference", device: str = "cpu") ->
     return Served(load(backend), [problem.shape], limits(problem.verify_rows), DeviceProfile(), where)
 
 
-def attention(made: Made, ours: Served, buffers: StepBuffers) -> torch.Tensor:
-    """Run a step as builder and layer do, and return its live rows."""
-    shape, out = made.problem.shape, torch.full_like(made.q, float("nan"))
-    cache = kv_cache(made.pages, shape.num_kv_heads, None, None)
+def attention(
+    made: Made,
+    ours: Served,
+    buffers: StepBuffers,
+    cache: KVCache | None = None,
+    shape: AttentionShape | None = None,
+) -> torch.Tensor:
+    """Run a step as builder and layer do, over other pages than its own where some are given; return its live rows."""
+    shape, out = shape or made.problem.shape, torch.full_like(made.q, float("nan"))
+    cache = cache or kv_cache(made.pages, shape.num_kv_heads, None, None)
     cut = spans(made.step.query_start_host, made.step.num_rows, made.problem.verify_rows, ours.any.ragged)
     parts = []
     for span in cut:

@@ -10,6 +10,7 @@ import torch
 from draftmark import BatchError, Mode
 from draftmark_engines import EngineError
 from draftmark_vllm.checking import check_batch
+from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.spans import spans
 from draftmark_vllm.step import StepBuffers, refresh
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Made, Problem, Request, attention, random_problem, served
@@ -46,6 +47,25 @@ def test_triton_kernels_take_vllms_pages(seed: int) -> None:
     """The kernels of cuda_triton, interpreted, over pages of K heads beside V heads."""
     pytest.importorskip("triton")
     assert_right(random_problem(seed, head_dim=32), "cuda_triton")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fp8_pages_are_read_and_written_with_their_scales(seed: int) -> None:
+    """e4m3 KV, typed as bytes: within its rounding of what float32 gives, and far from what a forgotten scale would."""
+    pytest.importorskip("triton")
+    problem = random_problem(seed, head_dim=32, window_left=-1, logits_soft_cap=0.0)
+    made, scales = Made(problem), (torch.tensor(0.25), torch.tensor(0.5))
+    heads = problem.shape.num_kv_heads
+    by_head = torch.cat([torch.full((heads,), float(one)) for one in scales])[:, None, None]
+    pages = (made.pages / by_head).transpose(1, 2).contiguous().to(torch.float8_e4m3fn).view(torch.uint8)
+    shape = replace(problem.shape, kv_dtype="float8_e4m3fn")
+    ours = served(replace(problem, shape=shape), "cuda_triton")
+    cache = kv_cache(pages.transpose(1, 2), heads, *scales)
+    found = attention(made, ours, buffers(), cache, shape)
+    worst = (found.double() - made.wanted).abs().max().item()
+    assert worst < 0.25, f"{worst} on\n{problem}"
+    typical = (found.double() - made.wanted).abs().mean() / made.wanted.abs().mean()
+    assert typical < 0.06, f"{typical} on\n{problem}"
 
 
 def test_a_refresh_on_the_device_is_a_build() -> None:
