@@ -105,7 +105,8 @@ class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
         inputs_embeds: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draft: `hidden_states` are fused features, or this function's own second result."""
-        return self.model(input_ids, positions, hidden_states)
+        scored, taken = self.model(input_ids, positions, hidden_states)
+        return scored, taken
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load what `convert` wrote; the embedding is the target's."""
