@@ -10,7 +10,7 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, sizing, tiling
-from .extend import cache_has_boxes, cache_is_contiguous, check_rows
+from .extend import cache_has_boxes, check_rows, has_one_pitch
 from .launch import Attention, Extent
 
 
@@ -45,7 +45,7 @@ class FewRows:
         check_rows(q, out)
         extent, tile, pieces = self._extent(batch)
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, tile, cache_is_contiguous(cache), cache_has_boxes(cache))
+        tile = tiling.for_cache(a, device, tile, has_one_pitch(cache), cache_has_boxes(cache))
         mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
         partial_out, partial_lse = self._partial_out, self._partial_lse
         record_call(
