@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PLUGINS = $(wildcard plugins/*/pyproject.toml)
+ENGINES = $(wildcard engines/*/pyproject.toml)
 BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Of the tests; constraints.txt says which versions.
 TOOLS = mypy pytest-xdist ruff scipy setuptools wheel
@@ -114,8 +115,9 @@ $(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
 	$(PIP) --no-deps -e heads/smollm2_135m
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
+$(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS) $(ENGINES)
 	$(PIP) -e "core/contract[torch,proof]" $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
+	$(PIP) --no-deps $(foreach engine,$(ENGINES),-e $(dir $(engine)))
 	$(PIP) $(TOOLS)
 	touch $@
 
