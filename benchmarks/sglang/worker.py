@@ -9,6 +9,7 @@ FOLDER, and each is measured when FOLDER has its turn, while the others wait.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -24,8 +25,9 @@ NEW_TOKENS, WARM_UP, SKIPPED = 160, 24, 16
 def main(number: int, folder: Path) -> None:
     """Start, wait for the turn, measure every point, and write rows as they come."""
     case, backend = MEASURED[number]
+    os.environ.update(environment(case))  # before SGLang is imported, which reads it then
     _compile_early(number)
-    scheduler = scheduler_of(environment(case), **server_arguments(case, backend, folder))
+    scheduler = scheduler_of(**server_arguments(case, backend, folder))
     (folder / f"ready.{number}").touch()
     while not (folder / f"turn.{number}").exists():
         time.sleep(0.05)

@@ -1,7 +1,8 @@
 """A `ForwardBatch` from what SGLang hands a backend before each forward.
 
-Everything here runs outside a captured region: SGLang calls it before a capture and before each replay, and says that its
-`req_to_token` is no longer read when the replay starts, so what a graph needs of it is copied into static buffers here.
+Everything here runs outside a captured region: SGLang calls it before a capture and before each replay, and says
+that its `req_to_token` is no longer read when the replay starts, so what a graph needs of it is copied into static
+buffers here.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def uniform_batch(
 def fill_prefix(attention: LayerAttention, forward: Any, counted: int, req_to_token: torch.Tensor) -> None:
     """Committed lengths and page tables into the static buffers."""
     requests, buffers = forward.batch_size, attention.buffers
-    lens = forward.seq_lens[:requests]
-    buffers.prefix_lens[:requests].copy_((lens - counted).clamp(min=0) if counted else lens)
+    prefix = torch.sub(forward.seq_lens[:requests], counted, out=buffers.prefix_lens[:requests])
+    if counted > 1:
+        prefix.clamp_(min=0)  # of a padded request one row is counted, and all of its rows are subtracted
     rows = forward.req_pool_indices[:requests]
     write_page_table(buffers.page_table[:requests], req_to_token, rows, attention.geometry.attention.page_size)
 
@@ -63,7 +65,7 @@ def write_tail(tree_ops: TreeOps, batch: ForwardBatch, forward: Any, tree: bool)
 
 
 def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -> ForwardBatch:
-    """An EXTEND batch, in fresh tensors: prefill, chunks of it, and decodes mixed in, each with the rows that it brings."""
+    """An EXTEND batch, in fresh tensors: prefill, chunks of it, and decodes mixed in, each with its own rows."""
     q_lens = tuple(int(one) for one in forward.extend_seq_lens_cpu)
     prefix = forward.extend_prefix_lens[: len(q_lens)].to(torch.int32)
     table = torch.empty(len(q_lens), geometry.max_pages_per_req, dtype=torch.int32, device=prefix.device)

@@ -38,8 +38,8 @@ class DraftSteps:
         self.facts, self._options = facts_of(runner), Options.read()
         if (topk, num_steps) != (self.facts.topk, self.facts.num_steps):
             raise EngineError(
-                f"the draft model drafts {num_steps} steps of {topk}, but SGLang's arguments say {self.facts.num_steps} of "
-                f"{self.facts.topk}; adaptive speculation is not served"
+                f"the draft model drafts {num_steps} steps of {topk}, but SGLang's arguments say "
+                f"{self.facts.num_steps} of {self.facts.topk}; adaptive speculation is not served"
             )
         self.req_to_token_pool, self.token_to_kv_pool = runner.req_to_token_pool, runner.token_to_kv_pool
         self.max_context_len, self.kv_index_translator = self.facts.context_len, None
@@ -142,8 +142,8 @@ class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types 
         refuse(arguments, layer.layer_id)
         if not save_kv_cache and k is not None and self._steps.facts.topk > 1:
             raise NotImplementedError(
-                f"layer {layer.layer_id}: the draft model stores its KV in a fused kernel, at SGLang's own slots, which "
-                "trees do not have here; use --speculative-eagle-topk 1, or one of SGLang's own backends"
+                f"layer {layer.layer_id}: the draft model stores its KV in a fused kernel, at SGLang's own slots, "
+                "which trees do not have here; use --speculative-eagle-topk 1, or one of SGLang's own backends"
             )
         if not save_kv_cache:
             k = v = None

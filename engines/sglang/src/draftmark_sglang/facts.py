@@ -1,4 +1,4 @@
-"""The numbers that the adapter reads off an SGLang `ModelRunner`, in one place, since this is what moves between releases."""
+"""The numbers that the adapter reads off an SGLang `ModelRunner`: in one place, since they move between releases."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RunnerFacts:
         context_len: the model's longest text.
         max_extend_tokens: query rows of the largest prefill, mixed decodes included.
         algorithm: SGLang's speculative algorithm, ``""`` for none.
-        topk, num_steps, num_draft_tokens: the draft shape; of n-gram trees topk and num_steps are 1, as no draft model runs.
-        is_draft: whether it runs the draft model.
+        topk, num_steps, num_draft_tokens: the draft shape; of n-gram trees topk and num_steps are 1, as no draft
+        model runs. is_draft: whether it runs the draft model.
     """
 
     device: str

@@ -1,7 +1,7 @@
 """The hooks on SGLang, all through its own `HookRegistry`, each with what would be missing without it.
 
-A failed hook is logged by SGLang and swallowed, so `missing_hooks` is asked when a backend is built (`refusals`). A drift test
-holds each target and what is assumed of it against every supported release.
+A failed hook is logged by SGLang and swallowed, so `missing_hooks` is asked when a backend is built (`refusals`). A
+drift test holds each target and what is assumed of it against every supported release.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
 
 
 def small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
-    """BEFORE `NGRAMWorker.__init__`: masks of D × D, not a row of ones for every token of the prefix, built in Python."""
+    """BEFORE `NGRAMWorker.__init__`: masks of D × D, not rows of ones for the prefix, built in Python."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.speculative import ngram_worker
 

@@ -17,7 +17,7 @@ def attention_layers(model: Any) -> list[Any]:
 
 
 def shape_of(layer: Any, facts: RunnerFacts) -> AttentionShape:
-    """One layer's shape on this rank. SGLang's `sliding_window_size` does not count the row itself, like `window_left`."""
+    """One layer's shape on this rank. Like `window_left`, `sliding_window_size` does not count the row itself."""
     return AttentionShape(
         num_qo_heads=layer.tp_q_head_num,
         num_kv_heads=layer.tp_k_head_num,

