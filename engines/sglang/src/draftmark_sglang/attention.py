@@ -20,6 +20,7 @@ class LayerAttention:
 
     Attributes:
         geometry: that of the first shape; limits, draft shape and page size are those of all.
+        arenas: the backends' buffers, one for each shape.
         buffers: the static tensors of every batch but an EXTEND.
         tree_ops: of the first shape; a tail does not depend on heads.
         needs_host_lengths: whether SGLang must bring lengths to the host.
@@ -40,7 +41,11 @@ class LayerAttention:
             shape: geometry_of(self._loaded, shape, self._facts, profile, self._modes, capture_batch_size)
             for shape in dict.fromkeys(shapes.values())
         }
-        bound = {shape: self._loaded.open(geometry, device) for shape, geometry in geometries.items()}
+        self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
+        bound = {
+            shape: self._loaded.bind(geometry, arena)
+            for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
+        }
         self._of_layer: dict[int, AttentionBackend] = {layer_id: bound[shape] for layer_id, shape in shapes.items()}
         self._bound: dict[AttentionShape, AttentionBackend] = bound
         self.geometry = next(iter(geometries.values()))

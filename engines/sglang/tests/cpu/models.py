@@ -118,3 +118,12 @@ def smollm2(folder: Path) -> Path:
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     return folder
+
+
+def tiny_mistral(folder: Path) -> Path:
+    """The random Llama as a Mistral with a window of 16 positions and the row itself."""
+    tiny_llama(folder, sliding_window=17)
+    config = json.loads((folder / "config.json").read_text())
+    config |= dict(architectures=["MistralForCausalLM"], model_type="mistral")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
