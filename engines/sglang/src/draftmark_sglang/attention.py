@@ -53,6 +53,11 @@ class LayerAttention:
         self.buffers = BatchBuffers(self.geometry, device)
         self.tree_ops: TreeOps = self._loaded.tree_ops(self.geometry, device)
 
+    @property
+    def windows(self) -> list[int]:
+        """`window_left` of every shape that is served, ascending."""
+        return sorted({shape.window_left for shape in self._bound})
+
     def plan(self, batch: ForwardBatch) -> None:
         """On the host, outside a graph."""
         for backend in self._bound.values():

@@ -120,10 +120,20 @@ def smollm2(folder: Path) -> Path:
     return folder
 
 
-def tiny_mistral(folder: Path) -> Path:
-    """The random Llama as a Mistral with a window of 16 positions and the row itself."""
-    tiny_llama(folder, sliding_window=17)
-    config = json.loads((folder / "config.json").read_text())
-    config |= dict(architectures=["MistralForCausalLM"], model_type="mistral")
-    (folder / "config.json").write_text(json.dumps(config))
+def tiny_gemma2(folder: Path) -> Path:
+    """A random Gemma-2 of two layers, the first with a window of 16 positions and the row itself."""
+    make = torch.Generator().manual_seed(10)
+    more = dict(model_type="gemma2", head_dim=HIDDEN // HEADS, query_pre_attn_scalar=HIDDEN // HEADS, sliding_window=17)
+    more |= dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
+    more |= dict(attn_logit_softcapping=None, final_logit_softcapping=None, rms_norm_eps=1e-6)
+    _config(folder, "Gemma2ForCausalLM", LAYERS, **more)
+    weights = {
+        "model.embed_tokens.weight": 0.3 * torch.randn(VOCABULARY, HIDDEN, generator=make),
+        "model.norm.weight": torch.zeros(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        weights |= _layer(make, f"model.layers.{layer}", scale=0.12)
+        for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            weights[f"model.layers.{layer}.{norm}.weight"] = torch.zeros(HIDDEN)
+    save_file(weights, folder / "model.safetensors")
     return folder

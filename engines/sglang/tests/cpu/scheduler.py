@@ -75,8 +75,10 @@ def generate(
     scheduler = on_a_cpu(environment, **arguments)
     requests = submit(scheduler, prompts, max_new_tokens)
     run_until_done(scheduler, requests)
+    backend = scheduler.tp_worker.model_runner.attn_backend
     return {
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),
-        "backend": type(scheduler.tp_worker.model_runner.attn_backend).__name__,
+        "backend": type(backend).__name__,
+        "windows": backend.attention.windows if hasattr(backend, "attention") else [],
     }

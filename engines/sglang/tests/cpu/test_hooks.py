@@ -9,9 +9,10 @@ import pkgutil
 import textwrap
 
 import pytest
+from scheduler import in_a_fork, on_a_cpu
+
 from draftmark_sglang.hooks import HOOKS, REFUSALS
 from draftmark_sglang.plugin import ADDERS, CHOICES
-from scheduler import in_a_fork, on_a_cpu
 
 
 def _source(target: str) -> str:
@@ -104,5 +105,7 @@ def test_a_hook_that_did_not_take_hold_is_refused(target: str, eagle: str) -> No
             speculative_num_draft_tokens=4,
         )
 
-    with pytest.raises(RuntimeError, match=r"select_top_k_tokens did not take hold, without which a branch cannot know"):
+    with pytest.raises(
+        RuntimeError, match=r"select_top_k_tokens did not take hold, without which a branch cannot know"
+    ):
         in_a_fork(start)

@@ -102,10 +102,12 @@ def test_radix_cache(target: str, eagle: str) -> None:
 
 
 def test_sliding_window(folder: Any) -> None:
-    """A window of one pool: a Mistral whose rows see sixteen positions to the left."""
+    """A model whose layers see sixteen positions to the left, or all, out of one pool: two shapes, two backends."""
     import models
 
-    mistral = str(models.tiny_mistral(folder / "mistral"))
-    plain = in_a_fork(generate, PROMPTS, TOKENS, model_path=mistral, attention_backend="torch_native")
-    made = in_a_fork(generate, PROMPTS, TOKENS, model_path=mistral, attention_backend="draftmark", page_size=16, **NGRAM)
+    gemma = str(models.tiny_gemma2(folder / "gemma2"))
+    prompts = [[5, 7, 9, 11] * 10, [3, 4] * 20]
+    plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
+    made = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="draftmark", page_size=16, **NGRAM)
+    assert made["windows"] == [-1, 16]
     assert made["texts"] == plain["texts"]
