@@ -86,8 +86,8 @@ class LayerAttention:
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if k is not None and v is not None:
-            kv = (one.view(-1, layer.tp_k_head_num, layer.head_dim)[:rows] for one in (k, v))
-            backend.write_kv(*kv, cache, batch)
+            k, v = (one.view(-1, layer.tp_k_head_num, layer.head_dim)[:rows] for one in (k, v))
+            backend.write_kv(k, v, cache, batch)
         backend.attend(q[:rows], cache, batch, out[:rows])
         out[rows:].zero_()
         return out.view(-1, layer.tp_q_head_num * layer.head_dim)

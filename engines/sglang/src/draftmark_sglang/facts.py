@@ -55,14 +55,7 @@ def facts_of(runner: Any) -> RunnerFacts:
     # Without chunks a prompt is taken whole as long as any of the budget is left.
     tokens = chunk if chunk is not None and chunk > 0 else (arguments.max_prefill_tokens or 0) + context_len
     algorithm = arguments.speculative_algorithm or ""
-    drafts = (1, 1, 1)
-    if algorithm:
-        drafts = (
-            arguments.speculative_eagle_topk,
-            arguments.speculative_num_steps,
-            arguments.speculative_num_draft_tokens,
-        )
-        drafts = (1, 1, drafts[2]) if algorithm == "NGRAM" else drafts
+    drafts = algorithm not in ("", "NGRAM")
     return RunnerFacts(
         str(runner.device),
         str(runner.dtype).removeprefix("torch."),
@@ -72,6 +65,8 @@ def facts_of(runner: Any) -> RunnerFacts:
         context_len,
         int(tokens) + reqs,
         algorithm,
-        *(int(one or 1) for one in drafts),
-        is_draft=bool(runner.is_draft_worker),
+        int(arguments.speculative_eagle_topk or 1) if drafts else 1,
+        int(arguments.speculative_num_steps or 1) if drafts else 1,
+        int(arguments.speculative_num_draft_tokens or 1) if algorithm else 1,
+        bool(runner.is_draft_worker),
     )

@@ -1,7 +1,7 @@
 """SGLang's `draft_forward`, captured once in draftmark's `RecordedGraph` and replayed beside every eager round.
 
-The split is the one of SGLang's CUDA graph runner: static inputs padded to a captured size, `out_graph` before, `in_graph` and the
-forward inside. So what would be baked into a CUDA graph is baked in here, on a laptop.
+The split is the one of SGLang's CUDA graph runner: static inputs padded to a captured size, `out_graph` before,
+`in_graph` and the forward inside. So what would be baked into a CUDA graph is baked in here, on a laptop.
 """
 
 from __future__ import annotations

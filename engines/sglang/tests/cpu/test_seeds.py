@@ -30,7 +30,7 @@ def _tree(eagle: str) -> dict[str, Any]:
 def _tampered(
     tamper: Callable[[Any], None], prompts: list[list[int]], max_new_tokens: int, **arguments: Any
 ) -> dict[str, Any]:
-    """Serve, with every forward batch tampered with before draftmark sees it; and look at all guard words afterwards."""
+    """Serve, with every forward batch tampered with before draftmark sees it; then look at all guard words."""
     from draftmark_sglang.backend import DraftmarkBackend
     from draftmark_sglang.draft_steps import DraftSteps
 
