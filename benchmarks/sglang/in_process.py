@@ -17,17 +17,28 @@ def scheduler_of(environment: dict[str, str] | None = None, **arguments: Any) ->
 
     load_plugins()
     from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     given = dict(skip_tokenizer_init=True, log_level="error", random_seed=0)
     given |= dict(sampling_backend="pytorch", grammar_backend="none")
     server_args = ServerArgs(**(given | arguments))
-    publish(server_args, role="scheduler")
-    wanted = dict(server_args=server_args, port_args=PortArgs.init_new(server_args), dp_rank=None)
-    named = inspect.signature(Scheduler.__init__).parameters
-    ranks = {name: 0 for name in named if name.endswith("_rank") or name == "gpu_id"}
-    return Scheduler(**(ranks | wanted))
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters)
+    return Scheduler(server_args=server_args, port_args=PortArgs.init_new(server_args), **ranks)
+
+
+def _publish(server_args: Any, named: Any) -> dict[str, Any]:
+    """Make the arguments the process's own. Ranks are the scheduler's arguments in 0.5.17, and published later on."""
+    from sglang.srt import runtime_context
+
+    if "gpu_id" in named:
+        runtime_context.publish(server_args, role="scheduler")
+        ranks = {name: 0 for name in named if name.endswith("_rank") or name == "gpu_id"}
+        return ranks | dict(dp_rank=None)
+    alone = runtime_context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+    runtime_context.publish(server_args, role="scheduler", ranks=alone)
+    return {}
 
 
 def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: str = "request") -> list[Any]:
@@ -67,7 +78,7 @@ def run_until_done(
     """
     idle = 0
 
-    def receive() -> list[Any]:
+    def receive(**_: Any) -> list[Any]:
         nonlocal idle
         each_turn()
         scheduler.gracefully_exit = not scheduler.last_batch and all(request.finished() for request in requests)
