@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.devices import synchronize
-from draftmark.runtime import HostLengths, UpperBound
-from draftmark.transfer import QUEUED
+from draftmark.runtime import HostLengths, UpperBound, fence
 
 from ..drafts import Round
 from ..layers import PagePlan
@@ -60,14 +58,20 @@ class Rehearsal:
         host = UpperBound((load,) * requests)
         self._fill(requests, load)
         run(host)
-        synchronize(self.state.device)
-        repeats = REPEATS if self.state.device.type in QUEUED else 1
+        self._wait()
+        repeats = 1 if self.state.device.type == "cpu" else REPEATS
         start = time.perf_counter()
         for _ in range(repeats):
             self._fill(requests, load)
             run(host)
-        synchronize(self.state.device)
+        self._wait()
         return (time.perf_counter() - start) / repeats
+
+    def _wait(self) -> None:
+        """Wait for all that was enqueued."""
+        end = fence(self.state.device)
+        end.record()
+        end.synchronize()
 
     def _fill(self, requests: int, load: int) -> None:
         """Rows, lengths (the last run moved them) and trees that are chains of one token."""
