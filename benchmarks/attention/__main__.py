@@ -7,6 +7,9 @@ A run of some backends joins the file of a run of all with `--append`, under `la
 Every answer is checked against float64 before it is timed. A time is the median of CUDA-graph replays, after a
 tenth of a second of them; calls rotate through KV sets larger than L2 together. Schedules and plans are made before
 the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V once.
+
+Every run measures the cases of `cases` and the fixed subset of `grid`. `--grid --seconds 300` measures as much of the
+whole grid as fits, and goes on where the file of --json ends, as long as the commit and the device are the same.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import importlib.metadata as md
 import json
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +29,8 @@ from benchmarks import origin
 from draftmark_contract.cli.measuring import relative_error
 
 from . import stubs
-from .cases import CASES, Case, Inputs, build, clear_unused, microseconds, reference
+from .cases import CASES, Case, Inputs, build, clear_unused, cleared, microseconds, reference
+from .grid import SUBSET, grid
 from .ours import OURS, memory_rows, metadata_rows, ours
 from .peers import Peer, backends
 from .stock import key_rows, plan_rows
@@ -51,7 +56,7 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
             peer.calls[0]()
             torch.cuda.synchronize()
             if peer.tail not in expected:
-                clean = tuple(cache.nan_to_num(0.0) for cache in inputs.caches[0])
+                clean = tuple(cleared(cache) for cache in inputs.caches[0])
                 expected[peer.tail] = reference(inputs, clean, peer.tail)
             worst = relative_error(peer.outs[0], expected[peer.tail])
             if not worst < TOLERANCE:
@@ -73,16 +78,17 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
 def _row(case: Case, name: str, us: float | None, worst: float | None, tail: str, note: str) -> dict:
     rate = case.kv_bytes / us / 1e6 if us else None
     return {
-        "case": case.name, "backend": name, "us": us, "tb_per_s": rate, "max_err": worst,
+        "case": case.name, "shape": case.model.shape, "page_size": case.model.page, "kv_dtype": case.model.kv_dtype,
+        "backend": name, "us": us, "tb_per_s": rate, "max_err": worst,
         "checked": worst is not None and worst < TOLERANCE, "tail": tail, "note": note,
     }  # fmt: skip
 
 
 def _line(row: dict) -> str:
     if row["us"] is None:
-        return f"{row['case']:18} {row['backend']:16} absent: {row['note']}"
+        return f"{row['case']:36} {row['backend']:20} absent: {row['note']}"
     return (
-        f"{row['case']:18} {row['backend']:16} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s "
+        f"{row['case']:36} {row['backend']:20} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s "
         f"error {row['max_err']:.1e}  tail {row['tail']}"
     )
 
@@ -104,30 +110,63 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", nargs="*")
     parser.add_argument("--backend", nargs="*")
+    parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
     parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
     if args.append and not (args.json and args.json.is_file()):
         parser.error(f"--append adds to a file, but --json is {args.json}; name one that a run of all has written")
-    commit = args.commit or origin.commit()
+    commit, asked = args.commit or origin.commit(), set(args.backend) if args.backend else None
+    begun = time.monotonic()
+    if args.grid:
+        measure_grid(args.json, commit, asked, lambda: time.monotonic() - begun > args.seconds)
+        return
     metadata, memory = ([], []) if args.case else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
     rows = []
-    for case in CASES:
-        if not args.case or case.name in args.case:
-            rows += measure(case, set(args.backend) if args.backend else None)
+    for case in CASES + SUBSET:
+        if (not args.case or case.name in args.case) and time.monotonic() - begun <= args.seconds:
+            rows += measure(case, asked)
             torch.cuda.empty_cache()
-    result = {
-        "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions(), "rows": rows,
-        "metadata": metadata, "graph_state": memory,
-    }  # fmt: skip
+    result = described(commit, rows) | {"metadata": metadata, "graph_state": memory}
     if args.json:
         if args.append:
             first = json.loads(args.json.read_text(encoding="utf-8"))
-            asked = {row["backend"] for row in rows}
-            kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != asked]
+            named = {row["backend"] for row in rows}
+            kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != named]
             result = first | {"later_runs": [*kept, result]}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(args.json, result)
+
+
+def described(commit: str, rows: list[dict]) -> dict:
+    """A run's rows, and what was measured where."""
+    return {
+        "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions(), "rows": rows,
+    }  # fmt: skip
+
+
+def measure_grid(path: Path | None, commit: str, asked: set[str] | None, late: Callable[[], bool]) -> None:
+    """As much of the grid as there is time for; the file grows by a case at a time."""
+    result = described(commit, [])
+    if path and path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if (before["commit"], before["device"]) == (commit, result["device"]):
+            result = before
+    known = {row["case"] for row in result["rows"]}
+    for case in grid():
+        if late():
+            break
+        if case.name not in known:
+            result["rows"] += measure(case, asked)
+            torch.cuda.empty_cache()
+            if path:
+                write(path, result)
+
+
+def write(path: Path, result: dict) -> None:
+    """A result file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The cases of the attention benchmark, their inputs and a float64 reference.
 
-One attention shape throughout (Llama-3-8B's: 32 query heads, 8 KV heads, head_dim 128, bf16, page 64). Inputs are
-random and drawn afresh; every case owns several KV sets, which the timed calls rotate through, so that no call
-finds in L2 what the call before it read.
+The first twelve have one attention shape (`models.STANDARD`) and stay as they are, so that runs compare; `grid` adds
+other shapes. Inputs are random and drawn afresh; every case owns several KV sets, which the timed calls rotate through,
+so that no call finds in L2 what the call before it read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from draftmark_contract.cli.measuring import replayed_us
 
-HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
+from .models import STANDARD, Model
+
 L2_BYTES = 60 << 20
 
 
@@ -26,6 +27,7 @@ class Case:
         q_len, tail_len: query rows and tail slots of each request; a prefill has prefix 0 and q_len new tokens.
         tree: the tail carries an arbitrary mask; otherwise it is causal.
         ragged: prefill, through the ragged kernel.
+        model: heads, head_dim, pages, dtype of KV.
     """
 
     name: str
@@ -34,14 +36,16 @@ class Case:
     tail_len: int
     tree: bool = False
     ragged: bool = False
+    model: Model = STANDARD
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that a call must read once."""
-        return sum(n + self.tail_len for n in self.lens) * KV_HEADS * DIM * 2 * 2
+        return sum(n + self.tail_len for n in self.lens) * self.model.token_bytes
 
 
-def _ragged_lens(count: int, longest: int) -> tuple[int, ...]:
+def ragged_lens(count: int, longest: int) -> tuple[int, ...]:
+    """The same lengths in every run, 1 to `longest`."""
     generator = torch.Generator().manual_seed(7)
     return tuple(torch.randint(1, longest + 1, (count,), generator=generator).tolist())
 
@@ -50,7 +54,7 @@ CASES = (
     Case("decode-64x8192", (8192,) * 64, 1, 1),
     Case("decode-8x32768", (32768,) * 8, 1, 1),
     Case("decode-1x32768", (32768,), 1, 1),
-    Case("decode-64xragged", _ragged_lens(64, 8192), 1, 1),
+    Case("decode-64xragged", ragged_lens(64, 8192), 1, 1),
     Case("draft8-64x8192", (8192,) * 64, 8, 16, tree=True),
     Case("draft8-8x32768", (32768,) * 8, 8, 16, tree=True),
     Case("draft8-1x32768", (32768,), 8, 16, tree=True),
@@ -80,8 +84,8 @@ class Inputs:
 
 def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
     """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool."""
-    requests, tail = len(case.lens), case.tail_len
-    pages_per_req = [-(-(n + tail) // PAGE) for n in case.lens]
+    requests, tail, model = len(case.lens), case.tail_len, case.model
+    pages_per_req = [-(-(n + tail) // model.page) for n in case.lens]
     pool = 1 + sum(pages_per_req)
     page_table = torch.zeros(requests, max(pages_per_req), dtype=torch.int32)
     ids = torch.randperm(pool - 1, dtype=torch.int32) + 1
@@ -93,7 +97,7 @@ def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
     prefix_lens = torch.tensor(case.lens, dtype=torch.int32, device=device)
     sets = sets or max(1, min(4, -(-4 * L2_BYTES // case.kv_bytes)))
     caches = [_cache(pool, page_table, pages_per_req, case, device) for _ in range(sets)]
-    q = torch.randn(requests * case.q_len, HEADS, DIM, device=device).to(torch.bfloat16)
+    q = torch.randn(requests * case.q_len, model.heads, model.dim, device=device).to(torch.bfloat16)
     q_indptr = torch.arange(requests + 1, dtype=torch.int32, device=device) * case.q_len
     mask = depth = seen = None
     if case.tree:
@@ -105,14 +109,14 @@ def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
 def _cache(
     pool: int, page_table: torch.Tensor, pages_per_req: list[int], case: Case, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    pair = []
+    pair, model = [], case.model
     for _ in range(2):
-        cache = torch.randn(pool, PAGE, KV_HEADS, DIM, device=device, dtype=torch.bfloat16)
+        cache = torch.randn(pool, model.page, model.kv_heads, model.dim, device=device, dtype=torch.bfloat16)
         cache[0] = 0
         for r, n in enumerate(pages_per_req):
-            used = (case.lens[r] + case.tail_len) - (n - 1) * PAGE
+            used = (case.lens[r] + case.tail_len) - (n - 1) * model.page
             cache[page_table[r, n - 1].long(), used:] = float("nan")
-        pair.append(cache)
+        pair.append(cache.to(getattr(torch, model.kv_dtype)))
     return pair[0], pair[1]
 
 
@@ -146,20 +150,28 @@ def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: st
     only), so that a peer without a tree mask is checked too.
     """
     case, out = inputs.case, torch.empty(inputs.q.shape, dtype=torch.float64, device=inputs.q.device)
-    group = HEADS // KV_HEADS
+    model = case.model
+    group = model.heads // model.kv_heads
     for r, n in enumerate(case.lens):
         keys = n + case.tail_len
-        pages = inputs.page_table[r, : -(-keys // PAGE)].long()
-        k, v = (tensor[pages].flatten(0, 1)[:keys].double().transpose(0, 1) for tensor in cache)
+        pages = inputs.page_table[r, : -(-keys // model.page)].long()
+        k, v = (_rows(tensor, pages)[:keys].double().transpose(0, 1) for tensor in cache)
         rows = slice(r * case.q_len, (r + 1) * case.q_len)
         q = inputs.q[rows].double().transpose(0, 1)
         hidden = torch.zeros(case.q_len, keys, dtype=torch.bool, device=q.device)
         hidden[:, n:] = ~_tail(inputs, r, tail)
-        for h in range(KV_HEADS):
+        for h in range(model.kv_heads):
             heads = slice(h * group, (h + 1) * group)
-            scores = q[heads] @ k[h].T * DIM**-0.5
+            scores = q[heads] @ k[h].T * model.scale
             out[rows, heads] = (scores.masked_fill_(hidden, float("-inf")).softmax(-1) @ v[h]).transpose(0, 1)
     return out
+
+
+def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """The tokens of some pages; e4m3 cannot be indexed, so its bytes are."""
+    if cache.element_size() == 1:
+        return cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)
+    return cache[pages].flatten(0, 1)
 
 
 def _tail(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
@@ -176,7 +188,15 @@ def clear_unused(inputs: Inputs) -> None:
     """Zeros where no token is: peers differ in what they make of NaN there, and only ours promises to bear it."""
     for pair in inputs.caches:
         for cache in pair:
-            cache.nan_to_num_(0.0)
+            cache.copy_(cleared(cache))
+
+
+def cleared(cache: torch.Tensor) -> torch.Tensor:
+    """A cache with zeros for NaN."""
+    if cache.element_size() > 1:
+        return cache.nan_to_num(0.0)
+    bits = cache.view(torch.uint8)
+    return bits.where((bits & 127) != 127, 0).view(cache.dtype)  # all ones is what e4m3 calls NaN
 
 
 def microseconds(calls: list) -> float:

@@ -11,13 +11,13 @@ import functools
 import torch
 
 from . import stubs
-from .cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
-from .peers import SCALE, Absent, Peer
+from .cases import Inputs
+from .peers import Absent, Peer
 
 SGLANG_SPLITS = 8
 """Its server's default, `triton_attention_num_kv_splits`."""
-VLLM_SEGMENTS, VLLM_THRESHOLD = 16, 128 // KV_HEADS
-"""Its backend's constants: segments of a split sequence, and the batch up to which it splits."""
+VLLM_SEGMENTS, VLLM_PROGRAMS = 16, 128
+"""Its backend's constants: segments of a split sequence, and the programs up to which it splits."""
 
 FLEX_OPTIONS: tuple[dict[str, bool | int], ...] = (
     {},
@@ -29,8 +29,9 @@ FLEX_OPTIONS: tuple[dict[str, bool | int], ...] = (
 
 def token_slots(inputs: Inputs, request: int, keys: int) -> torch.Tensor:
     """Cache slots of the first `keys` tokens of a request."""
+    model = inputs.case.model
     at = torch.arange(keys, device="cuda")
-    return inputs.page_table[request, at // PAGE].long() * PAGE + at % PAGE
+    return inputs.page_table[request, at // model.page].long() * model.page + at % model.page
 
 
 def _indptr(counts: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -38,7 +39,7 @@ def _indptr(counts: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor
 
 
 def _flat(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    return pair[0].view(-1, KV_HEADS, DIM), pair[1].view(-1, KV_HEADS, DIM)
+    return pair[0].flatten(0, 1), pair[1].flatten(0, 1)
 
 
 def _tails(inputs: Inputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -58,6 +59,7 @@ def _packed(inputs: Inputs) -> bool:
 
 
 def _sglang_decode(inputs: Inputs) -> Peer:
+    model = inputs.case.model
     engine, case = stubs.sglang(), inputs.case
     rows = []
     for r, n in enumerate(case.lens):
@@ -68,21 +70,25 @@ def _sglang_decode(inputs: Inputs) -> Peer:
     splits = torch.empty(len(rows), dtype=torch.int32, device="cuda")
     cores = torch.cuda.get_device_properties(0).multi_processor_count
     engine.splits[(1,)](
-        splits, (inputs.prefix_lens + 1).int(), len(case.lens), case.q_len, HEADS, KV_HEADS, SGLANG_SPLITS, cores,
+        splits, (inputs.prefix_lens + 1).int(), len(case.lens), case.q_len, model.heads, model.kv_heads, SGLANG_SPLITS,
+        cores,
         MAX_NUM_SEQ=256,
     )  # fmt: skip
-    logits = torch.empty(len(rows), HEADS, SGLANG_SPLITS, DIM, dtype=torch.float32, device="cuda")
-    lse = torch.empty(len(rows), HEADS, SGLANG_SPLITS, dtype=torch.float32, device="cuda")
+    logits = torch.empty(len(rows), model.heads, SGLANG_SPLITS, model.dim, dtype=torch.float32, device="cuda")
+    lse = torch.empty(len(rows), model.heads, SGLANG_SPLITS, dtype=torch.float32, device="cuda")
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
 
     def call(i: int) -> None:
         k, v = _flat(inputs.caches[i])
-        engine.decode(inputs.q, k, v, outs[i], indptr, indices, logits, lse, splits, SGLANG_SPLITS, SCALE, 1.0, 1.0)
+        engine.decode(
+            inputs.q, k, v, outs[i], indptr, indices, logits, lse, splits, SGLANG_SPLITS, model.scale, 1.0, 1.0
+        )
 
     return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, note="page size 1")
 
 
 def _sglang_extend(inputs: Inputs) -> Peer:
+    model = inputs.case.model
     engine, case = stubs.sglang(), inputs.case
     indptr = _indptr(list(case.lens))
     indices = torch.cat([token_slots(inputs, r, n) for r, n in enumerate(case.lens)])
@@ -99,7 +105,7 @@ def _sglang_extend(inputs: Inputs) -> Peer:
     def call(i: int) -> None:
         engine.extend(
             inputs.q, *tails[i], outs[i], *_flat(inputs.caches[i]), inputs.q_indptr, indptr, indices, mask, True,
-            offsets, case.q_len, 1.0, 1.0, SCALE,
+            offsets, case.q_len, 1.0, 1.0, model.scale,
         )  # fmt: skip
 
     return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, note="page size 1")
@@ -107,6 +113,7 @@ def _sglang_extend(inputs: Inputs) -> Peer:
 
 def vllm(inputs: Inputs) -> Peer:
     """vLLM's unified Triton kernel. It has one tree for all requests: a tree of each is asked as a chain."""
+    model = inputs.case.model
     engine, case = stubs.vllm(), inputs.case
     bias = None
     if case.tree and len(case.lens) == 1 and case.q_len == case.tail_len:
@@ -115,8 +122,8 @@ def vllm(inputs: Inputs) -> Peer:
     rows = inputs.q.shape[0]
     partial = functools.partial(torch.empty, dtype=torch.float32, device="cuda")
     parts = (
-        (VLLM_THRESHOLD, VLLM_SEGMENTS, partial(rows, HEADS, VLLM_SEGMENTS, DIM), partial(rows, HEADS, VLLM_SEGMENTS),
-         partial(rows, HEADS, VLLM_SEGMENTS))
+        (VLLM_PROGRAMS // model.kv_heads, VLLM_SEGMENTS, partial(rows, model.heads, VLLM_SEGMENTS, model.dim),
+         *(partial(rows, model.heads, VLLM_SEGMENTS) for _ in range(2)))
         if case.q_len <= 8 else ()
     )  # fmt: skip
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
@@ -124,8 +131,8 @@ def vllm(inputs: Inputs) -> Peer:
     def call(i: int) -> None:
         k, v = inputs.caches[i]
         engine.attention(
-            inputs.q, k, v, outs[i], inputs.q_indptr, case.q_len, lens, max(case.lens) + case.tail_len, SCALE, True,
-            (-1, -1), inputs.page_table, 0.0, None, None, None, *parts, qq_bias=bias,
+            inputs.q, k, v, outs[i], inputs.q_indptr, case.q_len, lens, max(case.lens) + case.tail_len, model.scale,
+            True, (-1, -1), inputs.page_table, 0.0, None, None, None, *parts, qq_bias=bias,
         )  # fmt: skip
 
     tail = "exact" if bias is not None or not case.tree else "causal"
@@ -137,30 +144,31 @@ def xformers(inputs: Inputs) -> Peer:
 
     Its Triton kernel for both: of those it may choose from, the one that takes pages of 64 tokens.
     """
+    model = inputs.case.model
     case = inputs.case
     if not case.tree:
         raise Absent("no tree in this case")
     lib = stubs.xformers()
-    requests, group = len(case.lens), HEADS // KV_HEADS
-    grouped = (requests, case.q_len, KV_HEADS, group, DIM)
+    requests, group = len(case.lens), model.heads // model.kv_heads
+    grouped = (requests, case.q_len, model.kv_heads, group, model.dim)
     prefix_bias = lib.bias.PagedBlockDiagonalPaddedKeysMask.from_seqlens(
-        [case.q_len] * requests, list(case.lens), inputs.page_table, PAGE, device=inputs.q.device
+        [case.q_len] * requests, list(case.lens), inputs.page_table, model.page, device=inputs.q.device
     )
     q = inputs.q.view(grouped)
     hidden = torch.zeros(inputs.seen.shape, dtype=torch.bfloat16, device="cuda").masked_fill_(~inputs.seen, -torch.inf)
-    tail_bias = hidden[:, None, None].expand(requests, KV_HEADS, group, case.q_len, case.tail_len)
+    tail_bias = hidden[:, None, None].expand(requests, model.kv_heads, group, case.q_len, case.tail_len)
     tails = [
-        tuple(x.view(requests, case.tail_len, KV_HEADS, 1, DIM).expand(-1, -1, -1, group, -1) for x in pair)
+        tuple(x.view(requests, case.tail_len, model.kv_heads, 1, model.dim).expand(-1, -1, -1, group, -1) for x in pair)
         for pair in _tails(inputs)
     ]
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
 
     def call(i: int) -> None:
-        k, v = (x.view(1, -1, KV_HEADS, 1, DIM).expand(-1, -1, -1, group, -1) for x in inputs.caches[i])
+        k, v = (x.view(1, -1, model.kv_heads, 1, model.dim).expand(-1, -1, -1, group, -1) for x in inputs.caches[i])
         near, near_lse = lib.fmha.memory_efficient_attention_partial(
             q.view(1, -1, *grouped[2:]), k, v, attn_bias=prefix_bias, op=lib.splitk
         )
-        near_lse = near_lse.view(KV_HEADS, group, requests, case.q_len).permute(2, 0, 1, 3)
+        near_lse = near_lse.view(model.kv_heads, group, requests, case.q_len).permute(2, 0, 1, 3)
         far, far_lse = lib.fmha.memory_efficient_attention_forward_requires_grad(
             q, *tails[i], attn_bias=tail_bias, op=lib.splitk
         )
@@ -172,12 +180,13 @@ def xformers(inputs: Inputs) -> Peer:
 
 def flex(inputs: Inputs) -> Peer:
     """torch's flex_attention, compiled. It gets its KV contiguous by request, which costs it nothing here."""
+    model = inputs.case.model
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch._dynamo.reset()
     case, requests = inputs.case, len(inputs.case.lens)
     table = torch.nn.functional.pad(inputs.page_table, (0, inputs.page_table.shape[1] % 2)).long()
-    keys = table.shape[1] * PAGE
+    keys = table.shape[1] * model.page
     lens, tail, shift = inputs.prefix_lens, case.tail_len, case.tail_len - case.q_len
     seen = inputs.seen
 
@@ -193,10 +202,11 @@ def flex(inputs: Inputs) -> Peer:
     mask = create_block_mask(
         tree if case.tree else causal, 1 if one_for_all else requests, None, case.q_len, keys, device="cuda"
     )
-    q = inputs.q.view(requests, case.q_len, HEADS, DIM).transpose(1, 2)
-    kvs = [tuple(c[table].view(requests, keys, KV_HEADS, DIM).transpose(1, 2) for c in pair) for pair in inputs.caches]
+    q = inputs.q.view(requests, case.q_len, model.heads, model.dim).transpose(1, 2)
+    flat = (requests, keys, model.kv_heads, model.dim)
+    kvs = [tuple(c[table].view(flat).transpose(1, 2) for c in pair) for pair in inputs.caches]
     compiled = torch.compile(flex_attention, dynamic=False)
-    attend = functools.partial(compiled, q, block_mask=mask, scale=SCALE, enable_gqa=True)
+    attend = functools.partial(compiled, q, block_mask=mask, scale=model.scale, enable_gqa=True)
     options, failures = {}, []
     for options in FLEX_OPTIONS:
         try:

@@ -15,7 +15,8 @@ from draftmark.cache import KVCache
 from draftmark.devices import device_profile
 from draftmark.lengths import Exact
 
-from .cases import DIM, HEADS, KV_HEADS, PAGE, Case, Inputs, microseconds
+from .cases import Case, Inputs, microseconds
+from .models import STANDARD, Model
 from .peers import Peer
 from .stubs import Absent
 
@@ -24,14 +25,17 @@ OURS = {"cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer",
 STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftShape(8, 5, 64)))
 
 
+def attention(model: Model) -> AttentionShape:
+    """A model's layer as a geometry names it."""
+    return AttentionShape(model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype)
+
+
 def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
     """The case as draftmark sees it."""
     case, requests = inputs.case, len(inputs.case.lens)
     mode, step, draft = _mode(case)
     limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, requests * case.q_len if case.ragged else 0))
-    geometry = Geometry.create(
-        AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, device_profile("cuda"), (mode,)
-    )
+    geometry = Geometry.create(attention(case.model), limits, draft, device_profile("cuda"), (mode,))
     tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
     positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
     batch = ForwardBatch(
@@ -62,7 +66,8 @@ def ours(plugin: str, inputs: Inputs) -> Peer:
     backend.plan(batch)
     backend.write_metadata(batch)
     outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
-    layers = [KVCache(*pair) for pair in inputs.caches]
+    scales = () if inputs.case.model.kv_dtype == "bfloat16" else (torch.ones(1, device="cuda"),) * 2
+    layers = [KVCache(*pair, *scales) for pair in inputs.caches]
     calls = [
         lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)
     ]
@@ -95,9 +100,7 @@ def metadata_rows() -> list[dict]:
 def stepped(requests: int, mode: Mode, draft: DraftShape) -> tuple[Geometry, ForwardBatch]:
     """A batch of ragged lengths up to 131072 tokens, with a tree where the mode has one."""
     limits = Limits(requests, 131072)
-    geometry = Geometry.create(
-        AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, draft, device_profile("cuda"), (mode,)
-    )
+    geometry = Geometry.create(attention(STANDARD), limits, draft, device_profile("cuda"), (mode,))
     extent = geometry.extent(mode)
     count = requests * extent.q_len
     lens = torch.randint(1, 131072, (requests,), dtype=torch.int32)
@@ -133,7 +136,7 @@ def memory_rows() -> list[dict]:
 
     rows = []
     limits = Limits(256, 131072, 8192, (256,))
-    shape = AttentionShape(HEADS, KV_HEADS, DIM, PAGE)
+    shape = attention(STANDARD)
     for case, modes in (("graph-state-target", TARGET_MODES), ("graph-state-draft", DRAFT_MODES)):
         geometry = Geometry.create(shape, limits, DraftShape(8, 5, 64), device_profile("cuda"), modes)
         for name, plugin in OURS.items():

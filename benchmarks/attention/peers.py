@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from .cases import DIM, HEADS, KV_HEADS, PAGE, Inputs
+from .cases import Inputs
 from .stubs import Absent
 
-SCALE = DIM**-0.5
 WORKSPACE_BYTES = 512 << 20
-FA3_LIBRARY = "DRAFTMARK_FA3_LIBRARY"
-"""Environment variable: path of vLLM's `_vllm_fa3_C.abi3.so`."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,11 @@ class Peer:
 
 def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """FlashInfer's indptr, indices, last_page_len of ``lens + tail`` keys per request."""
-    counts = [-(-(n + tail) // PAGE) for n in inputs.case.lens]
+    model = inputs.case.model
+    counts = [-(-(n + tail) // model.page) for n in inputs.case.lens]
     indptr = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     indices = torch.cat([inputs.page_table[r, :n] for r, n in enumerate(counts)])
-    last = torch.tensor([(n + tail - 1) % PAGE + 1 for n in inputs.case.lens], dtype=torch.int32)
+    last = torch.tensor([(n + tail - 1) % model.page + 1 for n in inputs.case.lens], dtype=torch.int32)
     return indptr.cuda(), indices.int(), last.cuda()
 
 
@@ -59,6 +56,7 @@ def import_flashinfer() -> object:
 
 def flashinfer(inputs: Inputs) -> Peer:
     """FlashInfer fa2 as engines call it: a custom mask over all keys (verify), one row per branch (draft)."""
+    model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if case.name.startswith("draft"):
         return _flashinfer_branches(fi, inputs)
@@ -70,56 +68,60 @@ def flashinfer(inputs: Inputs) -> Peer:
             [torch.cat([torch.ones(case.q_len, n, dtype=torch.bool, device="cuda"), inputs.seen[r]], 1).flatten()
              for r, n in enumerate(case.lens)]
         )  # fmt: skip
-    wrapper.plan(inputs.q_indptr, indptr, indices, last, HEADS, KV_HEADS, DIM, PAGE, custom_mask=mask,
-                 causal=mask is None, sm_scale=SCALE, q_data_type=torch.bfloat16)  # fmt: skip
+    wrapper.plan(inputs.q_indptr, indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page,
+                 custom_mask=mask, causal=mask is None, sm_scale=model.scale, q_data_type=torch.bfloat16)  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
 def flashinfer_decode(inputs: Inputs) -> Peer:
     """FlashInfer's decode wrapper on its tensor-core kernels."""
+    model = inputs.case.model
     fi = import_flashinfer()
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
     indptr, indices, last = _prefix_csr(inputs, inputs.case.tail_len)
-    wrapper.plan(indptr, indices, last, HEADS, KV_HEADS, DIM, PAGE, sm_scale=SCALE,
+    wrapper.plan(indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page, sm_scale=model.scale,
                  q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
 def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
     """One decode row per branch, its prefix and its own ancestors as token indices (page size 1)."""
+    model = inputs.case.model
     case = inputs.case
     positions = torch.arange(max(case.lens) + case.tail_len, device="cuda")
     rows, counts = [], []
     for r, n in enumerate(case.lens):
         at = positions[: n + case.tail_len]
-        slots = inputs.page_table[r, at // PAGE] * PAGE + at % PAGE
+        slots = inputs.page_table[r, at // model.page] * model.page + at % model.page
         for j in range(case.q_len):
             rows.append(torch.cat([slots[:n], slots[n:][inputs.seen[r, j]]]))
             counts.append(rows[-1].numel())
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
     indptr = torch.tensor([0, *counts]).cumsum(0).int().cuda()
     ones = torch.ones(len(counts), dtype=torch.int32, device="cuda")
-    wrapper.plan(indptr, torch.cat(rows).int(), ones, HEADS, KV_HEADS, DIM, 1, sm_scale=SCALE,
+    wrapper.plan(indptr, torch.cat(rows).int(), ones, model.heads, model.kv_heads, model.dim, 1, sm_scale=model.scale,
                  q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
-    return _runs(wrapper, inputs.q, [_tokens(pair) for pair in inputs.caches])
+    return _runs(wrapper, inputs.q, [as_tokens(pair) for pair in inputs.caches])
 
 
 def flashinfer_once(inputs: Inputs) -> Peer:
     """Prefix once and unmasked, the tail under a mask of its own, merged: the best composition of FlashInfer."""
+    model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if not case.tree:
         raise Absent("no tree in this case")
     prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
-    prefix.plan(inputs.q_indptr, *_prefix_csr(inputs, 0), HEADS, KV_HEADS, DIM, PAGE, causal=False, sm_scale=SCALE,
-                q_data_type=torch.bfloat16)  # fmt: skip
+    prefix.plan(inputs.q_indptr, *_prefix_csr(inputs, 0), model.heads, model.kv_heads, model.dim, model.page,
+                causal=False, sm_scale=model.scale, q_data_type=torch.bfloat16)  # fmt: skip
     tail = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     requests = len(case.lens)
     offset = torch.arange(case.tail_len, device="cuda")
-    slots = torch.cat([inputs.page_table[r, (n + offset) // PAGE] * PAGE + (n + offset) % PAGE
+    slots = torch.cat([inputs.page_table[r, (n + offset) // model.page] * model.page + (n + offset) % model.page
                        for r, n in enumerate(case.lens)])  # fmt: skip
     tail.plan(inputs.q_indptr, torch.arange(requests + 1, dtype=torch.int32, device="cuda") * case.tail_len,
-              slots.int(), torch.ones(requests, dtype=torch.int32, device="cuda"), HEADS, KV_HEADS, DIM, 1,
-              custom_mask=inputs.seen.flatten(), sm_scale=SCALE, q_data_type=torch.bfloat16)  # fmt: skip
+              slots.int(), torch.ones(requests, dtype=torch.int32, device="cuda"), model.heads, model.kv_heads,
+              model.dim, 1, custom_mask=inputs.seen.flatten(), sm_scale=model.scale,
+              q_data_type=torch.bfloat16)  # fmt: skip
     shape = inputs.q.shape
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
     lses = [[torch.empty(shape[:2], dtype=torch.float32, device="cuda") for _ in range(2)] for _ in outs]
@@ -127,7 +129,7 @@ def flashinfer_once(inputs: Inputs) -> Peer:
 
     def call(i: int) -> None:
         prefix.run(inputs.q, inputs.caches[i], out=outs[i], lse=lses[i][0], return_lse=True)
-        tail.run(inputs.q, _tokens(inputs.caches[i]), out=other, lse=lses[i][1], return_lse=True)
+        tail.run(inputs.q, as_tokens(inputs.caches[i]), out=other, lse=lses[i][1], return_lse=True)
         fi.merge_state_in_place(outs[i], lses[i][0], other, lses[i][1])
 
     return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
@@ -140,6 +142,7 @@ def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
 
 def xqa(inputs: Inputs) -> Peer:
     """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
+    model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if case.ragged or case.q_len != case.tail_len:
         raise Absent("XQA's mask is q x q: a tail longer than the query rows, or a prefill, cannot be asked")
@@ -156,48 +159,18 @@ def xqa(inputs: Inputs) -> Peer:
     longest = max(case.lens) + case.tail_len
 
     def call(i: int) -> None:
-        out = outs[i] if case.q_len == 1 else outs[i].view(len(case.lens), case.q_len, HEADS, DIM)
+        out = outs[i] if case.q_len == 1 else outs[i].view(len(case.lens), case.q_len, model.heads, model.dim)
         fi.decode.xqa_batch_decode_with_kv_cache(
-            inputs.q, inputs.caches[i], workspace, inputs.page_table, lens, longest, bmm1_scale=SCALE, bmm2_scale=1.0,
-            out=out, kv_layout="NHD", q_len_per_req=case.q_len, mask=mask,
+            inputs.q, inputs.caches[i], workspace, inputs.page_table, lens, longest, bmm1_scale=model.scale,
+            bmm2_scale=1.0, out=out, kv_layout="NHD", q_len_per_req=case.q_len, mask=mask,
         )  # fmt: skip
 
     return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
 
 
-def fa3(inputs: Inputs) -> Peer:
-    """FlashAttention 3, vLLM's build, with its scheduler metadata made beforehand. It has no tree mask."""
-    path = os.environ.get(FA3_LIBRARY, "")
-    if not os.path.exists(path):
-        raise Absent(f"{FA3_LIBRARY} names no file")
-    torch.ops.load_library(path)
-    case = inputs.case
-    draft = case.tree and case.q_len != case.tail_len
-    causal = not draft and case.q_len > 1
-    lens = inputs.prefix_lens if draft else inputs.prefix_lens + case.tail_len
-    longest = max(case.lens) + (0 if draft else case.tail_len)
-    splits = 0
-    metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
-        len(case.lens), case.q_len, longest, HEADS, KV_HEADS, DIM, DIM, torch.bfloat16, lens, inputs.q_indptr,
-        None, None, None, None, PAGE, 0, causal, -1, -1, False, splits, None, 0,
-    )  # fmt: skip
-    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
-
-    def call(i: int) -> None:
-        k, v = inputs.caches[i]
-        torch.ops._vllm_fa3_C.fwd(
-            inputs.q, k, v, None, None, None, outs[i], inputs.q_indptr, None, None, None, lens, case.q_len, longest,
-            inputs.page_table, None, None, None, None, None, None, None, None, SCALE, causal, -1, -1, 0.0, True,
-            metadata, splits, None, 0, None, 1, 0, None,
-        )  # fmt: skip
-
-    tail = "none" if draft else "causal" if case.tree else "exact"
-    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, tail)
-
-
-def _tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def as_tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The cache seen with page size 1."""
-    return tuple(cache.view(-1, 1, KV_HEADS, DIM) for cache in pair)
+    return tuple(cache.view(-1, 1, *cache.shape[2:]) for cache in pair)
 
 
 _workspaces: list[torch.Tensor] = []
@@ -214,13 +187,14 @@ def _workspace() -> torch.Tensor:
 
 def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
     """Peers to ask in one case, by the name they have in the results."""
-    from . import engines
+    from . import engines, fa3
 
     found: dict[str, Callable[[Inputs], Peer]] = {
         "flashinfer": flashinfer_decode if case_name.startswith("decode") else flashinfer,
         "flashinfer-once": flashinfer_once,
         "xqa": xqa,
-        "fa3": fa3,
+        "fa3": fa3.fa3,
+        "fa3-composed": fa3.composed,
         "sglang": engines.sglang,
         "vllm": engines.vllm,
         "xformers": engines.xformers,

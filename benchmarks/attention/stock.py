@@ -18,11 +18,12 @@ from draftmark.devices import device_profile
 from draftmark.graphs import GraphKey, Program
 from draftmark.lengths import Exact
 
-from .cases import DIM, HEADS, KV_HEADS, PAGE
+from .models import STANDARD
 from .ours import OURS, STEPS, host_us, stepped
-from .peers import SCALE, WORKSPACE_BYTES, import_flashinfer
+from .peers import WORKSPACE_BYTES, import_flashinfer
 from .stubs import Absent
 
+HEADS, KV_HEADS, DIM, PAGE, SCALE = STANDARD.heads, STANDARD.kv_heads, STANDARD.dim, STANDARD.page, STANDARD.scale
 SIZES = (64, 32)
 """Captured batch sizes, the largest first, as every engine captures; the second is the one that is weighed."""
 CONTEXT = 8192

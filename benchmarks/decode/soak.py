@@ -3,11 +3,11 @@
     python -m benchmarks.decode.soak --minutes 30 --json benchmarks/results/soak-cpu.json
     python -m benchmarks.decode.soak --minutes 5 --device cuda --backend cuda_triton
 
-A life is one engine with settings drawn at random (plain, n-gram, EAGLE chain or tree; page size; host lengths;
-overlap; a small pool or a full one; greedy or sampled), graphs and guard mode on, through which random requests join
-and leave: by length, by a stop token, at the context wall, by being cancelled. Behind each life a plain engine without
-graphs decodes the same requests with the same ids, and every token is held against it. Exit code 1 for a wrong token, a
-guard hit, a page or an engine that is not given back, or device memory that grows.
+A life is one engine with settings drawn at random (plain, n-gram, EAGLE chain or tree, adaptive; page size; host
+lengths; overlap; a small pool or a full one; greedy or sampled), graphs and guard mode on, through which random
+requests join and leave: by length, by a stop token, at the context wall, by being cancelled. Behind each life a plain
+engine without graphs decodes the same requests with the same ids, and every token is held against it. Exit code 1 for a
+wrong token, a guard hit, a page or an engine that is not given back, or device memory that grows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,18 @@ import torch
 
 from benchmarks import origin
 from draftmark import AttentionShape, Geometry
-from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, Sampling
+from draftmark_speculative import (
+    Adaptive,
+    CostTable,
+    Eagle,
+    Engine,
+    EngineConfig,
+    FinishReason,
+    HostKind,
+    Ngram,
+    Sampling,
+)
+from draftmark_speculative.adaptive import Cost
 from draftmark_speculative.eagle.tiny import tiny_pair
 
 CONTEXT, VOCAB = 64, 64
@@ -55,6 +66,11 @@ def settings(draw: random.Random, backend: str, head: Any) -> EngineConfig:
         "chain": Eagle(head, 1, draw.randint(1, 5), draw.randint(2, 7)),
         "tree": Eagle(head, draw.randint(2, 8), draw.randint(1, 4), draw.randint(2, 34)),
     }[kind]
+    if speculate is not None and draw.random() < 0.4:
+        # Rows that cost nothing, something, or more than they give: rounds drafted, mixed, plain but for probes.
+        row = draw.choice([0.0, 0.03, 1.0])
+        costs = CostTable({1: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row)})
+        speculate = Adaptive(speculate, (), costs, draw.choice([0.01, 0.3]))
     overlap = kind != "ngram" and draw.random() < 0.6
     page_size, reqs = draw.choice([1, 4, 16]), draw.randint(1, 6)
     config = EngineConfig(

@@ -94,6 +94,7 @@ class Bench:
     rows: list[dict[str, Any]]
     timelines: list[dict[str, Any]]
     absent: dict[str, str]
+    beside: dict[str, Any] = field(default_factory=dict)
     subjects: dict[str, Subject] = field(default_factory=dict)
     dialogues: list[tuple[int, ...]] = field(default_factory=list)
     texts: dict[tuple[Any, ...], list[tuple[int, ...]]] = field(default_factory=dict)
@@ -195,6 +196,7 @@ def main() -> None:
     start = time.perf_counter()
     old = json.loads(args.json.read_text()) if args.resume and args.json and args.json.exists() else {}
     bench = Bench(args, old.get("rows", []), old.get("timelines", []), {})
+    bench.beside = {name: old[name] for name in ("forced_shares",) if name in old}
     args.backends, bench.absent = _backends(args)
     pending = _pending(args, bench.rows)
     for name in dict.fromkeys(case.model for case in pending):
@@ -205,7 +207,9 @@ def main() -> None:
             left += 1
             continue
         row = bench.measure(case)
-        bench.rows = [r for r in bench.rows if any(r[name] != row[name] for name in _columns())] + [row]
+        # Rows with a profile are those of `adaptive`, in the same file.
+        others = (r for r in bench.rows if "profile" in r or any(r[name] != row[name] for name in _columns()))
+        bench.rows = [*others, row]
         print(json.dumps({name: row[name] for name in row if row[name] not in (None, "")}), flush=True)
         if args.json:
             args.json.write_text(json.dumps(_result(bench, args), indent=1) + "\n")
@@ -216,7 +220,7 @@ def _pending(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Case]
     """The cases asked for that the rows lack, and those whose texts are compared with theirs."""
     words = args.only or ()
     asked = [case for case in cases(args.backends) if all(word in json.dumps(case.key) for word in words)]
-    done = [{name: row[name] for name in _columns()} for row in rows if row["tokens_per_s"]]
+    done = [{n: row[n] for n in _columns()} for row in rows if row["tokens_per_s"] and "profile" not in row]
     lacking = [case for case in asked if case.key not in done]
     groups = {_group(case) for case in lacking if case.model == SMOLLM2}
     return [case for case in asked if case in lacking or _group(case) in groups]
@@ -234,7 +238,7 @@ def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "versions": _versions(), "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
         "forced_acceptance": {LLAMA: PROFILES}, "new_tokens": args.new_tokens, "rounds_per_window": args.rounds,
-        "absent_backends": bench.absent, "rows": bench.rows, "timelines": bench.timelines,
+        "absent_backends": bench.absent, **bench.beside, "rows": bench.rows, "timelines": bench.timelines,
     }  # fmt: skip
 
 

@@ -26,12 +26,14 @@ def test_graph_state_has_no_term_in_requests_times_length(modes):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("q_len", [1, 4, 8, 64])
-def test_tiles_fit_shared_memory(head_dim, dtype, q_len):
+@pytest.mark.parametrize("narrow", [False, True])
+def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
     """The rows and the keys in flight fit what a multiprocessor has for the programs it is to hold."""
-    shape = AttentionShape(32, 8, head_dim, 64, dtype, dtype)
+    shape = AttentionShape(32, 8, head_dim, 64, dtype, "float8_e4m3fn" if narrow else dtype)
     tile = tiling.choose(shape, H200, q_len)
     row = tiling.next_power_of_two(head_dim) * {"float32": 4}.get(dtype, 2)
-    used = (tile.block_m + 2 * tile.num_stages * tile.block_n) * row + 1024
+    narrow_row = tiling.next_power_of_two(head_dim) * 2 * tile.depth * tile.block_n
+    used = (tile.block_m + 2 * tile.num_stages * tile.block_n) * row + narrow_row + 1024
     assert used * tile.programs_per_sm <= 228 << 10
 
 
@@ -55,3 +57,33 @@ def test_modes_decide_what_is_declared():
     names = {spec.name for spec in sizing.buffers(geometry((Mode.EXTEND,)))}
     assert names == {"slot_mapping", "row_tiles"}
     assert "row_tiles" not in {spec.name for spec in sizing.buffers(geometry((Mode.DECODE,)))}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_reqs", "expected"), [(33, 64, 32), (33, 256, 32), (33, 8, 33), (33, 48, 33), (9, 1, 9), (1, 5, 1)]
+)
+def test_equal_requests_are_not_cut_for_a_piece_more(pieces, num_reqs, expected):
+    """Pieces hold whole requests where that costs a twentieth of them at most."""
+    assert tiling.whole(pieces, num_reqs) == expected
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 32, 48, 64, 128, 256])
+@pytest.mark.parametrize("heads", [(32, 8), (28, 4), (40, 8), (64, 8), (12, 1), (16, 4)])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_hopper_serves_pages_groups_and_head_dims(page_size, heads, head_dim):
+    """On sm_90 no usual page size, group or head_dim falls back to the kernels that load by pointer."""
+    shape = AttentionShape(*heads, head_dim, page_size, "bfloat16", "bfloat16")
+    assert all(tiling.choose(shape, H200, q_len).members for q_len in (1, 16, 64, 4096))
+    assert not any(tiling.choose(shape, DeviceProfile("cuda", arch, 132), 16).members for arch in (80, 89, 100))
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float8_e4m3fn")])
+def test_sizing_knows_every_tile(arch, dtypes):
+    """What a forward is cut into is among the tiles that the buffers have room for."""
+    device = DeviceProfile("cuda", arch, 132)
+    for head_dim in (64, 80, 96, 128, 192, 256):
+        for page_size in (1, 16, 48, 64):
+            shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
+            known = tiling.candidates(shape, device)
+            assert all(tiling.choose(shape, device, q_len) in known for q_len in (1, 2, 4, 5, 16, 17, 64, 4096))

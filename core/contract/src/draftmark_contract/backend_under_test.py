@@ -20,6 +20,8 @@ from .sizing.batches import brief
 if TYPE_CHECKING:
     from draftmark.arena import Arena
     from draftmark.backend import AttentionBackend
+    from draftmark.batch import ForwardBatch
+    from draftmark.buffers import BufferSpec
     from draftmark.graphs import GraphState
 
 OPAQUE = "the layout is opaque or not declared, and no kernel that reads it ran here"
@@ -72,6 +74,11 @@ class BackendUnderTest:
         if not self.notes.says_layouts:
             self.opaque()
         return self.notes.layouts(geometry)
+
+    def usage(self, geometry: Geometry, batch: ForwardBatch, own: Sequence[BufferSpec]) -> dict[str, int]:
+        """Bytes that the plugin's `usage()` gives for these of its buffers in one batch."""
+        said = self.notes.usage(self.fit(geometry), batch) if own else {}
+        return {spec.name: said.get(spec.name, 0) for spec in own}
 
     def opaque(self) -> None:
         """Say that this item met a layout that nobody can decode."""

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .adaptive import Adaptive, CostTable
     from .config import EngineConfig, HostKind
     from .decoding import Generation, decode, generate
     from .drafts import Drafter, DraftTree, Speculation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .statistics import Statistics
 
 _HOMES = {
+    "adaptive": ("Adaptive", "CostTable"),
     "config": ("EngineConfig", "HostKind"),
     "decoding": ("Generation", "decode", "generate"),
     "drafts": ("DraftTree", "Drafter", "Speculation"),
@@ -47,6 +49,8 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Adaptive",
+    "CostTable",
     "DraftHead",
     "DraftTree",
     "Drafter",

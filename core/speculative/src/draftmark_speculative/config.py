@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from draftmark import DraftShape, Limits, RequestError
 
@@ -28,7 +29,8 @@ class EngineConfig:
 
     Attributes:
         backend: entry-point name; it runs on the device that the model is on.
-        speculate: how to draft (`Ngram`, `Eagle`, or a `Speculation` of your own); None decodes one token a round.
+        speculate: how to draft (`Ngram`, `Eagle`, `Adaptive` around one of them, or a `Speculation` of your own);
+            "adaptive" is ``Adaptive(Eagle())``; None decodes one token a round.
         page_size: tokens per KV page.
         max_num_reqs: requests that decode together; more wait.
         max_context_len: tokens of a request, prompt and output together.
@@ -43,11 +45,11 @@ class EngineConfig:
         guard: guard words and poison in the arenas; None reads DRAFTMARK_GUARD.
 
     Raises:
-        RequestError: host_lengths that are no `HostKind`.
+        RequestError: host_lengths that are no `HostKind`, or speculate that is no `Speculation`.
     """
 
     backend: str = "reference"
-    speculate: Speculation | None = None
+    speculate: Speculation | Literal["adaptive"] | None = None
     page_size: int = 16
     max_num_reqs: int = 8
     max_context_len: int = 1024
@@ -65,11 +67,20 @@ class EngineConfig:
             kinds = ", ".join(HostKind)
             raise RequestError(f"host_lengths is {self.host_lengths!r}, but it must be one of {kinds}; use a HostKind")
         object.__setattr__(self, "host_lengths", HostKind(self.host_lengths))
+        if self.speculate == "adaptive":
+            from .adaptive import Adaptive
+
+            object.__setattr__(self, "speculate", Adaptive())
+        if not isinstance(self.speculate, Speculation | None):
+            raise RequestError(
+                f"speculate is {self.speculate!r}, but it must be a Speculation, 'adaptive' or None; "
+                "write Adaptive(Eagle()) or Ngram()"
+            )
 
     @property
     def speculation(self) -> Speculation:
         """How to draft, plain decoding included."""
-        return self.speculate or NoSpeculation()
+        return self.speculate if isinstance(self.speculate, Speculation) else NoSpeculation()
 
     @property
     def draft_shape(self) -> DraftShape:
@@ -86,6 +97,7 @@ class EngineConfig:
             self.max_extend_tokens,
             self._capture_sizes() if self.graph else (),
             self.overlap,
+            row_budgets=self.speculation.row_budgets(self.max_num_reqs),
         )
 
     def check_overlap(self) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, load
+from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, Mode, load
 from draftmark.runtime import TreeOps, padded_batch_size
 
 from .allocator import PageAllocator
 from .config import EngineConfig, HostKind
+from .drafts import Round
 from .forwards import Forwards
 from .layers import open_layers
 from .models import CausalLM
@@ -46,6 +47,7 @@ class Engine:
             )
         self.model, self.config, self.statistics = model, config, Statistics()
         loaded = load(config.backend)
+        config.speculation.require(loaded)
         self._models = open_layers(model, config.speculation.open(model), loaded, config)
         self._check_host_lengths()
         self._layers = layers = self._models[0]
@@ -66,6 +68,8 @@ class Engine:
             with torch.inference_mode():
                 self._forwards.capture()
                 self._drafting.capture()
+        with torch.inference_mode():
+            self._drafting.ready(self._forwards)
 
     @property
     def busy(self) -> bool:
@@ -159,12 +163,13 @@ class Engine:
         rows, live = by_row(running), len(running)
         padded, host = self._padded(live), self._host.of(rows)
         self._state.fill(running, padded)
-        mode = self._drafting.draft(running, padded, host)
-        result = self._forwards.round(mode, padded, live, host)
+        kind = self._drafting.draft(running, padded, host)
+        result = self._forwards.round(kind, live, host)
         self._drafting.draft_extend(padded, live, host)
-        nodes: int = self.geometry.extent(mode).q_len
+        nodes: int = self.geometry.extent(kind.mode).q_len
         self._host.sent(rows, nodes)
-        self._pending.append(PendingForward(running, result.tokens[:live], result.accept_lens[:live], nodes))
+        tokens, counts = result.tokens[:live], result.accept_lens[:live]
+        self._pending.append(PendingForward(running, tokens, counts, nodes, kind, self._drafting.report))
         return True
 
     def _reserve(self) -> list[Request]:
@@ -177,6 +182,10 @@ class Engine:
         self.statistics.preemptions += before - len(self._scheduler.running)
         return running
 
+    def _rows(self, sent: Round) -> int:
+        nodes: int = self.geometry.extent(sent.mode).q_len
+        return sent.size if sent.mode is Mode.RAGGED_VERIFY else sent.size * nodes
+
     def _padded(self, num_reqs: int) -> int:
         return padded_batch_size(num_reqs, self.geometry.limits.capture_batch_sizes) or num_reqs
 
@@ -184,14 +193,17 @@ class Engine:
 
     def _finish(self, forward: PendingForward) -> list[Progress]:
         """Wait for a forward's tokens and give them out. Requests that have ended meanwhile get nothing."""
-        finished, statistics = list(forward.wait()), self.statistics
+        finished, statistics = forward.wait(), self.statistics
         statistics.host_syncs += 1
         due = [one for one in finished if one.request.finish is None]
         statistics.late += len(finished) - len(due)
-        if forward.at_most:
+        if forward.sent is not None:
+            self._drafting.learn(forward.sent, finished, forward.report)
             for one in due:
                 self._host.settle(one, forward.at_most)
             statistics.rounds += 1
+            statistics.plain += forward.sent.mode is Mode.DECODE
+            statistics.rows += self._rows(forward.sent)
             statistics.verified += len(due)
             statistics.accepted += sum(len(one.tokens) for one in due)
         return [self._give(one.request, one.tokens) for one in due]

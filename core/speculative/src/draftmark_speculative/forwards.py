@@ -11,22 +11,29 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import ForwardBatch, GraphKey, HostLengths, Program, Tree, VerifyResult, ragged, to_device
 
-from .drafts import Drafting
+from .drafts import Drafting, Round
 from .layers import AttentionLayers
 from .models import CausalLM
+from .ragged import RaggedRows
 from .request import Request
 from .sampling import Sampling
 from .scheduler import by_row
 from .state import DeviceState, GraphRunner
 
-PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
+PROGRAMS = {
+    Mode.DECODE: Program.DECODE,
+    Mode.VERIFY: Program.VERIFY,
+    Mode.RAGGED_VERIFY: Program.RAGGED_VERIFY,
+}
 
 Chunk = tuple[Request, int]
 """A request, and how many of its tokens to store."""
 
 
 class Forwards:
-    """Runs EXTEND eagerly, and DECODE and VERIFY eagerly or by replaying graphs. None reads the device on the host.
+    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by replaying graphs.
+
+    None reads the device on the host.
 
     Plain decoding is a round with one node a request; a chain is a tree whose mask is causal.
 
@@ -47,6 +54,7 @@ class Forwards:
         self._model, self._layers, self._state = model, layers, state
         self._sampling, self._drafting, self._runner = sampling, drafting, runner
         self._geometry: Geometry = layers.geometry
+        self._ragged_rows = RaggedRows(layers.geometry, state.device) if drafting.budgets else None
 
     # -- prefill ------------------------------------------------------------------------------------------
 
@@ -84,23 +92,35 @@ class Forwards:
     # -- rounds -------------------------------------------------------------------------------------------
 
     def capture(self) -> None:
-        """Capture every mode of the drafting at every captured batch size, largest first, on batches of null rows."""
-        for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
-            for mode in self._drafting.modes:
-                self._state.fill((), size)
-                batch = self._batch(mode, size, size, self._layers.lengths_at_capture(size))
-                self._layers.plan(batch)
-                self._runner.capture(GraphKey(PROGRAMS[mode], size), partial(self._verify, batch))
+        """Capture every round of the drafting, the one with most rows first, on batches of null rows."""
+        sizes, drafting = self._geometry.limits.capture_batch_sizes, self._drafting
+        rounds = [Round(mode, size) for mode in drafting.modes for size in sizes]
+        rounds += [Round(Mode.RAGGED_VERIFY, budget) for budget in drafting.budgets]
+        for kind in sorted(rounds, key=self._rows, reverse=True):
+            padded = self.padded_reqs(kind)
+            self._state.fill((), padded)
+            batch = self._batch(kind, padded, self._layers.lengths_at_capture(padded))
+            self._layers.plan(batch)
+            self._runner.capture(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
-    def round(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> VerifyResult:
+    def round(self, kind: Round, num_reqs: int, host: HostLengths) -> VerifyResult:
         """Run one round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
-        batch = self._batch(mode, padded, num_reqs, host)
+        batch = self._batch(kind, num_reqs, host)
         self._layers.plan(batch)
-        return self._runner.run(GraphKey(PROGRAMS[mode], padded), partial(self._verify, batch))
+        return self._runner.run(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
-    def _batch(self, mode: Mode, padded: int, num_reqs: int, host: HostLengths) -> ForwardBatch:
-        tree = mode is Mode.VERIFY and self._geometry.draft.topk > 1
-        return self._state.batch.uniform(mode, 0, padded, num_reqs, host, tree=tree)
+    def padded_reqs(self, kind: Round) -> int:
+        """Requests of a round's batch: a budget has room for as many as it has rows."""
+        return min(self._geometry.max_reqs, kind.size) if kind.mode is Mode.RAGGED_VERIFY else kind.size
+
+    def _rows(self, kind: Round) -> int:
+        return kind.size if kind.mode is Mode.RAGGED_VERIFY else kind.size * self._geometry.extent(kind.mode).q_len
+
+    def _batch(self, kind: Round, num_reqs: int, host: HostLengths) -> ForwardBatch:
+        tree = kind.mode is not Mode.DECODE and self._geometry.draft.topk > 1
+        if kind.mode is Mode.RAGGED_VERIFY:
+            return self._state.batch.ragged_verify(kind.size, num_reqs, host, tree=tree)
+        return self._state.batch.uniform(kind.mode, 0, kind.size, num_reqs, host, tree=tree)
 
     def _verify(self, batch: ForwardBatch) -> VerifyResult:
         """Captured. Reads the static inputs, writes the static batch, advances the lengths."""
@@ -109,10 +129,10 @@ class Forwards:
         drafts[:, 0].copy_(state.pending.index_select(0, rows))
         torch.index_select(state.lengths.device, 0, rows, out=batch.prefix_lens)
         torch.index_select(state.page_table, 0, rows, out=batch.page_table)
-        self._layers.tree_ops.write_tail(batch, parents)
-        logits, features = self._forward(batch, drafts.clamp(min=0).reshape(-1))
-        requests = state.requests[:size, None].expand(-1, nodes).reshape(-1)
-        targets = self._sampling.choose(logits, requests, batch.positions).view(size, nodes)
+        if batch.mode is Mode.RAGGED_VERIFY:
+            drafts, parents, targets, features = self._targets_of_admitted(batch)
+        else:
+            targets, features = self._targets(batch, drafts, parents)
         result = self._layers.tree_ops.verify_tree(drafts, parents, targets)
         if isinstance(batch.tail, Tree):
             self._layers.compact(batch, result)
@@ -121,6 +141,27 @@ class Forwards:
         state.pending.index_copy_(0, rows, result.tokens.gather(1, result.accept_lens[:, None] - 1)[:, 0])
         state.lengths.advance(rows, result.accept_lens)
         return result
+
+    def _targets(
+        self, batch: ForwardBatch, drafts: torch.Tensor, parents: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target's token behind every node ``[R, D]``, and the features of all rows; every node is a row."""
+        self._layers.tree_ops.write_tail(batch, parents)
+        logits, features = self._forward(batch, drafts.clamp(min=0).reshape(-1))
+        requests = self._state.requests[: len(drafts), None].expand_as(drafts).reshape(-1)
+        return self._sampling.choose(logits, requests, batch.positions).view(drafts.shape), features
+
+    def _targets_of_admitted(
+        self, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The admitted trees, tokens and parents ``[R, D]``, and what `_targets` gives of them; a row a node."""
+        assert self._ragged_rows is not None, "a drafting with budgets verifies raggedly"
+        trees = self._drafting.admit(batch)
+        placed = self._ragged_rows.write(batch, trees, self._layers.tree_ops)
+        logits, features = self._forward(batch, placed.of_nodes(trees.tokens).clamp(min=0))
+        requests = self._state.requests.index_select(0, placed.requests)
+        chosen = self._sampling.choose(logits, requests, batch.positions)
+        return trees.tokens, trees.parents, placed.by_node(chosen), features
 
     def _forward(
         self, batch: ForwardBatch, tokens: torch.Tensor, logits_rows: torch.Tensor | None = None

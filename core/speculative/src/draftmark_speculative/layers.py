@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from draftmark import (
-    DRAFT_MODES,
-    TARGET_MODES,
     AttentionShape,
     Geometry,
     GeometryPair,
@@ -165,7 +163,8 @@ def open_layers(
     Raises:
         GeometryError, BackendRefusal: a layer that cannot be, or is not served.
     """
-    models = [(target, TARGET_MODES)] if draft is None else [(target, TARGET_MODES), (draft, DRAFT_MODES)]
+    how = config.speculation
+    models = [(target, how.target_modes)] + ([] if draft is None else [(draft, how.draft_modes)])
     geometries = [
         [_geometry(layer, model, config, modes) for layer in dict.fromkeys(model.layers)] for model, modes in models
     ]

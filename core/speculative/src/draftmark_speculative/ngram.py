@@ -58,17 +58,16 @@ class NgramIndex:
         tree = DraftTree([self._tokens[-1]])
         budget = self._settings.num_draft_tokens - 1
         paths = self._distinct_paths(self._settings.topk, budget)
-        for rank, path in enumerate(paths):
+        for rank, (path, matched) in enumerate(paths.items()):
             share = -(-budget // (len(paths) - rank))
-            budget -= tree.insert(path, share)
+            budget -= tree.insert(path, share, matched)
         return tree
 
-    def _distinct_paths(self, topk: int, length: int) -> list[list[int]]:
-        paths: list[list[int]] = []
-        for end in self._matches():
-            path = self._continuation(end, length)
-            if path not in paths:
-                paths.append(path)
+    def _distinct_paths(self, topk: int, length: int) -> dict[tuple[int, ...], int]:
+        """What may come next, and how many tokens matched there; best first."""
+        paths: dict[tuple[int, ...], int] = {}
+        for end, matched in self._matches():
+            paths.setdefault(tuple(self._continuation(end, length)), matched)
             if len(paths) == topk:
                 break
         return paths
@@ -81,10 +80,10 @@ class NgramIndex:
             path.append(path[len(path) - lag])
         return path
 
-    def _matches(self) -> Iterator[int]:
-        """Yield where the current suffix ended before, best first."""
+    def _matches(self) -> Iterator[tuple[int, int]]:
+        """Yield where the current suffix ended before, and its length; best first."""
         end = len(self._tokens)
         for size in self._sizes:
             if size <= end:
                 ends = self._ends.get(tuple(self._tokens[end - size :]), [])
-                yield from (earlier for earlier in reversed(ends) if earlier < end)
+                yield from ((earlier, size) for earlier in reversed(ends) if earlier < end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from draftmark.runtime import AsyncHostCopy, HostLengths, SequenceLengths
 
 from .config import EngineConfig, HostKind
+from .drafts import Round
 from .request import Request
 
 
@@ -26,29 +27,44 @@ class PendingForward:
 
     Attributes:
         at_most: tokens that it committed for each request at most; 0 for a prefill, whose count the host knows.
+        sent: the round that it was; None for a prefill.
+        report: what the round says of itself, once `wait` has returned; None where it says nothing.
     """
 
     def __init__(
-        self, requests: Sequence[Request], tokens: torch.Tensor, counts: torch.Tensor | None, at_most: int
+        self,
+        requests: Sequence[Request],
+        tokens: torch.Tensor,
+        counts: torch.Tensor | None,
+        at_most: int,
+        sent: Round | None = None,
+        report: torch.Tensor | None = None,
     ) -> None:
         """
         Args:
             tokens: int64 ``[n, m]``, a row per request.
             counts: int64 ``[n]``, how many of them are tokens; None means all.
+            report: float32, of `Drafting.report`.
         """
-        self.at_most = at_most
+        self.at_most, self.sent = at_most, sent
+        self.report: list[float] | None = None
+        self._counted, self._reports = counts is not None, report is not None
         self._requests = list(requests)
-        self._copy = AsyncHostCopy([tokens] if counts is None else [tokens, counts])
+        self._copy = AsyncHostCopy([one for one in (tokens, counts, report) if one is not None])
         for request in requests:
             request.in_flight += 1
 
-    def wait(self) -> Iterator[FinishedForward]:
-        """Wait for the results and yield them; to be called once."""
-        tokens, *counts = self._copy.wait()
-        lengths = counts[0] if counts else [len(row) for row in tokens]
-        for request, row, count in zip(self._requests, tokens, lengths, strict=True):
+    def wait(self) -> list[FinishedForward]:
+        """Wait for the results; to be called once."""
+        tokens, *rest = self._copy.wait()
+        lengths = rest[0] if self._counted else [len(row) for row in tokens]
+        self.report = rest[-1] if self._reports else None
+        for request in self._requests:
             request.in_flight -= 1
-            yield FinishedForward(request, row[:count])
+        return [
+            FinishedForward(request, row[:count])
+            for request, row, count in zip(self._requests, tokens, lengths, strict=True)
+        ]
 
 
 class HostView:

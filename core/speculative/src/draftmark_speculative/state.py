@@ -85,7 +85,7 @@ class DeviceState:
 
 
 class GraphRunner:
-    """Runs a step of device work eagerly where there is no graph state, and replays its recording where there is one.
+    """Runs a step of device work: replays its recording where there is one, else eagerly.
 
     Args:
         graphs: the backend's graph state, or None.
@@ -93,15 +93,17 @@ class GraphRunner:
 
     def __init__(self, graphs: GraphState | None) -> None:
         self.graphs = graphs
+        self._captured: set[GraphKey] = set()
 
     def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> None:
         """Capture `step`; what it returns belongs to the graph."""
         assert self.graphs is not None, "only a graph state captures"
         self.graphs.capture(key, step)
+        self._captured.add(key)
 
     def run(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
         """Run the step; its outputs are valid until the next run of any key."""
-        if self.graphs is None:
-            return step()
+        if self.graphs is None or key not in self._captured:
+            return step()  # a batch larger than the largest graph runs eagerly
         outputs: Outputs = self.graphs.replay(key)
         return outputs

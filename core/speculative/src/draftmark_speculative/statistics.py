@@ -16,6 +16,8 @@ class Statistics:
             had ended while the round ran does not count.
         accepted: tokens those rounds yielded, the target's own token included.
         host_syncs: waits for the device, one a round and one a prefill that ends a prompt.
+        plain: of the rounds, those that were plain decoding.
+        rows: query rows of all rounds, padding included: what their forwards computed.
         late: results of requests that had ended before they came, with overlap: work done in vain.
         preemptions: requests sent back to wait because pages ran out.
     """
@@ -25,6 +27,8 @@ class Statistics:
     extends: int = 0
     verified: int = 0
     accepted: int = 0
+    plain: int = 0
+    rows: int = 0
     host_syncs: int = 0
     late: int = 0
     preemptions: int = 0

@@ -39,6 +39,12 @@ GENERATE = {
     "drafts not known": ((*IDS, "--speculate", "medusa"), 2, "invalid choice: 'medusa'"),
     "no head installed": ((*IDS, "--speculate", "eagle"), 1, "no draft head is installed for model"),
     "a head without eagle": ((*IDS, "--head", "x"), 2, "--head is given with --speculate ngram"),
+    "drafts of what is not adaptive": ((*IDS, "--drafts", "eagle"), 2, "--drafts is given with --speculate ngram"),
+    "a head without a head's drafts": (
+        (*IDS, "--speculate", "adaptive", "--drafts", "ngram", "--head", "x"),
+        2,
+        "--head is given with --speculate adaptive --drafts ngram",
+    ),
     "no such head": ((*IDS, "--speculate", "eagle", "--head", "no-such-head"), 1, "it has no head.json"),
     "overlap with drafts of the host": ((*IDS, "--overlap"), 2, "drafts of Ngram"),
     "overlap with exact lengths": (

@@ -48,6 +48,24 @@ def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object
     assert done.json["config"]["overlap"] == ("--overlap" in argv)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--num-steps", 3, "--graph", "--overlap", "--max-num-reqs", 1),
+        ("--drafts", "eagle", "--topk", 1, "--num-draft-tokens", 5, "--temperature", 1),
+        ("--drafts", "ngram", "--num-draft-tokens", 4, "--graph"),
+    ],
+)
+def test_adaptive_drafting_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
+    """Drafts of the head or of n-grams, sizes as for them, costs measured on the spot: no text differs."""
+    named = () if "ngram" in argv else ("--head", head)
+    done = generate("--speculate", "adaptive", *named, *argv)
+    assert done.code == 0, done.err
+    assert done.json["check"]["differing"] == 0
+    assert done.json["totals"]["rows"] >= done.json["totals"]["rounds"] > 0
+    assert "drafts" in done.json["config"]["speculate"]
+
+
 def test_the_installed_head_is_the_default(
     generate: Run, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

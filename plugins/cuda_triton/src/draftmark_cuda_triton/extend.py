@@ -7,8 +7,11 @@ import torch
 from draftmark import BatchError, Geometry, Mode
 from draftmark.runtime import ForwardBatch, KVCache, record_call
 
-from . import launch, tiling
+from . import boxes, launch, tiling
 from .launch import Attention
+
+COPY_ALIGNMENT = 16
+"""Bytes that the copy engine wants of an address and of a pitch."""
 
 
 class Extend:
@@ -52,7 +55,7 @@ class Extend:
         """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
         check_rows(q, out)
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, self._tile, cache_is_contiguous(cache))
+        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(cache), cache_has_boxes(cache))
         record_call(
             launch.attend_extend, self._shape, tile, batch.num_rows, q, cache.k, cache.v, cache.k_scale,
             cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, mutates=(out,),
@@ -65,6 +68,18 @@ def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:
         raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
 
 
-def cache_is_contiguous(cache: KVCache) -> bool:
-    """Whether K and V each lie in one block, as a copy box describes them."""
-    return cache.k.is_contiguous() and cache.v.is_contiguous()
+def cache_has_boxes(cache: KVCache) -> bool:
+    """Whether `hopper` can read K and V."""
+    return cache.k.is_cuda and boxes.available() and all(boxes.describable(one) for one in (cache.k, cache.v))
+
+
+def has_one_pitch(cache: KVCache) -> bool:
+    """Whether K's tokens are rows of one pitch, and V's, as a copy box describes them: views of packed pages too."""
+    return all(_one_pitch(tensor) for tensor in (cache.k, cache.v))
+
+
+def _one_pitch(tensor: torch.Tensor) -> bool:
+    pages, tokens, heads, last = tensor.stride()
+    size, dim, unit = tensor.shape[1], tensor.shape[3], tensor.element_size()
+    aligned = tokens * unit % COPY_ALIGNMENT == 0 and tensor.data_ptr() % COPY_ALIGNMENT == 0
+    return pages == size * tokens and heads == dim and last == 1 and aligned

@@ -10,7 +10,7 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
 from . import launch, sizing, tiling
-from .extend import cache_is_contiguous, check_rows
+from .extend import cache_has_boxes, check_rows, has_one_pitch
 from .launch import Attention, Extent
 
 
@@ -29,6 +29,7 @@ class FewRows:
         self._work = buffers[sizing.WORK]
         self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
         self._shape = Attention.of(geometry, slots.is_cuda)
+        self._cuts: dict[Extent, tuple[tiling.Tile, int]] = {}
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
@@ -44,7 +45,7 @@ class FewRows:
         check_rows(q, out)
         extent, tile, pieces = self._extent(batch)
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, tile, cache_is_contiguous(cache))
+        tile = tiling.for_cache(a, device, tile, has_one_pitch(cache), cache_has_boxes(cache))
         mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
         partial_out, partial_lse = self._partial_out, self._partial_lse
         record_call(
@@ -55,13 +56,19 @@ class FewRows:
         )  # fmt: skip
 
     def _extent(self, batch: ForwardBatch) -> tuple[Extent, tiling.Tile, int]:
+        """Worked out once for each size of batch: it is asked for in every layer."""
         ragged = batch.mode is Mode.RAGGED_VERIFY
         # What a graph freezes is the bound of every later replay, not this batch's.
         q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
-        tail_len = q_len if ragged else batch.tail_lens[0]
+        extent = Extent(batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
+        if extent not in self._cuts:
+            self._cuts[extent] = self._cut(extent)
+        return extent, *self._cuts[extent]
+
+    def _cut(self, extent: Extent) -> tuple[tiling.Tile, int]:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.choose(a, device, q_len)
-        pieces = tiling.pieces(a, device, tile, q_len, batch.padded_reqs, self._geometry.max_kv_len)
-        if batch.device.type == "cpu":
-            tile, pieces = tiling.interpreted(a, tile, q_len, pieces)
-        return Extent(batch.padded_reqs, q_len, tail_len, batch.num_rows, ragged), tile, pieces
+        tile = tiling.choose(a, device, extent.q_len)
+        most = tiling.pieces(a, device, tile, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
+        if not self._slots.is_cuda:
+            return tiling.interpreted(a, tile, extent.q_len, most)
+        return tile, tiling.whole(most, extent.num_reqs)

@@ -6,6 +6,7 @@ another name with TRITON_INTERPRET=1, when the first CPU tensor asks.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -49,6 +50,9 @@ def _load(package: str, interpreted: bool) -> ModuleType:
 
 def _second(package: str) -> ModuleType:
     """The package once more, under a name of its own."""
+    # The interpreter replaces the language's mathematics for good, and Gluon takes it over when it is first imported.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton.experimental.gluon.language")
     speed_up_interpreter()
     origin = importlib.util.find_spec(package)
     assert origin is not None and origin.origin is not None

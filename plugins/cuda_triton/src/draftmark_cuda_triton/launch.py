@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from draftmark import Geometry
 
+from . import boxes
 from .flavours import compiled_or_interpreted
 from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
 
@@ -172,6 +173,46 @@ def attend(
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
     tail = TREE if tree else BLOCK if block else CAUSAL
+    if tile.members:
+        _attend_hopper(
+            shape, tile, extent, pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
+            partial_out, partial_lse, out, lse, q_indptr, tail,
+        )  # fmt: skip
+    else:
+        _attend_triton(
+            shape, tile, extent, pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
+            partial_out, partial_lse, out, lse, q_indptr, tail,
+        )  # fmt: skip
+    if pieces > 1:
+        _merge(
+            shape, tile, extent, pieces, tiles * tile.block_m, prefix_lens, _or(q_indptr, prefix_lens), work,
+            partial_out, partial_lse, out, lse,
+        )  # fmt: skip
+
+
+def _attend_triton(
+    shape: Attention,
+    tile: Tile,
+    extent: Extent,
+    pieces: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_indptr: torch.Tensor | None,
+    tail: int,
+) -> None:
+    tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
     compiled_or_interpreted(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
         partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
@@ -185,22 +226,43 @@ def attend(
         SCALED=k_scale is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
         STAGES=tile.num_stages, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    if pieces > 1:
-        height = tiles * tile.block_m
-        _merge(
-            shape,
-            tile,
-            extent,
-            pieces,
-            height,
-            prefix_lens,
-            _or(q_indptr, prefix_lens),
-            work,
-            partial_out,
-            partial_lse,
-            out,
-            lse,
-        )
+
+
+def _attend_hopper(
+    shape: Attention,
+    tile: Tile,
+    extent: Extent,
+    pieces: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    mask: torch.Tensor | None,
+    depth: torch.Tensor | None,
+    work: torch.Tensor,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_indptr: torch.Tensor | None,
+    tail: int,
+) -> None:
+    tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
+    boxes.hopper().uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+        q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
+        _or(v_scale, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
+        _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens, depth if tree else prefix_lens,
+        extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
+        0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
+        q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
+        MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
+        BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
+        SCALED=k_scale is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
+        STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
+    )  # fmt: skip
 
 
 def _merge(
@@ -250,6 +312,17 @@ def attend_extend(
 ) -> None:
     """Ragged causal attention; see `extend.attend_ragged`."""
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
+    if tile.members:
+        boxes.hopper().extend.attend_ragged[(min(shape.num_kv_heads * count, boxes.places(q, tile)),)](
+            q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
+            _or(v_scale, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count, shape.group,
+            shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1),
+            out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
+            MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
+            BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
+            WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q, num_rows * shape.group),
+        )  # fmt: skip
+        return
     compiled_or_interpreted(q).extend.attend_ragged[(shape.num_kv_heads * count,)](
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
         q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,

@@ -46,17 +46,20 @@ def few_rows_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferSpec]:
 
 
 def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
-    """Pieces, and packed rows of partials, of forwards of so many requests with q_len rows each."""
+    """Pieces, and packed rows of partials, of forwards of so many requests with q_len rows each, at most."""
     a, device = geometry.attention, geometry.device
-    tile = tiling.choose(a, device, q_len)
-    pieces = tiling.pieces(a, device, tile, q_len, num_reqs, geometry.max_kv_len)
-    return pieces, tiling.partial_rows(a, tile, pieces, q_len)
+    pieces, rows = [], []
+    for tile in tiling.candidates(a, device):
+        pieces.append(tiling.pieces(a, device, tile, q_len, num_reqs, geometry.max_kv_len))
+        rows.append(tiling.partial_rows(a, tile, pieces[-1], q_len))
+    return maximum(*pieces), maximum(*rows)
 
 
 def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
     """Row tiles of an EXTEND forward of so many rows and requests, at most."""
-    tile = tiling.choose(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len)
-    return tiling.ragged_tiles(tile, geometry.attention.group_size, num_rows, num_reqs)
+    a = geometry.attention
+    least = min(tile.block_m for tile in tiling.candidates(a, geometry.device))
+    return num_rows * a.group_size // least + num_reqs
 
 
 def few_rows_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:

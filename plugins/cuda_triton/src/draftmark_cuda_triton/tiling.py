@@ -23,6 +23,12 @@ INTERPRETED_ROWS = 256
 """Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
 INTERPRETED_PIECES = 2
 """Pieces in the interpreter: two still cut and merge."""
+OVERLAPPED_ROWS = 384
+"""Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
+BOX_ROWS = 8
+"""Rows that the copy engine swizzles together: a box has a multiple of them, inside one page."""
+HOPPER = 90
+"""The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
 
@@ -37,6 +43,8 @@ class Tile:
         num_warps, num_stages: Triton's launch options; stages are tiles in flight.
         programs_per_sm: row tiles that one multiprocessor holds at a time.
         tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
+        members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
+        depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
     """
 
     block_m: int
@@ -45,27 +53,89 @@ class Tile:
     num_stages: int
     programs_per_sm: int
     tma: bool = False
+    members: int = 0
+    depth: int = 0
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
-    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements.
+    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements."""
+    rows = q_len * shape.group_size
+    if has_hopper(shape, device) and shape.page_size % BOX_ROWS == 0:
+        return _hopper(shape, 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0)
+    return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
+
+
+def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
+    """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
+    largest need among them, so that it branches on neither.
+    """
+    tiles = [_kernels(shape, device, True)]
+    if shape.q_dtype != "float32":
+        tiles.append(_kernels(shape, device, False))
+    if has_hopper(shape, device):
+        tiles += [_hopper(shape, above) for above in (0, LEAST_ROWS, 64)]
+    return tuple(dict.fromkeys(tiles))
+
+
+def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
+    """A tile of `kernels`, for at most LEAST_ROWS packed rows, or for more.
 
     A tile of keys is 16 KiB, for K and for V, and three are in flight for each of two programs: that fills the
     memory pipe. 16 rows are what `mma` takes at least, 64 what `wgmma` does; more rows than that share a KV tile
     through L2, which beats one larger row tile whose warps wait for each other.
     """
     row_bytes = next_power_of_two(shape.head_dim) * DTYPE_BYTES[shape.q_dtype]
-    block_n = max(16, min(64, 16384 // row_bytes))
-    few = q_len * shape.group_size <= 16 or shape.q_dtype == "float32"
     wide = row_bytes > 256 and not few
-    stages = 2 if device.arch in SMALL_SHARED_MEMORY else 3
     return Tile(
         block_m=LEAST_ROWS if few else 64,
-        block_n=block_n,
+        block_n=max(16, min(64, 16384 // row_bytes)),
         num_warps=8 if wide else 4,
-        num_stages=stages,
+        num_stages=2 if device.arch in SMALL_SHARED_MEMORY else 3,
         programs_per_sm=1 if wide else 2,
     )
+
+
+def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
+    """Whether `hopper` has kernels for a head_dim and dtypes, on this device; pages are multiples of BOX_ROWS too."""
+    return (
+        device.kind == "cuda"
+        and device.arch == HOPPER
+        and shape.head_dim % 8 == 0
+        and 32 < shape.head_dim <= 256
+        and (shape.kv_dtype == shape.q_dtype or DTYPE_BYTES[shape.kv_dtype] == 1)
+        and DTYPE_BYTES[shape.q_dtype] == 2
+    )
+
+
+def _hopper(shape: AttentionShape, above: int) -> Tile:
+    """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
+
+    One warp group for up to 64 packed rows, two for more, which share each tile of keys.
+    A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
+    share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
+    """
+    block_d = next_power_of_two(shape.head_dim)
+    narrow = DTYPE_BYTES[shape.kv_dtype] == 1
+    if above == 64:
+        stages = {64: 6, 128: 3, 256: 1 if narrow else 2}[block_d]
+        block_n = 64 if narrow or block_d == 256 else 128
+        return Tile(128, block_n, 8, stages, 1, members=2, depth=0 if not narrow else 2 if block_d == 256 else 4)
+    if narrow:
+        return Tile(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, members=1, depth=2)
+    if block_d == 128 and above == LEAST_ROWS:
+        return Tile(64, 128, 4, 3, 1, members=1)
+    return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
+
+
+def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
+    """Whether a warp group of `hopper` runs its softmax beside its own products, or leaves that to chance."""
+    block_d = next_power_of_two(head_dim)
+    return tile.members == 2 and (block_d == 64 or (block_d == 128 and rows <= OVERLAPPED_ROWS))
+
+
+def without_hopper(tile: Tile) -> Tile:
+    """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
+    return replace(tile, members=0, num_stages=min(tile.num_stages, 2))
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int) -> tuple[Tile, int]:
@@ -105,8 +175,17 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
     )
 
 
-def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool) -> Tile:
-    """The same tile, through the copy engine where a box can describe the cache."""
+def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool, boxes: bool) -> Tile:
+    """The same tile, through the copy engine where a box can describe the cache.
+
+    Args:
+        contiguous: K's tokens are rows of one pitch, and V's.
+        boxes: their strides are what a box may have, and Gluon is there.
+    """
+    if tile.members:
+        if boxes:
+            return tile
+        tile = without_hopper(tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
 
@@ -122,11 +201,19 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // MIN_TILES))
 
 
+def whole(pieces: int, num_reqs: int) -> int:
+    """As many pieces, or up to a twentieth fewer, that do not cut requests of one length more often than they must.
+
+    33 pieces of 64 equal requests leave 32 requests to be merged, 32 leave none.
+    """
+    even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
+    return even if num_reqs > pieces and 20 * even >= 19 * pieces else pieces
+
+
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
     """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
-    if pieces == 1:
-        return 0
-    return 2 * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
+    unfinished = 2 * minimum(1, pieces - 1)
+    return unfinished * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:

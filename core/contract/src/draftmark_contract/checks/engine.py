@@ -23,6 +23,14 @@ def rows_are_the_devices(subject: BackendUnderTest, case: EngineForward) -> None
     _holds(subject, case)
 
 
+@behaviour(Given.SUBJECT, cases=of_the_device, since=SINCE, bugs=("TRT-LLM#17026", "vllm#40383"))
+def keep_to_what_usage_says(subject: BackendUnderTest, case: EngineForward) -> None:
+    """Whatever row counts stand on the device, no byte behind the usage() of the batch is written."""
+    from ..harness.engine_harness import EngineHarness
+
+    EngineHarness(subject, case).keeps_to_usage(case)
+
+
 @behaviour(Given.SUBJECT, cases=blocks, since=SINCE)
 def blocks_see_themselves(subject: BackendUnderTest, case: EngineForward) -> None:
     """Each row of a draft block sees its prefix and the whole block, later rows too, within the window."""

@@ -118,22 +118,13 @@ def _of_all_sizes() -> list[Case]:
 @behaviour(Given.FORWARDS, cases=_of_all_sizes, since=(1, 3), bugs=("TRT-LLM#17026", "vllm#40383", "sglang#14173"))
 def keep_to_what_usage_says(harness: Harness, forwards: list[ForwardCase]) -> None:
     """Of a buffer whose need only the plugin knows, no byte behind the usage() of a batch is written by that batch."""
+    from ..harness.holds import Behind
+
     own = judged_own_buffers(harness.subject, harness.arena.specs)
     for forward in forwards:
         batch = harness.load(forward)
         harness.arena.poison()
-        used = harness.subject.notes.usage(harness.subject.fit(harness.geometry), batch) if own else {}
-        before = {spec.name: harness.bytes_from(spec.name, used.get(spec.name, 0)) for spec in own}
+        used = harness.subject.usage(harness.geometry, batch, own)
+        behind = Behind(harness.arena, used)
         harness.forward_holds(forward, batch)
-        for name, bits in before.items():
-            changed = (harness.bytes_from(name, used.get(name, 0)) != bits).nonzero().flatten()
-            if changed.numel():
-                raise ContractViolation(
-                    f"a forward writes buffer {name!r} behind the bytes that usage() gives for it",
-                    batch=forward,
-                    got=f"a write to byte {used.get(name, 0) + int(changed[-1])} of {name!r}",
-                    expected=f"writes to its first {used.get(name, 0)} bytes",
-                    formula="usage(geometry, batch) of the plugin's contract notes",
-                    bug="TRT-LLM#17026, vllm#40383",
-                    remedy="derive the size of the buffer, and usage(), from what the kernels write",
-                )
+        behind.hold(forward)

@@ -22,6 +22,7 @@ from ..check import ContractViolation
 from ..oracle import formulas
 from ..oracle.attention import Answer, attend
 from ..oracle.history import Request, kv_slots
+from ..sizing.usage import judged_own_buffers
 from . import holds
 from .graph_harness import no_sync
 from .tensors import host_lengths, mask_words, raw
@@ -141,6 +142,17 @@ class EngineHarness:
             self.backend.plan(loaded.batch)
             self.step(loaded)
             self.holds(loaded)
+
+    def keeps_to_usage(self, case: EngineForward) -> None:
+        """Run a forward on poison; nothing behind what `usage()` gives for it may change."""
+        own = judged_own_buffers(self.subject, self.arena.specs)
+        loaded = self.load(case)
+        self.arena.poison()
+        behind = holds.Behind(self.arena, self.subject.usage(self.geometry, loaded.batch, own))
+        self.backend.plan(loaded.batch)
+        self.step(loaded)
+        self.holds(loaded)
+        behind.hold(case)
 
     def capture(self, key: GraphKey, case: EngineForward) -> Callable[[EngineForward, int], None]:
         """Capture a forward; returns what replays another one and judges it."""

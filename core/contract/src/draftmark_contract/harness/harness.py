@@ -25,7 +25,7 @@ from .host_reads import host_reads
 from .poison import poison_in
 from .reachable import reachable_storages
 from .tensors import CaseTensors, raw
-from .watch import Watch, batch_tensors, bits_of
+from .watch import Watch, batch_tensors
 
 
 class Harness(ForwardRunner):
@@ -144,10 +144,6 @@ class Harness(ForwardRunner):
         memory = Abandoned(self.arena, self.tensors)
         yield
         memory.hold(when)
-
-    def bytes_from(self, name: str, start: int) -> torch.Tensor:
-        """A copy of a buffer's bytes from one on."""
-        return bits_of(self.arena[name])[start:].clone()
 
     def bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor as integers, so that NaN equals itself."""

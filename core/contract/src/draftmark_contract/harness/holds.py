@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from draftmark.arena import Arena
@@ -12,6 +14,7 @@ from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
 from ..oracle.attention import Answer, tolerance
 from .poison import poison_in
+from .watch import bits_of
 
 
 def output(
@@ -52,6 +55,33 @@ def output(
             poison=poison_in("NaN or infinity"),
             bug="vllm#57094, vllm#56922",
         )
+
+
+class Behind:
+    """The bytes of a plugin's own buffers behind what `usage()` gives for one batch, which that batch leaves alone.
+
+    Args:
+        used: bytes that `usage()` gives, by the name of a buffer; of no other is anything asked.
+    """
+
+    def __init__(self, arena: Arena, used: Mapping[str, int]) -> None:
+        self._arena, self._used, self._before = arena, used, {name: bits_of(arena[name]).clone() for name in used}
+
+    def hold(self, batch: object) -> None:
+        """Raise a ContractViolation where a byte changed since."""
+        for name, before in self._before.items():
+            start = self._used[name]
+            changed = (bits_of(self._arena[name])[start:] != before[start:]).nonzero().flatten()
+            if changed.numel():
+                raise ContractViolation(
+                    f"a forward writes buffer {name!r} behind the bytes that usage() gives for it",
+                    batch=batch,
+                    got=f"a write to byte {start + int(changed[-1])} of {name!r}",
+                    expected=f"writes to its first {start} bytes",
+                    formula="usage(geometry, batch) of the plugin's contract notes",
+                    bug="TRT-LLM#17026, vllm#40383",
+                    remedy="derive the size of the buffer, and usage(), from what the kernels write",
+                )
 
 
 def guards(arena: Arena, batch: object) -> None:

@@ -24,6 +24,7 @@ examples:
   draftmark generate --prompts prompts.txt --topk 2 --num-draft-tokens 8 --max-new-tokens 64 --check
   draftmark generate --model ./model --prompt-ids 1,2,3,1,2 --page-size 64 --graph --json
   draftmark generate --prompt "Tell me a story." --temperature 0.7 --top-p 0.9 --seed 7
+  draftmark generate --prompts prompts.txt --speculate adaptive --graph --overlap --device cuda --backend cuda_triton
 
 A prompt file is text with a line of --- between prompts, or .jsonl with {"prompt": "…"} in each line.
 --check decodes again without drafts, and with transformers' own generate, and exits 1 if a token differs. In bfloat16
@@ -57,7 +58,13 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
 
 def _add_decoding(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="for each prompt")
-    group.add_argument("--speculate", choices=("none", "ngram", "eagle"), default="ngram", help="how to draft")
+    group.add_argument(
+        "--speculate",
+        choices=("none", "ngram", "eagle", "adaptive"),
+        default="ngram",
+        help="how to draft; adaptive: as many drafts of --drafts as pay, over all prompts",
+    )
+    group.add_argument("--drafts", choices=("eagle", "ngram"), help="adaptive: whose drafts; default: eagle")
     group.add_argument("--head", metavar="PATH", help="eagle: folder of the draft head; default: the installed one")
     group.add_argument("--topk", type=int, metavar="K", help="branches of the draft tree, 1 is a chain; default: "
                        "ngram 2, eagle 4")  # fmt: skip

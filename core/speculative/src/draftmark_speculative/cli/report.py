@@ -82,9 +82,10 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
 def totals(report: Report) -> list[str]:
     """Lines that tell speed and accepted length, and the baselines' speed."""
     s, decoded = report.decoded.statistics, report.decoded
+    plain = f", {s.plain} of them plain" if 0 < s.plain < s.rounds else ""
     lines = [
         f"{s.tokens} tokens in {decoded.seconds:.1f} s: {decoded.tokens_per_second:.1f} tokens/s · "
-        f"mean accepted length {s.mean_accepted:.2f} · rounds {s.rounds} · prefills {s.extends}"
+        f"mean accepted length {s.mean_accepted:.2f} · rounds {s.rounds}{plain} · prefills {s.extends}"
     ]
     for baseline in report.baselines:
         speed = f"{baseline.tokens_per_second:.1f} tokens/s"

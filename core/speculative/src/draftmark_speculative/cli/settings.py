@@ -57,15 +57,27 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
     Raises:
         ArgumentError: an argument that this way of drafting does not read.
     """
-    eagle = args.speculate == "eagle"
+    eagle = _drafts(args) == "eagle"
+    if args.drafts is not None and args.speculate != "adaptive":
+        raise ArgumentError(
+            f"--drafts is given with --speculate {args.speculate}; it belongs to --speculate adaptive, so write "
+            f"--speculate {args.drafts} for drafts of fixed size"
+        )
     for name in ("head", "num_steps"):
         if getattr(args, name) is not None and not eagle:
             option = f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{option} is given with --speculate {args.speculate}; it belongs to --speculate eagle")
+            way = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
+            raise ArgumentError(f"{option} is given with {way}; it belongs to eagle, alone or as --drafts of adaptive")
     default = EAGLE if eagle else NGRAM
     given = args.topk, args.num_steps, args.num_draft_tokens
     fields = (default.topk, default.num_steps, default.num_draft_tokens)
     return DraftShape(*(mine if value is None else value for value, mine in zip(given, fields, strict=True)))
+
+
+def _drafts(args: argparse.Namespace) -> str:
+    """Whose drafts: "none", "ngram" or "eagle"."""
+    named: str = args.speculate
+    return (args.drafts or "eagle") if named == "adaptive" else named
 
 
 def import_torch_side() -> None:
@@ -156,12 +168,15 @@ def engine_config(
 
 
 def _speculation(args: argparse.Namespace) -> Speculation | None:
-    from .. import Eagle, Ngram
+    from .. import Adaptive, Eagle, Ngram
 
-    shape = _draft_shape(args)
-    if args.speculate == "eagle":
-        return Eagle(args.head, shape.topk, shape.num_steps, shape.num_draft_tokens)
-    return None if args.speculate == "none" else Ngram(shape.topk, shape.num_draft_tokens)
+    if args.speculate == "none":
+        return None
+    shape, drafts = _draft_shape(args), _drafts(args)
+    fixed: Speculation = Ngram(shape.topk, shape.num_draft_tokens)
+    if drafts == "eagle":
+        fixed = Eagle(args.head, shape.topk, shape.num_steps, shape.num_draft_tokens)
+    return Adaptive(fixed) if args.speculate == "adaptive" else fixed
 
 
 def check_sampling(args: argparse.Namespace) -> None:

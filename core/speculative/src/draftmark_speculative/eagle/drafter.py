@@ -15,7 +15,7 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import BatchBuffers, ForwardBatch, GraphKey, HostLengths, Program, VerifyResult
 
-from ..drafts import Drafting, Speculation
+from ..drafts import Drafting, Round, Speculation
 from ..layers import AttentionLayers
 from ..models import CausalLM
 from ..request import Request
@@ -96,11 +96,17 @@ class HeadDrafter(Drafting):
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             self._state.fill((), size)
             host = self._layers.lengths_at_capture(size)
-            batch, steps = self._extension(size, size, host), self._steps(size, size, host)
-            for planned in (batch, *steps):
-                self._layers.plan(planned)
+            batch = self._extension(size, size, host)
+            self._layers.plan(batch)
             self._runner.capture(GraphKey(Program.DRAFT_EXTEND, size), partial(self._take_over, batch))
-            self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
+            self.capture_steps(size, host)
+
+    def capture_steps(self, size: int, host: HostLengths) -> None:
+        """Capture the draft steps of a batch whose state is filled."""
+        steps = self._steps(size, size, host)
+        for batch in steps:
+            self._layers.plan(batch)
+        self._runner.capture(GraphKey(Program.DRAFT, size), partial(self._draft, size, steps))
 
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
@@ -111,13 +117,17 @@ class HeadDrafter(Drafting):
         hidden = self._run(tokens, self._head.fuse(features), batch.positions)
         self._keep(rows, hidden.index_select(0, last))
 
-    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Mode:
+    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
         """Grow a tree below every root, into the state's tokens and parents."""
-        steps = self._steps(padded, len(requests), host)
+        self.grow(padded, len(requests), host)
+        return Round(Mode.VERIFY, padded)
+
+    def grow(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+        """Run all draft steps of a round over the filled state."""
+        steps = self._steps(padded, num_reqs, host)
         for batch in steps:
             self._layers.plan(batch)
         self._runner.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
-        return Mode.VERIFY
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
         """Keep the accepted path."""
@@ -147,8 +157,12 @@ class HeadDrafter(Drafting):
             # A beam reads the output of the row that it continues.
             continued = growth.parents[:, :, None].expand(-1, -1, hidden.shape[-1])
             hidden = hidden.view(size, self._topk, -1).gather(1, continued)
+        self._plant(size, growth)
+
+    def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
+        """Write the trees into the state."""
         tokens, parents = growth.best(self._geometry.draft.num_draft_tokens - 1)
-        state.set_draft_tokens(size, tokens, parents)
+        self._state.set_draft_tokens(size, tokens, parents)
 
     def _take_over(self, batch: ForwardBatch) -> None:
         """Run the head's rows of the accepted path, and keep what the newest one says."""

@@ -73,14 +73,26 @@ class DraftTreeBuilder:
         Returns:
             tokens and parents, int64 ``[R, count]``; node i of a tree is entry i - 1, node 0 is the root.
         """
+        return self.best_with_chances(count)[:2]
+
+    def best_with_chances(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `best` returns, and how likely each node is once its parent is kept, and its level.
+
+        Returns:
+            tokens, parents; float32 ``[R, count]`` in [0, 1], by the draft model; int64 ``[R, count]``, 1 for children
+            of the root.
+        """
         scores, tokens, parents = (torch.cat(column, 1) for column in zip(*self._found, strict=True))
+        level = torch.cat([torch.full_like(found[1][0], i + 1) for i, found in enumerate(self._found)])
         order = scores.sort(dim=1, descending=True, stable=True).indices
         node = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
         rank = torch.zeros_like(order).scatter_(1, order, node)
         chosen = order[:, :count]
         parent = parents.gather(1, chosen)
+        above = torch.where(parent < 0, 0.0, scores.gather(1, parent.clamp(min=0)))
+        chances = (scores.gather(1, chosen) - above).exp().nan_to_num(nan=0.0)
         parent = torch.where(parent < 0, 0, rank.gather(1, parent.clamp(min=0)))
-        return tokens.gather(1, chosen), parent
+        return tokens.gather(1, chosen), parent, chances, level[chosen]
 
 
 def best_tokens(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

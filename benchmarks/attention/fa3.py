@@ -1,0 +1,135 @@
+"""FlashAttention 3, vLLM's build: by itself, which has no tree mask, and composed to an exact tree as SGLang does.
+
+`DRAFTMARK_FA3_LIBRARY` names vLLM's `_vllm_fa3_C.abi3.so`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from .cases import Inputs
+from .models import Model
+from .peers import Peer, as_tokens
+from .stubs import Absent
+
+FA3_LIBRARY = "DRAFTMARK_FA3_LIBRARY"
+"""Environment variable: path of vLLM's `_vllm_fa3_C.abi3.so`."""
+
+
+def _load(model: Model) -> None:
+    path = os.environ.get(FA3_LIBRARY, "")
+    if not os.path.exists(path):
+        raise Absent(f"{FA3_LIBRARY} names no file")
+    if model.kv_dtype != "bfloat16":
+        raise Absent("FA3 wants queries of KV's dtype; e4m3 queries are another question")
+    torch.ops.load_library(path)
+
+
+def _forward(
+    model: Model,
+    q: torch.Tensor,
+    pair: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    q_indptr: torch.Tensor,
+    q_len: int,
+    lens: torch.Tensor,
+    longest: int,
+    table: torch.Tensor,
+    causal: bool,
+) -> Callable[[], torch.Tensor]:
+    """A call of its forward, with its schedule made beforehand; it returns the log-sum-exp ``[heads, rows]``."""
+    page = pair[0].shape[1]
+    metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
+        lens.numel(), q_len, longest, model.heads, model.kv_heads, model.dim, model.dim, torch.bfloat16, lens, q_indptr,
+        None, None, None, None, page, 0, causal, -1, -1, False, 0, None, 0,
+    )  # fmt: skip
+
+    def call() -> torch.Tensor:
+        return torch.ops._vllm_fa3_C.fwd(
+            q, *pair, None, None, None, out, q_indptr, None, None, None, lens, q_len, longest, table, None, None, None,
+            None, None, None, None, None, model.scale, causal, -1, -1, 0.0, True, metadata, 0, None, 0, None, 1, 0,
+            None,
+        )[1]  # fmt: skip
+
+    return call
+
+
+def fa3(inputs: Inputs) -> Peer:
+    """FlashAttention 3 by itself: a tree is asked as a chain, a draft step without its tail."""
+    case, model = inputs.case, inputs.case.model
+    _load(model)
+    draft = case.tree and case.q_len != case.tail_len
+    causal = not draft and case.q_len > 1
+    lens = inputs.prefix_lens if draft else inputs.prefix_lens + case.tail_len
+    longest = max(case.lens) + (0 if draft else case.tail_len)
+    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+    calls = [
+        _forward(model, inputs.q, pair, out, inputs.q_indptr, case.q_len, lens, longest, inputs.page_table, causal)
+        for pair, out in zip(inputs.caches, outs, strict=True)
+    ]
+    return Peer(list(calls), outs, "none" if draft else "causal" if case.tree else "exact")
+
+
+def composed(inputs: Inputs) -> Peer:
+    """Exact: the prefix without a mask, each row's ancestors as tokens of page size 1, and their merge."""
+    case, model = inputs.case, inputs.case.model
+    if not case.tree or inputs.seen is None:
+        raise Absent("no tree in this case")
+    _load(model)
+    rows = inputs.q.shape[0]
+    ancestors, counts = _ancestors(inputs)
+    ones = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+    other = torch.empty_like(inputs.q)
+    calls = []
+    for pair, out in zip(inputs.caches, outs, strict=True):
+        prefix = _forward(
+            model, inputs.q, pair, out, inputs.q_indptr, case.q_len, inputs.prefix_lens, max(case.lens),
+            inputs.page_table, False,
+        )  # fmt: skip
+        tail = _forward(
+            model, inputs.q, as_tokens(pair), other, ones, 1, counts, case.tail_len, ancestors, False
+        )  # fmt: skip
+        calls.append(_merged(prefix, tail, out, other))
+    return Peer(calls, outs, note="prefix, ancestors at page size 1, merge")
+
+
+def _ancestors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cache slots of the tail slots that each row sees, int32 ``[rows, tail slots]``, and how many they are."""
+    case, page = inputs.case, inputs.case.model.page
+    at = inputs.prefix_lens[:, None].long() + torch.arange(case.tail_len, device="cuda")
+    slots = inputs.page_table.long().gather(1, at // page) * page + at % page
+    seen = inputs.seen.view(-1, case.tail_len)
+    order = seen.int().argsort(dim=1, descending=True, stable=True)
+    of_row = slots.repeat_interleave(case.q_len, 0).gather(1, order)
+    return of_row.int(), seen.sum(1, dtype=torch.int32)
+
+
+def _merged(
+    prefix: Callable[[], torch.Tensor], tail: Callable[[], torch.Tensor], out: torch.Tensor, other: torch.Tensor
+) -> Callable[[], object]:
+    def call() -> None:
+        near, far = prefix(), tail()
+        merge_states[out.shape[:2]](
+            out, other, near, far, out.shape[0], DIM=out.shape[2], BLOCK=triton.next_power_of_2(out.shape[2])
+        )
+
+    return call
+
+
+@triton.jit
+def merge_states(out, other, near, far, rows, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """out <- the two parts weighted by their log-sum-exps ``[heads, rows]``; a program is one row of one head."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    a, b = tl.load(near + head * rows + row), tl.load(far + head * rows + row)
+    top = tl.maximum(a, b)
+    a, b = tl.exp(a - top), tl.exp(b - top)
+    col = tl.arange(0, BLOCK)
+    at = (row * heads + head) * DIM + col
+    x = tl.load(out + at, mask=col < DIM).to(tl.float32) * a + tl.load(other + at, mask=col < DIM).to(tl.float32) * b
+    tl.store(out + at, (x / (a + b)).to(out.dtype.element_ty), mask=col < DIM)

@@ -1,0 +1,90 @@
+"""Cases of other shapes: a fixed small subset that every run measures, and a grid that is measured over several runs.
+
+How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM's default), 32, 64 and 128; contexts of
+a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
+single GPU holds; decode, a draft step, trees of 4 to 256 nodes, prefill. A pair of factors is enough to show where a
+kernel falls off, so the grid varies one or two of them from Llama-3-8B's and leaves out what no 141 GB hold.
+"""
+
+from __future__ import annotations
+
+from .cases import Case, ragged_lens
+from .models import MODELS, STANDARD, Model
+
+Q7, Q5, G8, D64, D256 = (
+    Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(64, 8, 64), Model(16, 4, 256),
+)  # fmt: skip
+MOST_BYTES = 40 << 30
+"""KV of a case at most: several sets of it, and the reference, fit a GPU."""
+
+
+def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = "") -> Case:
+    """A case of one kind; its name says the shape too, unless that is the standard one."""
+    told = said or f"{len(lens)}x{lens[0]}"
+    number = "" if kind in ("decode", "extend") else str(rows)
+    own = "" if model == STANDARD else f"@{model.shape}-p{model.page}" + ("-e4m3" if "float8" in model.kv_dtype else "")
+    name = f"{kind}{number}-{told}{own}"
+    if kind == "decode":
+        return Case(name, lens, 1, 1, model=model)
+    if kind == "extend":
+        return Case(name, (0,) * len(lens), lens[0], lens[0], ragged=True, model=model)
+    return Case(name, lens, rows, 2 * rows if kind == "draft" else rows, tree=True, model=model)
+
+
+def four(model: Model) -> tuple[Case, ...]:
+    """Decode, a small tree, a large tree and prefill of one shape."""
+    return (
+        case(model, "decode", (8192,) * 64, 1),
+        case(model, "verify", (8192,) * 64, 16),
+        case(model, "verify", (8192,) * 16, 64),
+        case(model, "extend", (4096,) * 8, 1),
+    )
+
+
+SUBSET = (
+    case(STANDARD, "decode", (1024,), 1),
+    case(STANDARD, "verify", (1024,), 16),
+    case(STANDARD, "decode", (1024,) * 64, 1),
+    case(STANDARD, "verify", (1024,) * 64, 4),
+    case(STANDARD, "verify", (1024,) * 64, 16),
+    case(STANDARD, "verify", (8192,), 128),
+    case(STANDARD, "verify", (8192,) * 8, 256),
+    *four(STANDARD.paged(16)),
+    case(STANDARD.paged(16), "verify", (32768,), 64),
+    *four(Q7),
+    *four(Q5),
+    *four(G8),
+    *four(D64),
+    *four(D256),
+    *four(STANDARD.narrow())[:2],
+)
+
+
+def grid() -> tuple[Case, ...]:
+    """Every case of the grid, each once; those of the subset are among them."""
+    found: dict[str, Case] = {one.name: one for one in SUBSET}
+    for model in MODELS.values():
+        for page in (16, 32, 64, 128):
+            for one in four(model.paged(page)):
+                found.setdefault(one.name, one)
+        for one in four(model.paged(16).narrow())[:3]:
+            found.setdefault(one.name, one)
+    for page in (16, 64):
+        model = STANDARD.paged(page)
+        for length in (256, 1024, 2048, 8192, 32768, 131072):
+            for requests in (1, 8, 64, 256):
+                lens = (length,) * requests
+                found |= {one.name: one for one in _trees(model, lens)}
+        ragged = ragged_lens(64, 8192)
+        for one in (case(model, "decode", ragged, 1, "64xragged"), case(model, "verify", ragged, 16, "64xragged")):
+            found.setdefault(one.name, one)
+    return tuple(one for one in found.values() if one.kv_bytes <= MOST_BYTES)
+
+
+def _trees(model: Model, lens: tuple[int, ...]) -> list[Case]:
+    sizes = (4, 8, 16, 32, 64, 128, 256) if len(lens) < 256 else (4, 16)
+    return [
+        case(model, "decode", lens, 1),
+        *(case(model, "draft", lens, width) for width in (4, 8, 16)),
+        *(case(model, "verify", lens, size) for size in sizes),
+    ]

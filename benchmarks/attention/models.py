@@ -1,0 +1,70 @@
+"""Attention shapes of real models and of their ranks: heads, head_dim, page size, dtype of KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from draftmark import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a layer's attention looks like to a kernel; queries are bf16.
+
+    Attributes:
+        heads, kv_heads, dim, page: query heads, KV heads, head_dim, tokens of a page.
+        kv_dtype: bfloat16, or float8_e4m3fn with one scale a tensor.
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    page: int = 64
+    kv_dtype: str = "bfloat16"
+
+    @property
+    def shape(self) -> str:
+        """As rows name it: 32/8x128."""
+        return f"{self.heads}/{self.kv_heads}x{self.dim}"
+
+    @property
+    def scale(self) -> float:
+        """Factor on q·k."""
+        return float(self.dim**-0.5)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of a token."""
+        return self.kv_heads * self.dim * 2 * DTYPE_BYTES[self.kv_dtype]
+
+    def paged(self, page: int) -> Model:
+        """The same with another page size."""
+        return replace(self, page=page)
+
+    def narrow(self) -> Model:
+        """The same with e4m3 KV."""
+        return replace(self, kv_dtype="float8_e4m3fn")
+
+
+STANDARD = Model(32, 8, 128)
+"""Llama-3-8B and Qwen3-8B; what the table of README is of."""
+MODELS = {
+    "llama-3-8b, qwen3-8b (group 4)": STANDARD,
+    "qwen2.5-7b (group 7)": Model(28, 4, 128),
+    "qwen2.5-14b, -32b (group 5)": Model(40, 8, 128),
+    "llama-3-70b (group 8)": Model(64, 8, 128),
+    "gpt-oss, without its sinks (group 8)": Model(64, 8, 64),
+    "llama-3.2-3b (group 3)": Model(24, 8, 128),
+    "phi-3-mini (group 1)": Model(32, 32, 96),
+    "mistral-large on 4 ranks (group 12)": Model(24, 2, 128),
+    "mixtral-8x22b (group 6)": Model(48, 8, 128),
+    "llama-3-70b on 4 ranks (group 8)": Model(16, 2, 128),
+    "llama-3-70b on 8 ranks (group 8)": Model(8, 1, 128),
+    "qwen3-235b on 4 ranks (group 16)": Model(16, 1, 128),
+    "gemma-2-9b (group 2)": Model(16, 8, 256),
+    "qwen3-next (group 8)": Model(16, 2, 256),
+    "16/4 of 256 (group 4)": Model(16, 4, 256),
+    "32/16 of 256 (group 2)": Model(32, 16, 256),
+    "multi-head (group 1)": Model(32, 32, 128),
+}
+"""Shapes that engines serve today, from the models' published configurations, whole or one rank's share."""

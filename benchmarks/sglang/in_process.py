@@ -1,0 +1,91 @@
+"""SGLang's own scheduler in this process, without its tokenizer and HTTP processes. The CPU tests run it too."""
+
+from __future__ import annotations
+
+import array
+import inspect
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+
+def scheduler_of(environment: dict[str, str] | None = None, **arguments: Any) -> Any:
+    """SGLang's `Scheduler` for these server arguments, ready to run batches, with plugins as SGLang loads them."""
+    os.environ.update(environment or {})
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    given = dict(skip_tokenizer_init=True, log_level="error", random_seed=0)
+    given |= dict(sampling_backend="pytorch", grammar_backend="none")
+    server_args = ServerArgs(**(given | arguments))
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters)
+    return Scheduler(server_args=server_args, port_args=PortArgs.init_new(server_args), **ranks)
+
+
+def _publish(server_args: Any, named: Any) -> dict[str, Any]:
+    """Make the arguments the process's own. Ranks are the scheduler's arguments in 0.5.17, and published later on."""
+    from sglang.srt import runtime_context
+
+    if "gpu_id" in named:
+        runtime_context.publish(server_args, role="scheduler")
+        ranks = {name: 0 for name in named if name.endswith("_rank") or name == "gpu_id"}
+        return ranks | dict(dp_rank=None)
+    alone = runtime_context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+    runtime_context.publish(server_args, role="scheduler", ranks=alone)
+    return {}
+
+
+def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: str = "request") -> list[Any]:
+    """Give a scheduler requests, and return its own record of each."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    before = len(scheduler.waiting_queue)
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+        sampling.normalize(None)
+        request = TokenizedGenerateReqInput(
+            rid=f"{name}-{number}",
+            input_text=None,
+            input_ids=array.array("q", prompt),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+        scheduler.process_input_requests([request])
+    return list(scheduler.waiting_queue)[before:]
+
+
+def run_until_done(
+    scheduler: Any, requests: list[Any], each_turn: Callable[[], None] = lambda: None, idle_turns: int = 50
+) -> None:
+    """SGLang's own event loop, plain or overlapped, until these requests have ended and nothing is in flight.
+
+    Raises:
+        AssertionError: for some turns of the loop nothing runs, and requests wait.
+    """
+    idle = 0
+
+    def receive(**_: Any) -> list[Any]:
+        nonlocal idle
+        each_turn()
+        scheduler.gracefully_exit = not scheduler.last_batch and all(request.finished() for request in requests)
+        idle = 0 if scheduler.last_batch else idle + 1
+        assert idle < idle_turns, "requests wait, and nothing runs"
+        return []
+
+    scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
+    scheduler.gracefully_exit = False
+    scheduler.run_event_loop()

@@ -1,0 +1,160 @@
+"""vLLM engines for measuring, each in a process of its own, so that it leaves no memory behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SHAPES = {
+    "Llama-3-8B-shape": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+    },
+    "small-shape": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 512,
+    },
+}
+OURS = "CUSTOM"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine is made of.
+
+    Attributes:
+        backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
+        drafts: n-gram drafts a step, 0 for none.
+        random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
+        batches: requests of the steps that are captured as graphs.
+    """
+
+    shape: str
+    backend: str
+    page_size: int
+    dtype: str = "bfloat16"
+    drafts: int = 0
+    num_gpus: int = 1
+    max_model_len: int = 8704
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 8192
+    eager: bool = False
+    random_weights: bool = False
+    batches: tuple[int, ...] = (1, 4, 16, 64)
+
+    def arguments(self, folder: Path) -> dict[str, Any]:
+        """`LLM`'s arguments."""
+        name, _, ours = self.backend.partition(":")
+        captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches)})
+        more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
+        if name == OURS and ours:
+            more["additional_config"] = {"draftmark": {"backend": ours}}
+        if self.drafts:
+            more["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": self.drafts,
+                "prompt_lookup_max": 3,
+                "prompt_lookup_min": 1,
+            }
+        return {
+            "model": str(model(folder, self)),
+            "load_format": "auto" if self.random_weights else "dummy",
+            "skip_tokenizer_init": True,
+            "dtype": self.dtype,
+            "attention_backend": name,
+            "block_size": self.page_size,
+            "tensor_parallel_size": self.num_gpus,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "enable_prefix_caching": False,
+            "gpu_memory_utilization": 0.3 if self.random_weights else 0.85,
+            "enforce_eager": self.eager,
+            "disable_log_stats": True,
+            **more,
+        }
+
+
+def model(folder: Path, engine: Engine) -> Path:
+    """Write the folder of a Llama of this shape; with weights where they are random, for vLLM fills dummy ones."""
+    path = folder / f"{engine.shape}-{engine.dtype}"
+    if not (path / "config.json").exists():
+        from transformers import LlamaConfig
+
+        config = LlamaConfig(
+            **SHAPES[engine.shape],
+            max_position_embeddings=131072,
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+            torch_dtype=engine.dtype,
+            architectures=["LlamaForCausalLM"],
+            initializer_range=0.08,
+        )
+        if engine.random_weights:
+            import torch
+            from transformers import LlamaForCausalLM
+
+            torch.manual_seed(0)
+            LlamaForCausalLM(config).to(getattr(torch, engine.dtype)).save_pretrained(path)
+        config.save_pretrained(path)
+    return path
+
+
+def apart(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path) -> Any:
+    """Run `work` in a process of its own and return what it returns; an exception comes back as text.
+
+    The process is a fork, so that vLLM is imported once; the parent must not have touched the device.
+    """
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(work, engine, folder, send))
+    process.start()
+    send.close()
+    try:
+        found = receive.recv()
+    except EOFError:
+        found = {"failed": "the process ended without a result"}
+    process.join()
+    return found
+
+
+def _child(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path, send: Any) -> None:
+    try:
+        send.send(work(engine, folder))
+    except BaseException as error:
+        traceback.print_exc()
+        send.send({"failed": f"{type(error).__name__}: {str(error)[-400:]}", "engine": asdict(engine)})
+    send.close()
+    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+
+
+def prompts(batch: int, context: int, vocabulary: int, period: int = 0) -> list[dict[str, list[int]]]:
+    """Prompts of random tokens, or of as many tokens again and again, in which n-gram drafts find themselves."""
+    import random
+
+    found = []
+    for number in range(batch):
+        rng = random.Random(f"{number} {context}")
+        tokens = [rng.randrange(3, vocabulary) for _ in range(period or context)]
+        found.append({"prompt_token_ids": (tokens * (context // len(tokens) + 1))[:context]})
+    return found
+
+
+def say(row: dict[str, Any]) -> None:
+    """Print a row at once: a run may be ended."""
+    print("ROW", json.dumps(row), flush=True)

@@ -1,0 +1,73 @@
+"""The drafts that compete for a budget: how likely they are, which are admitted, and what the round promises."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import Geometry
+from draftmark.runtime import ForwardBatch, VerifyResult
+
+from ..state import DeviceState
+from .calibration import Calibration
+from .forecast import grid
+from .survival import Admitted, admit, compacted, expected, of_children, ranked, survival
+
+
+class Candidates:
+    """Chances beside the state's trees, in static tensors; everything here is captured with the round.
+
+    Attributes:
+        chances: float32 ``[max_reqs, D]``, of each node once its parent is kept, before calibration; 0 for an unused
+            row. Written before the round, by batch entry.
+        levels: int64 ``[max_reqs, D]``, generations below the root; read where there is a calibration.
+        points: rows a request at which `report` speaks.
+        report: float32 ``[len(points)]``, expected tokens a request of the round that was admitted last.
+
+    Args:
+        depth: levels of the deepest node.
+        calibration: corrects chances by what came of them; None takes them as they are.
+    """
+
+    def __init__(self, geometry: Geometry, state: DeviceState, depth: int, calibration: Calibration | None) -> None:
+        self._state, self._depth, self._calibration = state, depth, calibration
+        shape = state.tokens.shape
+        self.chances = torch.zeros(shape, device=state.device)
+        self.levels = torch.zeros(shape, dtype=torch.int64, device=state.device)
+        self.points = grid(geometry.draft.num_draft_tokens)
+        self._points = torch.tensor(self.points, device=state.device)
+        self.report = torch.ones(len(self.points), device=state.device)
+        self._admitted: Admitted | None = None
+
+    def admit(self, batch: ForwardBatch) -> Admitted:
+        """The trees that a RAGGED_VERIFY batch has room for, out of the state's."""
+        size = batch.padded_reqs
+        rows, live = self._live(size)
+        chances, parents = self.chances[:size], self._state.parents[:size]
+        if self._calibration is not None:
+            depth = (self.levels[:size] - 1).clamp(min=0)
+            chances = chances * self._calibration.ratios(rows).gather(1, depth)
+        order = ranked(survival(chances, parents, self._depth), live)
+        self.report.copy_(expected(order, live, self._points))
+        self._admitted = compacted(self._state.tokens[:size], parents, admit(order, batch.num_rows, size))
+        return self._admitted
+
+    def observe(self, result: VerifyResult) -> None:
+        """Calibrate by what came of the trees that were admitted last, in the same round."""
+        if self._calibration is None:
+            return
+        trees = self._admitted
+        assert trees is not None, "a round admits before it observes"
+        size = len(trees.tokens)
+        rows, live = self._live(size)
+        chances = self.chances[:size].nan_to_num(nan=0.0).gather(1, trees.nodes)
+        chances = torch.where(trees.tokens >= 0, chances, 0)
+        chances[:, 0].zero_()
+        below = of_children(chances, trees.parents).clamp(max=1)
+        step = torch.arange(self._depth, device=rows.device)
+        kept = result.accept_lens[:, None]
+        tried = torch.where(step < kept, below.gather(1, result.accept_index[:, : self._depth]), 0)
+        self._calibration.update(rows, live, tried, ((step + 1 < kept) & (tried > 0)).float())
+
+    def _live(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self._state.rows[:size]
+        return rows, rows < self._state.lengths.first_null_row

@@ -1,0 +1,250 @@
+"""Adaptive drafting with a draft head. What depends on drafts happens on the device; the host picks the budget, by what
+rounds have said that are over. So nothing waits, and overlap is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+
+from draftmark import Mode
+from draftmark.runtime import (
+    ForwardBatch,
+    GraphKey,
+    HostLengths,
+    Program,
+    UpperBound,
+    VerifyResult,
+    ragged,
+    to_device,
+)
+
+from ..drafts import Round
+from ..eagle.drafter import HeadDrafter
+from ..eagle.tree_builder import DraftTreeBuilder
+from ..layers import AttentionLayers
+from ..models import CausalLM
+from ..pending import FinishedForward
+from ..ragged import RaggedRows, rows_of_nodes
+from ..request import Request
+from ..scheduler import by_row
+from ..state import DeviceState, GraphRunner
+from .backlog import Backlog
+from .calibration import Calibration
+from .candidates import Candidates
+from .forecast import Forecast
+from .measure import Rehearsal, measure
+from .policy import Load, Policy
+from .survival import Admitted
+
+if TYPE_CHECKING:
+    from ..forwards import Forwards
+    from .speculation import Adaptive
+
+CATCH_UP = 32
+"""Plain rounds behind which the head takes over what it missed, though nothing is drafted: one reading of its weights
+serves as many tokens, and the features wait in memory until then."""
+
+
+class AdaptiveHeadDrafter(HeadDrafter):
+    """A `HeadDrafter` that drafts when it pays, and verifies what a budget of rows admits.
+
+    While rounds are plain, the head reads nothing; it extends its KV by all of them in one forward when drafting
+    resumes, or when the backlog is full.
+    """
+
+    def __init__(
+        self,
+        speculation: Adaptive,
+        model: CausalLM,
+        layers: AttentionLayers,
+        state: DeviceState,
+        runner: GraphRunner,
+    ) -> None:
+        super().__init__(speculation, model, layers, state, runner)
+        geometry, device = layers.geometry, model.device
+        self.modes, self.budgets = (Mode.DECODE,), geometry.limits.row_budgets
+        depth = min(geometry.draft.num_steps, geometry.draft.num_draft_tokens - 1)
+        self._adaptive = speculation
+        self._calibration = Calibration(2 * geometry.max_reqs, depth, device)
+        self._candidates = Candidates(geometry, state, depth, self._calibration)
+        room, width = min(CATCH_UP, geometry.limits.max_extend_tokens), self.accepted.features.shape[2]
+        most = geometry.max_rows(Mode.RAGGED_VERIFY)
+        self._features = torch.zeros(most, width, dtype=model.dtype, device=device)
+        self._path = torch.zeros_like(state.tokens)
+        self._ragged_rows = RaggedRows(geometry, device)
+        self._backlog = Backlog(geometry.max_reqs, room, width, model.dtype, device)
+        self._forecast = Forecast(self._candidates.points)
+        self._sent, self._rested = Round(Mode.DECODE, 0), 0
+
+    def capture(self) -> None:
+        """Capture drafting at every captured batch size, and taking over at every budget."""
+        limits = self._geometry.limits
+        for budget in sorted(limits.row_budgets, reverse=True):
+            padded = min(self._geometry.max_reqs, budget)
+            self._state.fill((), padded)
+            host = self._layers.lengths_at_capture(padded)
+            batch = self._batch.ragged_verify(budget, padded, host, tree=False)
+            self._layers.plan(batch)
+            self._runner.capture(GraphKey(Program.DRAFT_EXTEND, budget), partial(self._take_over_ragged, batch))
+        for size in sorted(limits.capture_batch_sizes, reverse=True):
+            self._state.fill((), size)
+            self.capture_steps(size, self._layers.lengths_at_capture(size))
+
+    def ready(self, forwards: Forwards) -> None:
+        """Measure what rounds cost, unless that is given."""
+        table = self._adaptive.costs
+        if table is None:
+            rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
+            table = measure(rehearsal, forwards, self.grow, self._take_over_budget)
+            self._clear(rehearsal)
+        self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
+
+    def extend(
+        self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Run the head over the rows of a prefill; a row that begins to run has no past."""
+        super().extend(batch, features, tokens, rows, last)
+        self._backlog.forget(rows)
+        self._calibration.forget(rows)
+
+    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
+        """Draft for a budget of rows, or decode plainly."""
+        budget = self._decide(requests, padded)
+        if budget is None:
+            if self._backlog.full(requests):
+                self._catch_up(requests)
+            self._backlog.counted(requests)
+            self._rested += 1
+            self._sent = Round(Mode.DECODE, padded)
+            return self._sent
+        self._catch_up(requests)
+        if self._rested:
+            self._calibration.age(self._rested)
+            self._forecast.age(self._rested)
+            self._rested = 0
+        self._sent = Round(Mode.RAGGED_VERIFY, budget)
+        self._state.fill(requests, max(padded, min(budget, self._geometry.max_reqs)))
+        self.grow(padded, len(requests), host)
+        return self._sent
+
+    def admit(self, batch: ForwardBatch) -> Admitted:
+        """The head's trees, as far as the budget goes."""
+        return self._candidates.admit(batch)
+
+    def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
+        """Keep the accepted path for the head; of a plain round the one row, until drafting resumes."""
+        if batch.mode is Mode.DECODE:
+            rows = self._state.rows[: batch.padded_reqs]
+            self._backlog.append(rows, result.tokens[:, 0], features)
+            return
+        size, accepted = batch.padded_reqs, self.accepted
+        accepted.prefix_lens[:size].copy_(batch.prefix_lens)
+        accepted.tokens[:size].copy_(result.tokens)
+        accepted.accept_lens[:size].copy_(result.accept_lens)
+        self._features[: batch.num_rows].copy_(features)
+        self._path[:size].copy_(rows_of_nodes(batch, result.accept_index))
+        self._candidates.observe(result)
+
+    def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
+        """Run the head over the accepted path, or not yet."""
+        if self._sent.mode is not Mode.DECODE:
+            self._take_over_budget(self._sent.size, num_reqs, host)
+
+    @property
+    def report(self) -> torch.Tensor | None:
+        """What the round's drafts promise; a plain round has none."""
+        return None if self._sent.mode is Mode.DECODE else self._candidates.report
+
+    def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
+        """Compare a round's promise with what it gave."""
+        if report is not None:
+            accepted = sum(len(one.tokens) for one in finished)
+            self._forecast.learn(report, sent.size, len(finished), accepted)
+
+    def _take_over_budget(self, budget: int, num_reqs: int, host: HostLengths) -> None:
+        """Run the head over the accepted paths: no more rows than were verified, where D each would mostly be idle."""
+        batch = self._batch.ragged_verify(budget, num_reqs, host, tree=False)
+        self._layers.plan(batch)
+        self._runner.run(GraphKey(Program.DRAFT_EXTEND, budget), partial(self._take_over_ragged, batch))
+
+    def _take_over_ragged(self, batch: ForwardBatch) -> None:
+        """What `_take_over` does, a row for each accepted token. Captured."""
+        size, accepted = batch.padded_reqs, self.accepted
+        rows = self._state.rows[:size]
+        counts = torch.where(rows < self._state.lengths.first_null_row, accepted.accept_lens[:size], 0)
+        self._gather(batch, accepted.prefix_lens[:size])
+        tokens, path = accepted.tokens[:size], self._path[:size]
+        placed = self._ragged_rows.write(batch, Admitted(tokens, path, counts, path), self._layers.tree_ops)
+        self._layers.begin(batch)
+        features = self._features.index_select(0, placed.of_nodes(path))
+        hidden = self._run(placed.of_nodes(tokens).clamp(min=0), self._head.fuse(features), batch.positions)
+        newest = (batch.q_indptr[1:] - 1).clamp(min=0)
+        self._keep(rows, hidden.index_select(0, newest))
+
+    def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
+        """Write the trees into the state, and their chances beside them. Captured."""
+        tokens, parents, chances, levels = growth.best_with_chances(self._geometry.draft.num_draft_tokens - 1)
+        self._state.set_draft_tokens(size, tokens, parents)
+        count, candidates = tokens.shape[1], self._candidates
+        candidates.chances[:size, 1 : count + 1].copy_(chances)
+        candidates.levels[:size, 1 : count + 1].copy_(levels)
+
+    # -- on the host --------------------------------------------------------------------------------------
+
+    def _decide(self, requests: Sequence[Request], padded: int) -> int | None:
+        live = len(requests)
+        kv_tokens = sum(self._state.lengths.upper_bound(by_row(requests)).lens)
+        load = Load(live, padded, kv_tokens)
+        if not self._forecast.known:
+            return self._policy.start(load)
+        return self._policy.decide(load, partial(self._forecast.tokens, requests=live))
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Run the head over what plain rounds left behind, all rounds in one forward (as many as a forward holds)."""
+        for chunk in self._chunks([r for r in requests if self._backlog.waiting(r)]):
+            counts = tuple(self._backlog.waiting(r) for r in chunk)
+            state, device, numbers = self._state, self._state.device, by_row(chunk)
+            rows = to_device(numbers, device)
+            prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)
+            bound = UpperBound(state.lengths.upper_bound(numbers).lens)
+            batch = ragged(self._geometry, prefix_lens, state.page_table.index_select(0, rows), counts, bound)
+            places = [place for request in chunk for place in self._backlog.places(request)]
+            tokens, features = self._backlog.read(to_device(places, device))
+            last = to_device([end - 1 for end in accumulate(counts)], device)
+            super().extend(batch, features, tokens, rows, last)
+            self._backlog.forget(rows)
+        self._backlog.caught_up(requests)
+
+    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+        """Requests whose backlogs fit one forward together."""
+        chunk: list[Request] = []
+        for request in requests:
+            total = sum(map(self._backlog.waiting, chunk)) + self._backlog.waiting(request)
+            if chunk and total > self._geometry.limits.max_extend_tokens:
+                yield chunk
+                chunk = []
+            chunk.append(request)
+        if chunk:
+            yield chunk
+
+    # -- rehearsal ----------------------------------------------------------------------------------------
+
+    def _seat(self, load: int) -> None:
+        self.accepted.prefix_lens.fill_(load)
+        self._candidates.chances.fill_(1)
+
+    def _clear(self, rehearsal: Rehearsal) -> None:
+        """Leave nothing of the rehearsal: garbage in static tensors could be no number."""
+        rehearsal.clear()
+        self._backlog.clear()
+        self._calibration.forget()
+        for tensor in (self.accepted.prefix_lens, self._features, self._path, self._hidden, self._scores, self._tokens):
+            tensor.zero_()
+        self.accepted.accept_lens.fill_(1)
+        self.accepted.tokens.fill_(-1)
+        self._candidates.chances.zero_()
+        self._candidates.levels.zero_()

@@ -1,0 +1,101 @@
+"""Adaptive drafting with drafts of the host: n-gram look-up, or a drafter of your own. The host knows every draft
+before the round, so it chooses by this round's drafts; how likely they are it learns by what they were guessed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from draftmark import Mode
+from draftmark.runtime import ForwardBatch, HostLengths, to_device
+
+from ..drafts import Drafting, DraftTree, Round
+from ..layers import AttentionLayers
+from ..pending import FinishedForward
+from ..request import Request
+from ..scheduler import by_row
+from ..state import DeviceState
+from .candidates import Candidates
+from .grounds import Grounds
+from .measure import Rehearsal, measure
+from .policy import Load, Policy
+from .survival import Admitted
+
+if TYPE_CHECKING:
+    from ..forwards import Forwards
+    from .speculation import Adaptive
+
+
+class AdaptiveHostDrafting(Drafting):
+    """Trees of the host, of which a budget of rows admits the likeliest; without a guess a request has one row."""
+
+    def __init__(self, speculation: Adaptive, layers: AttentionLayers, state: DeviceState) -> None:
+        super().__init__(speculation, layers.geometry, state)
+        self._adaptive, self._layers = speculation, layers
+        self.modes, self.budgets = (Mode.DECODE,), layers.geometry.limits.row_budgets
+        self._candidates = Candidates(layers.geometry, state, layers.geometry.draft.num_draft_tokens - 1, None)
+        self._grounds = Grounds()
+        self._trees: list[DraftTree] = []
+
+    def ready(self, forwards: Forwards) -> None:
+        """Measure what rounds cost, unless that is given."""
+        table = self._adaptive.costs
+        if table is None:
+            rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
+            table = measure(rehearsal, forwards)
+            rehearsal.clear()
+            self._candidates.chances.zero_()
+        self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
+
+    def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
+        """Propose, and choose by what is proposed."""
+        self._trees = self._propose(requests)
+        chances = [self._grounds.chances(r.id, tree) for r, tree in zip(requests, self._trees, strict=True)]
+        budget = self._decide(requests, padded, chances)
+        if budget is None:
+            return Round(Mode.DECODE, padded)
+        size = min(budget, self._geometry.max_reqs)
+        self._state.fill(requests, size)
+        self._state.set_draft_trees(self._trees, size)
+        width = self._geometry.draft.num_draft_tokens
+        rows: list[list[float]] = [[*mine, *[0.0] * (width - len(mine))] for mine in chances]
+        self._candidates.chances[: len(rows)].copy_(to_device(rows, self._state.device, self._candidates.chances.dtype))
+        return Round(Mode.RAGGED_VERIFY, budget)
+
+    def admit(self, batch: ForwardBatch) -> Admitted:
+        """The host's trees, as far as the budget goes."""
+        return self._candidates.admit(batch)
+
+    def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
+        """Note which drafts came true. Drafts of the host exclude overlap, so the trees are those of this round."""
+        if sent.mode is Mode.RAGGED_VERIFY:
+            for one, tree in zip(finished, self._trees, strict=True):
+                self._grounds.learn(one.request.id, tree, one.tokens)
+            self._grounds.only({one.request.id for one in finished})
+
+    def _decide(self, requests: Sequence[Request], padded: int, chances: Sequence[Sequence[float]]) -> int | None:
+        """By the drafts there are: roots first, then the likeliest."""
+        live = len(requests)
+        alive = sorted(
+            (s for tree, mine in zip(self._trees, chances, strict=True) for s in _survival(tree, mine)[1:]),
+            reverse=True,
+        )
+        if not alive:
+            return None
+        gains = [0.0, *accumulate(alive)]
+        kv_tokens = sum(self._state.lengths.upper_bound(by_row(requests)).lens)
+        return self._policy.decide(
+            Load(live, padded, kv_tokens), lambda budget: live + gains[min(budget - live, len(alive))]
+        )
+
+    def _seat(self, load: int) -> None:
+        self._candidates.chances.fill_(1)
+
+
+def _survival(tree: DraftTree, chances: Sequence[float]) -> list[float]:
+    """The product of the chances on each node's path; the root's is 1. What the device computes too."""
+    alive = [1.0]
+    for node in range(1, len(tree)):
+        alive.append(chances[node] * alive[tree.parents[node]])
+    return alive

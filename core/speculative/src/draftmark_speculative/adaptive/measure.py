@@ -1,0 +1,144 @@
+"""Measures what rounds cost, when everything is captured and no request is there: the cost table of an engine.
+
+Every program is run on seated requests whose contexts are empty, and again on long ones, which gives the seconds that a
+committed token adds. What is computed means nothing and is cleared away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.runtime import HostLengths, UpperBound, fence
+
+from ..drafts import Round
+from ..layers import PagePlan
+from ..state import DeviceState
+from .costs import Cost, CostTable
+
+if TYPE_CHECKING:
+    from ..forwards import Forwards
+
+REPEATS = 4
+"""Runs of a program in a row, where a device works them off behind the host; elsewhere one."""
+EAGER_SIZES = 3
+"""Sizes that are measured of each program where nothing is captured; those between are interpolated."""
+
+Drafting = Callable[[int, int, HostLengths], None]
+"""``drafting(size, requests, host)``, of a graph's size."""
+
+
+class Rehearsal:
+    """Requests seated in every row of the state, which has none: for measuring, and cleared away behind it.
+
+    Args:
+        seat: lets whoever drafts write what it needs for such a load (committed tokens a request).
+    """
+
+    def __init__(
+        self, geometry: Geometry, state: DeviceState, pages: PagePlan, seat: Callable[[int], None] = lambda load: None
+    ) -> None:
+        self.geometry, self.state, self._seat = geometry, state, seat
+        reqs, width, own = geometry.max_reqs, geometry.max_pages_per_req, pages.total - pages.null
+        ids = torch.arange(reqs * width, dtype=torch.int32, device=state.device) % own + pages.null
+        state.page_table[:reqs].copy_(ids.view(reqs, width))
+        self._tokens_of_pool = own * geometry.attention.page_size
+
+    def longest(self, requests: int) -> int:
+        """Committed tokens that so many requests can have each, in pages of their own."""
+        return max(0, min(self.geometry.limits.max_context_len - 1, self._tokens_of_pool // requests))
+
+    def seconds(self, requests: int, load: int, run: Callable[[HostLengths], None]) -> float:
+        """Seconds of `run` over `requests` requests with `load` committed tokens each; the first run is not counted."""
+        host = UpperBound((load,) * requests)
+        self._fill(requests, load)
+        run(host)
+        self._wait()
+        repeats = 1 if self.state.device.type == "cpu" else REPEATS
+        start = time.perf_counter()
+        for _ in range(repeats):
+            self._fill(requests, load)
+            run(host)
+        self._wait()
+        return (time.perf_counter() - start) / repeats
+
+    def _wait(self) -> None:
+        """Wait for all that was enqueued."""
+        end = fence(self.state.device)
+        end.record()
+        end.synchronize()
+
+    def _fill(self, requests: int, load: int) -> None:
+        """Rows, lengths (the last run moved them) and trees that are chains of one token."""
+        state, reqs = self.state, self.geometry.max_reqs
+        state.rows.copy_(torch.arange(reqs, device=state.device))
+        state.rows[requests:] += reqs  # the null row of each entry
+        state.lengths.device[:reqs].fill_(load)
+        state.tokens.zero_()
+        state.parents.copy_(torch.arange(-1, state.parents.shape[1] - 1, device=state.device).expand_as(state.parents))
+        self._seat(load)
+
+    def clear(self) -> None:
+        """Give every row back as it was."""
+        state, reqs = self.state, self.geometry.max_reqs
+        state.fill((), reqs)
+        state.page_table[:reqs].zero_()
+        state.lengths.device.zero_()
+        state.pending.zero_()
+        state.tokens.fill_(-1)
+        state.parents.zero_()
+        state.parents[:, 0] = -1
+
+
+def measure(
+    rehearsal: Rehearsal, forwards: Forwards, draft: Drafting | None = None, take_over: Drafting | None = None
+) -> CostTable:
+    """The cost table of an engine whose rounds are captured, or run eagerly.
+
+    Args:
+        draft, take_over: run the draft model, before a round by padded requests and behind it by rows; None where
+            drafts come from the host, in no time of the device's.
+    """
+    limits = rehearsal.geometry.limits
+    sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))
+    budgets = limits.row_budgets if limits.capture_batch_sizes else _some(limits.row_budgets)
+
+    def decode(size: int, host: HostLengths) -> None:
+        forwards.round(Round(Mode.DECODE, size), size, host)
+
+    def verify(budget: int, host: HostLengths) -> None:
+        requests = _live(rehearsal, budget)
+        forwards.round(Round(Mode.RAGGED_VERIFY, budget), requests, host)
+        if take_over is not None:
+            take_over(budget, requests, host)
+
+    drafting = {}
+    if draft is not None:
+        drafting = {size: _cost(rehearsal, size, partial(draft, size, size)) for size in sizes}
+    return CostTable(
+        {size: _cost(rehearsal, size, partial(decode, size)) for size in sizes},
+        {budget: _cost(rehearsal, _live(rehearsal, budget), partial(verify, budget)) for budget in budgets},
+        drafting,
+    )
+
+
+def _cost(rehearsal: Rehearsal, requests: int, run: Callable[[HostLengths], None]) -> Cost:
+    load = rehearsal.longest(requests)
+    light = rehearsal.seconds(requests, 0, run)
+    heavy = rehearsal.seconds(requests, load, run) if load else light
+    return Cost(light, max(0.0, heavy - light) / max(1, load * requests))
+
+
+def _live(rehearsal: Rehearsal, budget: int) -> int:
+    """Requests of the batch that a budget is measured on: two rows each, where there are as many requests."""
+    return max(1, min(rehearsal.geometry.max_reqs, budget // 2))
+
+
+def _some(sizes: Iterable[int]) -> tuple[int, ...]:
+    every = sorted(sizes)
+    return tuple({every[i * (len(every) - 1) // (EAGER_SIZES - 1)] for i in range(EAGER_SIZES)})

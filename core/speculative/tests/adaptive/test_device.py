@@ -1,0 +1,118 @@
+"""Adaptive drafting on an accelerator: the CPU's text, in CUDA graphs, without a wait inside a step."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+
+from draftmark.registry import available
+from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
+from draftmark_speculative.eagle.tiny import tiny_pair
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+BACKENDS = [row.name for row in available() if row.name in ("reference", "cuda_triton")]
+SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
+COUNT = 24
+
+
+@cache
+def on(device):
+    """The tiny model and its head."""
+    return tiny_pair(device=device)
+
+
+def starts():
+    """Six prompts of different lengths."""
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 256, (n,), generator=draw).tolist() for n in (1, 5, 9, 17, 26, 30)]
+
+
+@cache
+def wanted(sampling):
+    """The CPU's plain text."""
+    outs, _ = generate(on("cpu")[0], starts(), COUNT, EngineConfig(max_context_len=64, sampling=sampling))
+    return [out.tokens for out in outs]
+
+
+def configure(drafts, costs, **more):
+    """Four requests at a time, prefilled in chunks of 20, a round late."""
+    late = {"overlap": True, "host_lengths": HostKind.UPPER_BOUND, "graph": True}
+    return EngineConfig(
+        **{"max_num_reqs": 4, "max_context_len": 64, "max_extend_tokens": 20, **late, **more},
+        speculate=Adaptive(drafts, (), costs),
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "row_s", "graph"), list(itertools.product(BACKENDS, SHAPES, [0.0, 0.04, 5.0], [False, True]))
+)
+def test_cuda_gives_the_text_of_the_cpu(table, backend, shape, row_s, graph):
+    """Drafted, mixed and plain rounds, greedy, float32, guards on."""
+    drafts = Eagle(on("cuda")[1], *SHAPES[shape])
+    config = configure(drafts, table(row_s), backend=backend, graph=graph, guard=True)
+    outs, engine = generate(on("cuda")[0], starts(), COUNT, config)
+    assert [out.tokens for out in outs] == wanted(Sampling())
+    assert engine.pages.in_use == 0
+    assert row_s or engine.statistics.mean_accepted > 1.4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cuda_samples_what_the_cpu_samples(table, backend):
+    """Temperature 0.7 with a seed, in graphs."""
+    sampling = Sampling(0.7, 0.95, 5)
+    config = configure(Eagle(on("cuda")[1], 4, 3, 12), table(0.04), backend=backend, sampling=sampling)
+    outs, _ = generate(on("cuda")[0], starts(), COUNT, config)
+    assert [out.tokens for out in outs] == wanted(sampling)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_of_the_host_decode_so_too(table, backend):
+    """N-grams in step, in graphs."""
+    in_step = {"overlap": False, "host_lengths": HostKind.EXACT}
+    outs, _ = generate(
+        on("cuda")[0], starts(), COUNT, configure(Ngram(2, 6, 3, 1), table(0.0), backend=backend, **in_step)
+    )
+    assert [out.tokens for out in outs] == wanted(Sampling())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_costs_are_measured_on_the_device(backend):
+    """Every captured size of every program has its seconds, and the text is the CPU's."""
+    config = configure(Eagle(on("cuda")[1], 4, 3, 12), None, backend=backend)
+    outs, engine = generate(on("cuda")[0], starts(), COUNT, config)
+    found = engine._drafting._policy.table
+    assert [out.tokens for out in outs] == wanted(Sampling())
+    assert set(found.plain) == set(found.drafting) == set(config.limits.capture_batch_sizes)
+    assert set(found.verify) == set(config.limits.row_budgets)
+
+
+@pytest.mark.parametrize(("backend", "row_s"), list(itertools.product(BACKENDS, [0.0, 0.04, 5.0])))
+def test_no_step_waits_for_the_device(table, backend, row_s):
+    """With overlap and graphs torch finds no hidden wait in drafting, resting, catching up, joining and leaving."""
+    drafts = Eagle(on("cuda")[1], 4, 3, 12)
+    engine = Engine(on("cuda")[0], configure(drafts, table(row_s), backend=backend, guard=False))
+    prompts = starts()
+    engine.submit(prompts[0], 3)  # the first prefill compiles what is not captured
+    while engine.busy:
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ids = [engine.submit(prompt, COUNT) for prompt in prompts[:3]]
+        for _ in range(4):
+            engine.step()
+        ids += [engine.submit(prompt, COUNT) for prompt in prompts[3:]]
+        engine.step()
+        engine.cancel(ids[1])
+        while engine.busy:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    texts = wanted(Sampling())
+    for one in (0, 2, 3, 4, 5):
+        assert engine.output(ids[one]) == texts[one]

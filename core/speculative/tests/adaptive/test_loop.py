@@ -1,0 +1,332 @@
+"""Adaptive drafting changes the speed, never the text: good drafts and bad, in step and late, eager and captured."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftmark import BackendRefusal, GeometryError, Mode, RequestError
+from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
+from draftmark_speculative.drafts import Speculation
+from draftmark_speculative.eagle.tiny import tiny_pair
+from draftmark_speculative.models.tiny import FAMILIES
+
+SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33), "two rows": (1, 3, 2)}
+LATE = [(False, HostKind.EXACT), (False, HostKind.UNKNOWN), (True, HostKind.UPPER_BOUND), (True, HostKind.UNKNOWN)]
+FREE, SOME, DEAR = 0.0, 0.04, 5.0
+"""Cost of a row: always draft; now and then; never but for probes."""
+
+
+SETTINGS = [
+    *itertools.product(["chain", "tree"], [False, True], LATE[::2], [FREE, SOME, DEAR]),
+    *itertools.product(["wide", "two rows"], [True], LATE[1::2], [FREE, SOME]),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "graph", "late", "row_s"),
+    [pytest.param(*one, marks=[pytest.mark.slow] if n % 5 not in (0, 3) else []) for n, one in enumerate(SETTINGS)],
+)
+def test_every_setting_gives_the_plain_text(markov, prompts, run, shape, graph, late, row_s):
+    """Chains and trees x eager and recorded graphs x overlap x costs, requests joining and leaving: the plain text."""
+    model, head = markov(0.01)
+    starts, (overlap, host) = prompts(7, 30, seed=1), late
+    want, _ = run(model, None, 0, starts)
+    got, engine = run(
+        model, Eagle(head, *SHAPES[shape]), row_s, starts, graph=graph, overlap=overlap, host_lengths=host
+    )
+    assert got == want
+    seen = engine.statistics
+    assert seen.plain < seen.rounds, "the first rounds draft whatever they promise"
+    if row_s == FREE:
+        assert seen.plain == 0 and seen.mean_accepted > (1.1 if shape == "two rows" else 1.3)
+    if row_s == DEAR:
+        assert seen.plain > 0.9 * seen.rounds and seen.rows < 9 * seen.rounds
+
+
+@pytest.mark.parametrize(("shape", "graph"), [((1, 3, 4), False), ((2, 3, 6), True)])
+def test_the_triton_kernels_decode_so_too(markov, run, shape, graph):
+    """Interpreted: ragged rows of chains and of compacted trees, a budget that is not full, and padded requests."""
+    model, head = markov(0.01)
+    starts = [[5, 6, 7], [9, 8, 7, 6, 5], [4]]
+    want, _ = run(model, None, 0, starts, count=8)
+    got, engine = run(
+        model, Eagle(head, *shape), FREE, starts, count=8, budgets=(4, 9), max_num_reqs=3, max_context_len=32,
+        backend="cuda_triton", graph=graph, overlap=True, host_lengths=HostKind.UNKNOWN,
+    )  # fmt: skip
+    assert got == want
+    assert engine.statistics.mean_accepted > 1.2
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strength):
+    """The same head at the same costs: right, it decodes many tokens a round; wrong, rounds become plain."""
+    model, head = markov(strength)
+    got, engine = run(model, Eagle(head, 1, 4, 5), SOME, prompts(4, 9, seed=2), count=50, graph=True)
+    want, _ = run(model, None, 0, prompts(4, 9, seed=2), count=50)
+    seen = engine.statistics
+    assert got == want
+    if strength == 1.0:
+        assert seen.plain > 0.8 * seen.rounds
+    else:
+        free, always = run(model, Eagle(head, 1, 4, 5), FREE, prompts(4, 9, seed=2), count=50)
+        assert free == want and always.statistics.mean_accepted > 3.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_the_plain_text(make_model, plain_text, oracle, prompts, run, family):
+    """Windows, soft caps, odd heads: compacted trees attend as whole ones do."""
+    starts = prompts(5, 30, seed=3)
+    want = [plain_text(family, tuple(prompt), 20) for prompt in starts]
+    got, engine = run(make_model(family), oracle(3, 7, tuple(want)), FREE, starts, count=20, budgets=(4, 6, 9, 16))
+    assert got == want
+    assert engine.statistics.mean_accepted > 1.2, "without accepted drafts this tests nothing"
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_sampling_gives_the_tokens_of_plain_sampling(markov, prompts, run, shape, late):
+    """Randomness is a function of seed, request and position, whatever a round was."""
+    model, head = markov(0.01)
+    starts, sampling, (overlap, host) = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11), late
+    want, _ = run(model, None, 0, starts, sampling=sampling)
+    for row_s in (FREE, SOME):
+        got, engine = run(
+            model, Eagle(head, *SHAPES[shape]), row_s, starts, sampling=sampling, overlap=overlap, host_lengths=host,
+            graph=True,
+        )  # fmt: skip
+        assert got == want
+        assert engine.statistics.plain < engine.statistics.rounds
+
+
+@pytest.mark.parametrize(("graph", "overlap"), [(False, False), (True, True)])
+def test_preempted_requests_lose_nothing(markov, prompts, run, graph, overlap):
+    """With few pages requests are sent back amid plain and drafted rounds, and still end with their text."""
+    model, head = markov(0.01)
+    starts = prompts(5, 30, seed=1)
+    want, _ = run(model, None, 0, starts)
+    more = {"graph": graph, "overlap": overlap, "host_lengths": HostKind.UPPER_BOUND, "num_pages": 34}
+    for row_s in (FREE, SOME, DEAR):
+        got, engine = run(model, Eagle(head, *SHAPES["tree"]), row_s, starts, **more)
+        assert got == want
+        assert engine.statistics.preemptions > 0
+
+
+def test_a_batch_larger_than_the_largest_graph_and_budget_decodes_plainly(markov, prompts, run):
+    """Graphs for two requests, budgets of eight rows, nine requests: eager and plain until few are left."""
+    model, head = markov(0.0)
+    starts = prompts(9, 12, seed=5)
+    want, _ = run(model, None, 0, starts, max_num_reqs=9)
+    got, engine = run(
+        model, Eagle(head, 1, 4, 5), FREE, starts, budgets=(4, 8), max_num_reqs=9, graph=True,
+        capture_batch_sizes=(1, 2), host_lengths=HostKind.UPPER_BOUND, overlap=True,
+    )  # fmt: skip
+    assert got == want
+    assert engine.statistics.plain > 0
+
+
+def test_a_draft_that_finds_nothing_costs_one_row(make_model, oracle, plain_text, prompts, table):
+    """One request of four has drafts: a budget of their rows and one root each verifies all."""
+    starts = prompts(4, 20, seed=6)
+    want = [plain_text("llama", tuple(prompt), 24) for prompt in starts]
+
+    class Lonely(type(oracle(1, 6, ()))):
+        def begin(self, request_id, prompt):
+            return super().begin(request_id, prompt) if request_id == 2 else None
+
+    seen = []
+    drafts = Lonely(1, 6, tuple(want))
+    speculate = Adaptive(drafts, (9,), table(FREE))
+    engine = Engine(make_model("llama"), EngineConfig(speculate=speculate, max_num_reqs=4, max_context_len=64))
+    admit = engine._drafting._candidates.admit
+
+    def watched(batch):
+        trees = admit(batch)
+        seen.append(trees.q_lens.tolist())
+        return trees
+
+    engine._drafting._candidates.admit = watched
+    ids = [engine.submit(prompt, 24) for prompt in starts]
+    while engine.busy:
+        engine.step()
+    assert [engine.output(i) for i in ids] == want
+    assert any(max(rows) > 1 for rows in seen)
+    assert all(sorted(rows[:4])[:3] == [1, 1, 1] for rows in seen if len(rows) >= 4 and sum(rows) > 4)
+
+
+def test_ngram_drafts_pay_on_a_repeating_text_and_nothing_found_is_plain(markov, make_model, run):
+    """A text that loops is drafted; one in which nothing repeats never leaves plain decoding."""
+    model, _ = markov(0.0)
+    walk, _ = generate(model, [[3]], 150, EngineConfig(max_context_len=200))
+    loop = [list(walk[0].tokens)]
+    want, _ = run(model, None, 0, loop, max_context_len=256)
+    got, engine = run(model, Ngram(2, 6, 3, 1), 0.02, loop, max_context_len=256, graph=True)
+    assert got == want
+    assert engine.statistics.mean_accepted > 2
+    model = make_model("llama")
+    fresh = [list(range(20))]
+    want, _ = run(model, None, 0, fresh, count=6)
+    got, engine = run(model, Ngram(1, 6, 4, 4), FREE, fresh, count=6)
+    assert got == want
+    assert engine.statistics.plain == engine.statistics.rounds
+
+
+class Scripted:
+    """A policy that says what it is told; None is plain."""
+
+    def __init__(self, rounds):
+        self.rounds = iter(rounds)
+
+    def start(self, load):
+        return next(self.rounds)
+
+    def decide(self, load, tokens):
+        return next(self.rounds)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("plain_rounds", [1, 7, 40])
+def test_the_head_catches_up_what_plain_rounds_left(overlap, plain_rounds):
+    """Behind any number of plain rounds the head drafts the very trees that it drafts when it never rested."""
+    model, head = tiny_pair(1.0)
+    seen = {}
+    for rests in (False, True):
+        speculate = Adaptive(Eagle(head, 2, 3, 6), (12,), _never())
+        host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
+        engine = Engine(
+            model,
+            EngineConfig(speculate=speculate, max_num_reqs=2, max_context_len=128, page_size=4, overlap=overlap,
+                         host_lengths=host, max_extend_tokens=24, guard=True),
+        )  # fmt: skip
+        drafting, state = engine._drafting, engine._state
+        drafting._policy = Scripted(itertools.cycle([12] * 3 + [None] * plain_rounds if rests else [12]))
+        trees = seen[rests] = {}
+        grow = drafting.grow
+
+        def watched(padded, live, host, grow=grow, trees=trees, state=state, drafting=drafting):
+            grow(padded, live, host)
+            for i in range(live):
+                at = int(state.requests[i]), int(state.lengths.device[state.rows[i]])
+                trees[at] = state.tokens[i, 1:].tolist(), state.parents[i].tolist()
+
+        drafting.grow = watched
+        ids = [engine.submit([5, 6, 7], 100), engine.submit([9, 8, 7, 6, 5], 60)]
+        while engine.busy:
+            engine.step()
+        seen[rests, "text"] = [engine.output(i) for i in ids]
+    assert seen[False, "text"] == seen[True, "text"]
+    both = seen[False].keys() & seen[True].keys()
+    assert len(both) > 3
+    assert {at: seen[False][at] for at in both} == {at: seen[True][at] for at in both}
+
+
+def _never():
+    from draftmark_speculative.adaptive.costs import Cost, CostTable
+
+    return CostTable({1: Cost(1.0)}, {1: Cost(1.0)})
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_random_joins_cancels_and_exhaustion(seed, markov, table):
+    """Under random submissions, cancels, budgets, costs and a small pool, every text is a plain one."""
+    draw = random.Random(seed)
+    model, head = markov(0.01)
+    starts = [[draw.randrange(256) for _ in range(draw.randint(1, 12))] for _ in range(draw.randint(1, 5))]
+    limits, overlap = [draw.randint(1, 16) for _ in starts], draw.random() < 0.7
+    budgets = tuple(draw.sample(range(2, 30), draw.randint(1, 5)))
+    drafts = Eagle(head, *SHAPES[draw.choice(["chain", "tree"])])
+    config = EngineConfig(
+        speculate=Adaptive(drafts, budgets, table(draw.choice([FREE, SOME, DEAR])), draw.choice([0.0, 0.5])),
+        page_size=draw.choice([1, 4]), overlap=overlap, max_num_reqs=draw.randint(1, 3), max_context_len=32,
+        max_extend_tokens=draw.randint(1, 9), guard=True, num_pages=draw.choice([None, 70]),
+        host_lengths=draw.choice(list(HostKind)[1:] if overlap else list(HostKind)),
+    )  # fmt: skip
+    engine, joined, cancelled = Engine(model, config), 0, set()
+    while joined < len(starts) or engine.busy:
+        if joined < len(starts) and draw.random() < 0.5:
+            engine.submit(starts[joined], limits[joined])
+            joined += 1
+        engine.step()
+        live = [r for r in range(joined) if engine._requests[r].finish is None]
+        if live and draw.random() < 0.07:
+            one = draw.choice(live)
+            engine.cancel(one)
+            cancelled.add(one)
+    for request, prompt in enumerate(starts):
+        want, _ = generate(model, [prompt], limits[request], EngineConfig(max_context_len=32))
+        text = engine.output(request)
+        assert text == want[0].tokens[: len(text)], (seed, config)
+        assert request in cancelled or text == want[0].tokens
+    assert engine.pages.in_use == 0
+
+
+def test_a_measured_table_serves_every_round(markov, prompts):
+    """Without given costs they are measured, eagerly and captured, and the text is the plain one."""
+    model, head = markov(0.01)
+    starts = prompts(4, 12, seed=8)
+    want, _ = generate(model, starts, 20, EngineConfig(max_context_len=64))
+    for graph in (False, True):
+        for drafts in (Eagle(head, 2, 3, 6), Ngram(2, 6)):
+            config = EngineConfig(speculate=Adaptive(drafts), max_context_len=64, max_num_reqs=3, graph=graph)
+            got, engine = generate(model, starts, 20, config)
+            assert got == want
+            table = engine._drafting._policy.table
+            assert set(table.plain) == ({1, 2, 3} if not graph else set(config.limits.capture_batch_sizes))
+            assert bool(table.drafting) == isinstance(drafts, Eagle)
+            assert not graph or set(table.verify) == set(config.limits.row_budgets)
+            assert int(engine._state.lengths.device.sum()) == 0, "nothing of the rehearsal is left"
+
+
+def test_the_word_adaptive_names_it():
+    """A configuration may say the word; other words are refused."""
+    config = EngineConfig(speculate="adaptive")
+    assert isinstance(config.speculation, Adaptive) and isinstance(config.speculation.drafts, Eagle)
+    assert config.limits.row_budgets[0] == 2
+    with pytest.raises(RequestError, match=r"speculate is 'adaptative', but it must be a Speculation, 'adaptive'"):
+        EngineConfig(speculate="adaptative")
+
+
+def test_a_backend_without_ragged_rows_refuses_by_name(make_model, monkeypatch):
+    """With what it lacks and what to do, before anything is captured."""
+    from draftmark.loaded import LoadedBackend
+
+    monkeypatch.setattr(LoadedBackend, "info", None, raising=False)
+    told = LoadedBackend.__init__
+
+    def poorer(self, *arguments):
+        told(self, *arguments)
+        modes = tuple(mode for mode in self.info.modes if mode is not Mode.RAGGED_VERIFY)
+        object.__setattr__(self, "info", _replace(self.info, modes))
+
+    monkeypatch.setattr(LoadedBackend, "__init__", poorer)
+    with pytest.raises(BackendRefusal, match=r"speculate=adaptive .* mode ragged_verify .* or fixed drafts .*Ngram"):
+        Engine(make_model("llama"), EngineConfig(speculate=Adaptive(Ngram()), max_context_len=64))
+
+
+def _replace(info, modes):
+    from dataclasses import replace
+
+    return replace(info, modes=modes)
+
+
+def test_wrong_settings_are_refused(markov, make_model):
+    """No share, no draft, and drafts that come from neither a head nor the host."""
+    _, head = markov(0.01)
+    with pytest.raises(RequestError, match=r"probe_share is 1\.5"):
+        Adaptive(Eagle(head), probe_share=1.5)
+    with pytest.raises(GeometryError, match="num_draft_tokens"):
+        Adaptive(Ngram(num_draft_tokens=1))
+    late = EngineConfig(speculate=Adaptive(Ngram()), overlap=True, host_lengths="unknown", max_context_len=64)
+    with pytest.raises(RequestError, match="overlap is on with drafts of Adaptive"):
+        Engine(make_model("llama"), late)
+
+    class Other(Speculation):
+        topk, num_draft_tokens = 1, 4
+
+    with pytest.raises(RequestError, match="adaptive drafting got Other"):
+        Engine(make_model("llama"), EngineConfig(speculate=Adaptive(Other()), max_context_len=64))

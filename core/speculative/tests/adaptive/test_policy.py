@@ -1,0 +1,175 @@
+"""The choice of a round, on numbers: never below plain by the table, and probes that keep to their share."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftmark import RequestError
+from draftmark_speculative.adaptive.budgets import MOST_ROWS, row_budgets
+from draftmark_speculative.adaptive.costs import Cost, CostTable
+from draftmark_speculative.adaptive.forecast import FIRST_ROUNDS, Forecast, grid
+from draftmark_speculative.adaptive.policy import Load, Policy, drafted, plain
+
+SECONDS = st.floats(1e-4, 1e-1)
+
+
+@st.composite
+def tables(draw):
+    """A cost table of random sizes: nothing says that more rows take longer."""
+    costs = st.builds(Cost, SECONDS, st.floats(0, 1e-6))
+    sizes = st.dictionaries(st.integers(1, 64), costs, min_size=1, max_size=4)
+    rows = st.dictionaries(st.integers(1, 512), costs, min_size=1, max_size=6)
+    return CostTable(draw(sizes), draw(rows), draw(st.just({}) | sizes))
+
+
+@st.composite
+def loads(draw):
+    """A batch, padded or not."""
+    live = draw(st.integers(1, 64))
+    return Load(live, live + draw(st.integers(0, 8)), draw(st.floats(0, 1e6)))
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(table=tables(), load=loads(), chances=st.lists(st.floats(0, 1), max_size=40))
+def test_without_probes_no_choice_is_below_plain_by_the_table(table, load, chances):
+    """Whatever costs and drafts are, the round has at least plain decoding's tokens a second; the best has most."""
+    gains = [0.0, *accumulate(sorted(chances, reverse=True))]
+    budgets = sorted(table.verify)
+
+    def tokens(budget):
+        return load.live + gains[min(max(0, budget - load.live), len(gains) - 1)]
+
+    budget = Policy(table, budgets, 0.0).decide(load, tokens)
+    base = plain(table, load)
+    seconds = table.speculate(budget, load.padded, load.kv_tokens) if budget else base.seconds
+    rate = tokens(budget) / seconds if budget else base.rate
+    assert rate >= base.rate
+    best = drafted(table, budgets, load, tokens)
+    assert best is None or rate >= best.rate or best.seconds <= base.seconds
+    if budget is not None:
+        assert budget >= load.padded and budget > load.live
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(table=tables(), load=loads(), share=st.floats(0, 0.05))
+def test_probes_of_worthless_drafts_cost_no_more_than_their_share(table, load, share):
+    """Over many rounds whose drafts never come true, the time beside plain rounds' is within the share."""
+    budgets = sorted(table.verify)
+    policy, base, spent, plainly = Policy(table, budgets, share), plain(table, load), 0.0, 0.0
+    for _ in range(400):
+        budget = policy.decide(load, lambda budget: float(load.live))
+        plainly += base.seconds
+        spent += table.speculate(budget, load.padded, load.kv_tokens) if budget else base.seconds
+    assert spent <= plainly * (1 + share) * (1 + 1e-9)
+
+
+def flat(plain_s=1.0, row_s=0.01, drafting_s=0.1):
+    """One second for any plain round, a hundredth more for each row, a tenth for drafting."""
+    return CostTable({1: Cost(plain_s), 64: Cost(plain_s)}, {1: Cost(1 + row_s), 512: Cost(1 + 512 * row_s)},
+                     {1: Cost(drafting_s), 64: Cost(drafting_s)})  # fmt: skip
+
+
+def test_probing_comes_back_to_drafts_that_pay_again():
+    """While drafts are worthless, rounds are plain but for a probe now and then; a probe that is right ends that."""
+    policy, load = Policy(flat(), (8, 16, 32), 0.01), Load(4, 4, 0)
+    rounds = [policy.decide(load, lambda budget: 4.0) for _ in range(200)]
+    probes = [budget for budget in rounds if budget]
+    assert 0 < len(probes) < 15
+    assert policy.decide(load, lambda budget: float(budget)) == 32
+
+
+def test_dear_rows_take_a_small_budget_and_cheap_rows_a_large_one():
+    """The same drafts, other costs."""
+    gains = [0.0, *accumulate([0.8] * 4 + [0.3] * 4 + [0.1] * 8)]
+    tokens = lambda budget: 4 + gains[budget - 4]  # noqa: E731
+    for row_s, budget in ((0.001, 20), (0.1, 8), (0.5, None)):
+        assert Policy(flat(2.0, row_s), (8, 12, 20), 0).decide(Load(4, 4, 0), tokens) == budget
+
+
+def test_long_contexts_make_drafts_worth_more():
+    """What every round reads, whatever its rows, is paid once: with much KV the same rows cost less beside it."""
+    table = CostTable({8: Cost(1.0, 1e-5)}, {32: Cost(2.5, 1e-5)})
+    policy, tokens = Policy(table, (32,), 0), lambda budget: 16.0
+    assert policy.decide(Load(8, 8, 0), tokens) is None
+    assert policy.decide(Load(8, 8, 1e6), tokens) == 32
+
+
+@pytest.mark.parametrize("load", [Load(64, 64, 0), Load(40, 64, 0), Load(32, 32, 0)])
+def test_a_batch_that_no_budget_holds_decodes_plainly(load):
+    """Padding counts, and a budget of roots alone is no draft."""
+    policy = Policy(flat(), (8, 16, 32), 0.01)
+    assert policy.start(load) is None
+    assert policy.decide(load, lambda budget: 1e9) is None
+
+
+def test_the_first_round_tries_every_depth():
+    """It has the largest budget, where one holds the batch."""
+    policy = Policy(flat(), (2, 3, 8, 16), 0.01)
+    assert [policy.start(Load(n, n, 0)) for n in (1, 2, 15, 16)] == [16, 16, 16, None]
+
+
+def test_costs_between_sizes_lie_on_a_line_and_beyond_them_in_proportion():
+    """With the part that KV adds."""
+    table = CostTable({2: Cost(1.0, 0.5), 4: Cost(3.0, 0.5)}, {8: Cost(1.0)})
+    assert [table.decode(n, 0) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 3, 6]
+    assert table.decode(3, 2) == 3
+    assert table.speculate(8, 4, 100) == 1
+
+
+@pytest.mark.parametrize(("plain_", "cost"), [({}, Cost(1)), ({0: Cost(1)}, Cost(1)), ({1: Cost(1)}, Cost(0))])
+def test_a_table_that_is_none_is_refused(plain_, cost):
+    """No size, a size of no requests, a round in no time."""
+    with pytest.raises(RequestError, match=r"cost"):
+        CostTable(plain_, {8: cost})
+
+
+@pytest.mark.parametrize(("reqs", "nodes"), [(1, 5), (8, 16), (64, 5), (256, 16), (1, 2)])
+def test_budgets_rise_in_small_steps_from_two_rows_to_what_helps(reqs, nodes):
+    """No step is more than a half, and every batch size finds a budget of at most twice its rows."""
+    found = row_budgets(reqs, nodes)
+    assert found == tuple(sorted(set(found))) and found[0] == 2
+    assert found[-1] == min(reqs * nodes, max(MOST_ROWS, 2 * reqs))
+    assert all(b <= max(a + 1, 1.5 * a) for a, b in pairwise(found))
+
+
+def test_a_forecast_follows_rounds_and_what_came_of_them():
+    """Unknown it promises one token a request; then the reports, cut by how far they came true."""
+    forecast = Forecast(grid(4))
+    assert forecast.tokens(8, 4) == 4
+    for _ in range(40):
+        forecast.learn([1 + 0.5 * (p - 1) for p in forecast.points], 8, 4, 5.0)
+    assert forecast.known and FIRST_ROUNDS < 40
+    assert forecast.trust == pytest.approx(14 / 26), "of the last 24 drafts that were promised 12 came"
+    assert forecast.tokens(8, 4) == pytest.approx(4 + 2 * forecast.trust)
+    assert forecast.tokens(99, 4) == pytest.approx(4 + 6 * forecast.trust), "nothing is promised beyond the last point"
+
+
+def test_one_round_of_a_large_batch_turns_a_forecast():
+    """A probe that promises little and gives much is believed at once; two rounds that give nothing end it."""
+    forecast = Forecast(grid(4))
+    points = len(forecast.points)
+    for _ in range(5):
+        forecast.learn([1.0] + [1.1] * (points - 1), 128, 64, 64 * 1.1)
+    assert forecast.tokens(128, 64) == pytest.approx(64 * 1.1)
+    forecast.learn([1.0] + [1.1] * (points - 1), 128, 64, 64 * 1.8)
+    assert forecast.tokens(128, 64) > 64 * 1.2
+    for _ in range(2):
+        forecast.learn([1.0] + [1.5] * (points - 1), 128, 64, 64)
+    assert forecast.tokens(128, 64) < 64 * 1.2
+    few = Forecast(grid(4))
+    for drafts in (16.0, 16.0, 16.0):
+        few.learn([1.0] + [1.1] * (points - 1), 32, 16, drafts + 1.6)
+    few.age(60)
+    few.learn([1.0] + [1.1] * (points - 1), 32, 16, 16 * 1.8)
+    assert few.trust > 3, "what was seen long ago is no argument against a probe"
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])
+def test_the_grid_ends_with_the_draft_shape(nodes):
+    """From one row a request to all."""
+    points = grid(nodes)
+    assert points[0] == 1 and points[-1] == nodes and list(points) == sorted(set(points))

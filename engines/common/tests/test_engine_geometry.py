@@ -1,0 +1,50 @@
+"""Geometries of an engine's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from draftmark import AttentionShape, DeviceProfile, Form, Mode, load
+from draftmark_engines import EngineError, EngineLimits, geometry_for, window_left
+
+SHAPE = AttentionShape(8, 2, 64, 16, "float32", "float32")
+LIMITS = EngineLimits(6, 256, 96, num_draft_tokens=5, host_lag=True, row_budgets=(16,))
+MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY)
+
+
+def test_the_wall_is_the_engines() -> None:
+    """No position past max_model_len is addressed, so that the engine's own page table is wide enough."""
+    geometry = geometry_for(load("reference"), SHAPE, LIMITS, DeviceProfile(), MODES, tuple(Form))
+    assert geometry.max_kv_len == geometry.max_prefix_len == 256
+    assert geometry.max_pages_per_req == 16 and geometry.max_rows(Mode.RAGGED_VERIFY) == 16
+    assert geometry.extent(Mode.VERIFY).q_len == 5 and geometry.limits.host_lags
+
+
+def test_ragged_verify_is_left_out_where_the_backend_lacks_it() -> None:
+    """A backend of the five core modes serves the rest."""
+    backend = load("reference")
+    backend.info = replace(backend.info, modes=(Mode.EXTEND, Mode.DECODE, Mode.VERIFY))
+    geometry = geometry_for(backend, SHAPE, LIMITS, DeviceProfile(), MODES, ())
+    assert Mode.RAGGED_VERIFY not in geometry.modes and geometry.limits.row_budgets == ()
+
+
+def test_a_refusal_carries_the_backends_reason() -> None:
+    """What a backend says of a shape reaches the engine's user."""
+    with pytest.raises(EngineError, match=r"reference.*float8_e4m3fn is not served"):
+        geometry_for(
+            load("reference"), replace(SHAPE, kv_dtype="float8_e4m3fn"), LIMITS, DeviceProfile(), MODES, tuple(Form)
+        )
+
+
+def test_a_number_out_of_range_is_named() -> None:
+    """The field, the value and the limit."""
+    with pytest.raises(EngineError, match="page_size"):
+        geometry_for(load("reference"), replace(SHAPE, page_size=0), LIMITS, DeviceProfile(), MODES, ())
+
+
+@pytest.mark.parametrize(("window", "left"), [(None, -1), (0, -1), (-1, -1), (1, 0), (4096, 4095)])
+def test_a_window_counts_the_row_itself(window: int | None, left: int) -> None:
+    """A model's window of one sees the row alone."""
+    assert window_left(window) == left

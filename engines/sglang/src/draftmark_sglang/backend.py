@@ -1,0 +1,110 @@
+"""The class that SGLang calls for a model's attention, target or draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+from draftmark import Mode
+from draftmark.runtime import ForwardBatch
+from draftmark_engines import choose
+
+from .arguments import refuse
+from .attention import LayerAttention
+from .batches import extend_batch, uniform_batch
+from .facts import facts_of
+from .geometries import modes_of
+from .options import Options
+from .phases import mode_of
+from .refusals import require_served
+
+
+class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no types here
+    """SGLang's three phases of a forward on draftmark's: out of the graph, in the graph, and per layer.
+
+    Raises:
+        EngineError: what SGLang is about to run is not served; with all reasons.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        require_served(runner)
+        self.facts, self._options = facts_of(runner), Options.read()
+        self.req_to_token_pool, self.token_to_kv_pool = runner.req_to_token_pool, runner.token_to_kv_pool
+        self.max_context_len = self.facts.context_len
+        self.kv_index_translator = None
+        loaded = choose(self._options.backend, torch.device(self.facts.device).type)
+        self.attention = LayerAttention(runner, loaded, self.facts, modes_of(self.facts))
+        self.needs_cpu_seq_lens = self.attention.needs_host_lengths
+        self._batch: ForwardBatch | None = None
+        self._mask = self._new_mask()
+
+    # -- before a forward ---------------------------------------------------------------------------------
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """SGLang says how far it pads batches, which may be further than it serves requests (sglang#25124)."""
+        if max_bs > self.attention.geometry.max_reqs:
+            self.attention.open(max_bs)
+            self._mask = self._new_mask()
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """`seq_lens` of a padded request: its own row."""
+        return 1
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Copies of what SGLang owns, and the host's plan: eagerly, before a capture and before each replay."""
+        if forward_batch.forward_mode.is_idle() or not forward_batch.batch_size:
+            self._batch = None
+            return
+        mode = mode_of(forward_batch.forward_mode)
+        req_to_token = self.req_to_token_pool.req_to_token
+        if mode is Mode.EXTEND:
+            self._batch = extend_batch(self.attention.geometry, forward_batch, req_to_token)
+        else:
+            tree = mode is Mode.VERIFY and self.facts.verifies_trees
+            self._batch = uniform_batch(
+                self.attention, forward_batch, mode, req_to_token, tree=tree, in_capture=in_capture
+            )
+        self.attention.plan(self._batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """One launch on the device: the same eagerly, at capture and at replay."""
+        if self._batch is not None:
+            self.attention.write_metadata(self._batch)
+
+    # -- per layer ----------------------------------------------------------------------------------------
+
+    def forward_extend(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
+    ) -> torch.Tensor:
+        """Any forward but a decode. Without `save_kv_cache` SGLang has stored K and V itself, where we would."""
+        refuse(arguments, layer.layer_id)
+        assert self._batch is not None, "init_forward_metadata comes before a forward"
+        if not save_kv_cache:
+            k = v = None
+        return self.attention.forward(layer, q, k, v, self._batch)
+
+    def forward_decode(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
+    ) -> torch.Tensor:
+        """A decode is no different."""
+        return self.forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **arguments)
+
+    # -- verification -------------------------------------------------------------------------------------
+
+    @property
+    def verify_mask(self) -> Any:
+        """Where SGLang writes who sees whom in a tree: D × D bools a request, without the prefix."""
+        return self._mask
+
+    def _new_mask(self) -> Any:
+        if self.facts.is_draft or not self.facts.verifies_trees:
+            return None
+        from sglang.srt.layers.attention.verify_mask import VerifyMask
+        from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+        requests, nodes = self.attention.geometry.max_reqs, self.facts.num_draft_tokens
+        cells = torch.ones(requests * nodes * nodes, dtype=torch.bool, device=self.facts.device)
+        return VerifyMask(buffer=cells, mode=TreeMaskMode.QLEN_ONLY, max_bs=requests)

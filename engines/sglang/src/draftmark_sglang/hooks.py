@@ -1,0 +1,146 @@
+"""The hooks on SGLang, all through its own `HookRegistry`, each with what would be missing without it.
+
+A failed hook is logged by SGLang and swallowed, so `missing_hooks` is asked when a backend is built (`refusals`). A
+drift test holds each target and what is assumed of it against every supported release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import NAME
+
+SPECULATIVE = "sglang.srt.speculative"
+REFUSALS = ("speculative_eagle_topk > 1 with page_size > 1", "is unstable and produces incorrect results for paged")
+"""Of the two sentences with which SGLang refuses trees at page sizes above 1, a part of each."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One hook.
+
+    Attributes:
+        target: what is hooked, by its dotted path.
+        kind: SGLang's `HookType`, by name.
+        function: what is hooked in.
+        algorithms: the speculative algorithms that need it.
+        why: what is missing without it.
+    """
+
+    target: str
+    kind: str
+    function: Callable[..., Any]
+    algorithms: tuple[str, ...]
+    why: str
+
+
+def serves(arguments: Any) -> bool:
+    """Whether all of a server's attention is draftmark's."""
+    base = getattr(arguments, "attention_backend", None)
+    parts = (getattr(arguments, f"{phase}_attention_backend", None) or base for phase in ("prefill", "decode"))
+    return all(part == NAME for part in parts)
+
+
+def add_draft_backends(
+    original: Any, factory: Any, backend_name: str, backend_map: dict[str, Any], *rest: Any, **named: Any
+) -> Any:
+    """AROUND `DraftBackendFactory._create_backend`: its maps from name to factory are locals, so one entry is added."""
+    from .draft import decode_backend, draft_extend_backend
+
+    stamped = "stamps_children" in original.__code__.co_varnames  # from 0.5.18 on factories return (name, backend)
+    steps = "decode" in backend_map["triton"].__name__
+
+    def create() -> Any:
+        made = decode_backend(factory) if steps else draft_extend_backend(factory)
+        return (NAME, made) if stamped else made
+
+    return original(factory, backend_name, {**backend_map, NAME: create}, *rest, **named)
+
+
+def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
+    """AROUND the last check of an algorithm's arguments: it knows SGLang's own backends alone, by name."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    try:
+        return original(server_args)
+    except ValueError as error:
+        if not any(part in str(error) for part in REFUSALS) or not serves(resolved_view(server_args)):
+            raise
+        return None
+
+
+def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
+    """AFTER `select_top_k_tokens`: the one place that knows whom a new branch continues."""
+    from .draft_round import ACTIVE
+
+    if ACTIVE.steps is not None:
+        ACTIVE.steps.note_parents(i, result[3][2])
+
+
+def small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
+    """BEFORE `NGRAMWorker.__init__`: masks of D × D, not rows of ones for the prefix, built in Python."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.speculative import ngram_worker
+
+    if serves(resolved_view(server_args)):
+        ngram_worker.USE_FULL_MASK = False
+
+
+EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+HOOKS = (
+    Hook(
+        f"{SPECULATIVE}.draft_utils.DraftBackendFactory._create_backend",
+        "AROUND",
+        add_draft_backends,
+        EAGLE,
+        "the draft model has no draftmark backend",
+    ),
+    Hook(
+        "sglang.srt.arg_groups.speculative_hook._handle_eagle_family",
+        "AROUND",
+        allow_trees_on_pages,
+        EAGLE,
+        "SGLang refuses trees at page sizes above 1",
+    ),
+    Hook(
+        "sglang.srt.arg_groups.speculative_hook._handle_ngram",
+        "AROUND",
+        allow_trees_on_pages,
+        ("NGRAM",),
+        "SGLang refuses n-gram trees at page sizes above 1",
+    ),
+    Hook(
+        f"{SPECULATIVE}.spec_utils.select_top_k_tokens",
+        "AFTER",
+        note_parents,
+        EAGLE,
+        "a branch cannot know whom it continues",
+    ),
+    Hook(
+        f"{SPECULATIVE}.ngram_worker.NGRAMWorker.__init__",
+        "BEFORE",
+        small_masks,
+        ("NGRAM",),
+        "n-gram masks grow with the prefix",
+    ),
+)
+
+
+def register_hooks() -> None:
+    """Hand every hook to SGLang, which applies them when all plugins are loaded."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for one in HOOKS:
+        HookRegistry.register(one.target, one.function, HookType[one.kind])
+
+
+def missing_hooks(arguments: Any) -> list[Hook]:
+    """The hooks that a run with these arguments needs and that SGLang did not apply."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    algorithm = getattr(arguments, "speculative_algorithm", None) or ""
+    ours = {one.target for one in HOOKS if any(one.function is entry[1] for entry in HookRegistry._hooks[one.target])}
+    applied = ours & HookRegistry._patched
+    return [one for one in HOOKS if algorithm in one.algorithms and one.target not in applied]

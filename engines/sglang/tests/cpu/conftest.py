@@ -1,0 +1,58 @@
+"""These tests run SGLang itself, in an environment of its own: `make test-sglang`. Elsewhere none is collected."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["test_*.py"]
+sys.path.insert(0, str(HERE))
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # SGLang's allocators and index kernels are Triton
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+if not collect_ignore_glob and importlib.metadata.version("sglang") == "0.5.17":
+    os.environ.setdefault("CXX", "c++ -include cstddef")  # its n-gram corpus leaves an include out
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models are written, once a session."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def target(folder: Path) -> str:
+    """A tiny random Llama."""
+    import models
+
+    return str(models.tiny_llama(folder / "target"))
+
+
+@pytest.fixture(scope="session")
+def eagle(folder: Path) -> str:
+    """Its EAGLE head."""
+    import models
+
+    return str(models.tiny_eagle(folder / "eagle"))
+
+
+@pytest.fixture(scope="session")
+def eagle3(folder: Path) -> str:
+    """Its EAGLE-3 head."""
+    import models
+
+    return str(models.tiny_eagle3(folder / "eagle3"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> None:
+    """SGLang, imported once, so that forked cases have it already."""
+    import sglang.srt.managers.scheduler
+    import sglang.srt.speculative.eagle_worker_v2
+    import sglang.srt.speculative.ngram_worker  # noqa: F401

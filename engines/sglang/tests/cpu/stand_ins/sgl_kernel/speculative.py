@@ -1,0 +1,6 @@
+"""Stand-in for tests on a CPU: the same functions by their other name."""
+
+from . import __getattr__  # noqa: F401
+from .trees import build_tree_kernel_efficient_cpu, reconstruct_indices_from_tree_mask, verify_tree_greedy_cpu
+
+__all__ = ["build_tree_kernel_efficient_cpu", "reconstruct_indices_from_tree_mask", "verify_tree_greedy_cpu"]

@@ -1,0 +1,113 @@
+"""SGLang's scheduler with draftmark's attention gives the very texts of plain decoding with SGLang's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler import generate, in_a_fork
+
+PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
+TOKENS = 24
+CHAIN = dict(speculative_eagle_topk=1, speculative_num_steps=3, speculative_num_draft_tokens=4)
+TREE = dict(speculative_eagle_topk=4, speculative_num_steps=4, speculative_num_draft_tokens=12)
+NGRAM = dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
+WIDE = dict(speculative_eagle_topk=8, speculative_num_steps=5, speculative_num_draft_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def plain(target: str) -> list[list[int]]:
+    """What SGLang's own attention decodes without drafts."""
+    return _texts(target, attention_backend="torch_native")
+
+
+def _texts(target: str, fewest_saved: int | None = None, **arguments: Any) -> list[list[int]]:
+    made = in_a_fork(generate, PROMPTS, TOKENS, model_path=target, **arguments)
+    if fewest_saved is not None:
+        assert made["backend"] == "DraftmarkBackend"
+        saved = len(PROMPTS) * TOKENS - made["verifies"]
+        assert saved >= fewest_saved, f"{made['verifies']} verifications: drafts were not accepted"
+    return made["texts"]
+
+
+def _drafts(eagle: str) -> dict[str, Any]:
+    return dict(attention_backend="draftmark", speculative_algorithm="EAGLE", speculative_draft_model_path=eagle)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_plain_decoding(page_size: int, target: str, plain: list[list[int]]) -> None:
+    """Prefill and decode give the same texts at every page size."""
+    assert _texts(target, 0, attention_backend="draftmark", page_size=page_size) == plain
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_chain(page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
+    """An EAGLE chain saves verifications and changes no text."""
+    assert _texts(target, 20, page_size=page_size, **CHAIN, **_drafts(eagle)) == plain
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_tree(page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
+    """An EAGLE tree saves more of them, at page sizes that SGLang refuses for backends it does not know."""
+    assert _texts(target, 30, page_size=page_size, **TREE, **_drafts(eagle)) == plain
+
+
+def test_wide_tree(target: str, eagle: str, plain: list[list[int]]) -> None:
+    """Masks of more than 32 nodes, eight branches of five steps, on pages of 64."""
+    assert _texts(target, 40, page_size=64, **WIDE, **_drafts(eagle)) == plain
+
+
+def test_branch_order(target: str, eagle: str, plain: list[list[int]]) -> None:
+    """The order that SGLang's own backends read, for comparison, changes drafts and no text."""
+    branch = dict(environment={"DRAFTMARK_ANCESTORS": "branch"})
+    assert _texts(target, 20, page_size=16, **TREE, **_drafts(eagle), **branch) == plain
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_ngram_tree(page_size: int, target: str, plain: list[list[int]]) -> None:
+    """Trees from the text itself."""
+    assert _texts(target, 5, attention_backend="draftmark", page_size=page_size, **NGRAM) == plain
+
+
+def test_eagle3(target: str, eagle3: str, plain: list[list[int]]) -> None:
+    """Features of three layers, and a draft vocabulary of its own."""
+    drafts = dict(_drafts(eagle3), speculative_algorithm="EAGLE3")
+    assert _texts(target, 0, page_size=16, **TREE, **drafts) == plain
+
+
+@pytest.mark.parametrize(("shape", "page_size"), [({}, 16), (CHAIN, 64), (TREE, 16)], ids=["plain", "chain", "tree"])
+def test_triton_kernels(shape: dict[str, int], page_size: int, target: str, eagle: str, plain: list[list[int]]) -> None:
+    """The kernels of cuda_triton, in Triton's interpreter."""
+    drafts = _drafts(eagle) if shape else dict(attention_backend="draftmark")
+    kernels = dict(environment={"DRAFTMARK_BACKEND": "cuda_triton"})
+    assert _texts(target, 0, page_size=page_size, **shape, **drafts, **kernels) == plain
+
+
+def test_overlap_and_mixed_chunks(target: str) -> None:
+    """Chunks of a prompt mixed with decodes, under SGLang's overlapped loop, give the texts of whole prompts."""
+    prompts = [[5 + n, 7, 9] * 20 for n in range(4)]
+    whole = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
+    chunks = dict(chunked_prefill_size=32, enable_mixed_chunk=True, page_size=16)
+    made = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="draftmark", **chunks)
+    assert made["texts"] == whole["texts"]
+
+
+def test_radix_cache(target: str, eagle: str) -> None:
+    """A prompt that is in the radix cache already continues as one that is not."""
+    prompts = [[11, 12, 13, 14] * 10] * 3
+    plain = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="torch_native")
+    one_by_one = dict(max_running_requests=1, page_size=16)
+    made = in_a_fork(generate, prompts, TOKENS, model_path=target, **one_by_one, **TREE, **_drafts(eagle))
+    assert made["texts"] == plain["texts"]
+
+
+def test_sliding_window(folder: Any) -> None:
+    """A model whose layers see sixteen positions to the left, or all, out of one pool: two shapes, two backends."""
+    import models
+
+    gemma = str(models.tiny_gemma2(folder / "gemma2"))
+    prompts = [[5, 7, 9, 11] * 10, [3, 4] * 20]
+    plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
+    made = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="draftmark", page_size=16, **NGRAM)
+    assert made["windows"] == [-1, 16]
+    assert made["texts"] == plain["texts"]

@@ -1,0 +1,102 @@
+"""SGLang's HTTP server, started by its own command line and asked by OpenAI's client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+START = 180
+"""Seconds that the server may take to start."""
+PROMPTS = (
+    "The capital of France is",
+    "One two three four five six",
+    "Water boils at a temperature of",
+    "A B C D E F G",
+)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> str:
+    """SmolLM2-135M-Instruct, converted once."""
+    import models
+    from scheduler import in_a_fork
+
+    return str(in_a_fork(models.smollm2, folder / "smollm2"))
+
+
+@pytest.fixture(scope="module")
+def server(model: str, folder: Path) -> Iterator[str]:
+    """The address of a server with n-gram trees on pages of 16."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["--model-path", model, "--attention-backend", "draftmark", "--page-size", "16"]
+    arguments += ["--device", "cpu"]
+    arguments += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6", "--dtype", "float32"]
+    arguments += ["--max-total-tokens", "4096", "--max-running-requests", "4", "--mem-fraction-static", "0.6"]
+    arguments += ["--port", str(port), "--skip-server-warmup", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait(address, process, log)
+            yield address
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the server answers; where nobody listens yet, a try waits a little for the process to end."""
+    for _ in range(START):
+        try:
+            with urllib.request.urlopen(f"{address}/model_info", timeout=5):
+                return
+        except OSError:
+            try:
+                process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+    raise AssertionError(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def test_a_client_asks_concurrently_and_cancels(server: str, model: str) -> None:
+    """Texts of concurrent requests are those of the model decoded by itself, while other requests are broken off."""
+    import openai
+    import torch
+    import transformers
+
+    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
+
+    def ask(prompt: str) -> str:
+        return client.completions.create(model=model, prompt=prompt, max_tokens=12, temperature=0.0).choices[0].text
+
+    def break_off(prompt: str) -> int:
+        stream = client.completions.create(model=model, prompt=prompt, max_tokens=200, temperature=0.0, stream=True)
+        pieces = [next(iter(stream)) for _ in range(2)]
+        stream.close()
+        return len(pieces)
+
+    with ThreadPoolExecutor(6) as pool:
+        broken = [pool.submit(break_off, prompt) for prompt in PROMPTS[:2]]
+        texts = list(pool.map(ask, PROMPTS))
+        assert [one.result() for one in broken] == [2, 2]
+    texts_again = [ask(prompt) for prompt in PROMPTS]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for prompt, text, again in zip(PROMPTS, texts, texts_again, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        made = network.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        assert text == again == tokenizer.decode(made, skip_special_tokens=True), prompt

@@ -1,0 +1,123 @@
+"""What SGLang hands over becomes the batch that draftmark's reference attends with, and padding touches nobody."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DeviceProfile, Mode, load
+from draftmark.runtime import BatchBuffers, Exact, Tree, Unknown, validate
+from draftmark_sglang.batches import extend_batch, uniform_batch
+from draftmark_sglang.facts import RunnerFacts
+from draftmark_sglang.geometries import geometry_of, modes_of
+from draftmark_sglang.phases import counted_rows, mode_of
+
+FACTS = RunnerFacts("cpu", "float32", "float32", 16, 4, 100, 64, "EAGLE", 4, 3, 8)
+
+
+class _Forward(SimpleNamespace):
+    """What the adapter reads of SGLang's ForwardBatch."""
+
+
+def _attention() -> Any:
+    loaded = load("reference")
+    shape = AttentionShape(2, 1, 8, 16, "float32", "float32")
+    geometry = geometry_of(loaded, shape, FACTS, DeviceProfile(), modes_of(FACTS), 6)
+    tree_ops = loaded.tree_ops(geometry, torch.device("cpu"))
+    return SimpleNamespace(geometry=geometry, buffers=BatchBuffers(geometry, "cpu"), tree_ops=tree_ops)
+
+
+def _forward(lens: list[int], rows: list[int], **more: Any) -> _Forward:
+    return _Forward(
+        batch_size=len(lens),
+        seq_lens=torch.tensor(lens),
+        req_pool_indices=torch.tensor(rows),
+        seq_lens_cpu=None,
+        **more,
+    )
+
+
+POOL = torch.cat([torch.zeros(1, 128), 16 + torch.arange(4 * 128).view(4, 128)]).to(torch.int32)
+
+
+def test_decode_counts_its_own_row() -> None:
+    """SGLang's length of a decode holds the row itself; a padded request has prefix 0 and null pages."""
+    attention = _attention()
+    batch = uniform_batch(attention, _forward([9, 40, 1], [2, 1, 0]), Mode.DECODE, POOL, tree=False, in_capture=False)
+    validate(batch, attention.geometry)
+    assert batch.prefix_lens.tolist() == [8, 39, 0]
+    assert batch.positions.tolist() == [8, 39, 0]
+    assert bool((batch.page_table[2] == 0).all()) and int(batch.page_table[0, 0]) == 9
+
+
+def test_host_lengths_are_exact_or_unknown() -> None:
+    """A mirror is exact or absent, and at capture it means nothing (sglang#26738, #26521)."""
+    attention, forward = _attention(), _forward([9, 40], [2, 1])
+    batch = uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=False)
+    assert isinstance(batch.host, Unknown)
+    forward.seq_lens_cpu = torch.tensor([9, 40])
+    batch = uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=False)
+    assert batch.host == Exact((8, 39))
+    assert isinstance(uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=True).host, Unknown)
+
+
+def test_a_tree_and_its_padding() -> None:
+    """A replay's masks are of live requests alone: padded ones see only themselves."""
+    attention = _attention()
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    mask[3, 2] = mask[4:, 2] = False
+    forward = _forward([20, 1], [3, 0], spec_info=SimpleNamespace(custom_mask=mask.flatten()), num_padding=1)
+    batch = uniform_batch(attention, forward, Mode.VERIFY, POOL, tree=True, in_capture=False)
+    validate(batch, attention.geometry)
+    assert isinstance(batch.tail, Tree)
+    assert batch.tail.depth[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6]
+    assert batch.tail.mask[8:, 0].tolist() == [1 << node for node in range(8)]
+    assert batch.positions[:8].tolist() == [20, 21, 22, 22, 23, 24, 25, 26]
+
+
+def test_extend_is_ragged() -> None:
+    """Chunks, whole prompts and mixed decodes bring each their own rows behind what is committed."""
+    attention = _attention()
+    forward = _forward([0], [1, 3], extend_seq_lens_cpu=[5, 1], extend_prefix_lens_cpu=[32, 7])
+    forward.extend_prefix_lens = torch.tensor([32, 7], dtype=torch.int32)
+    batch = extend_batch(attention.geometry, forward, POOL)
+    validate(batch, attention.geometry)
+    assert batch.q_lens == (5, 1) and batch.host == Exact((32, 7))
+    assert batch.positions.tolist() == [32, 33, 34, 35, 36, 7]
+
+
+class _Name:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, asked: str) -> Any:
+        return lambda: (
+            asked
+            == {"DECODE": "is_decode", "TARGET_VERIFY": "is_target_verify", "MIXED": "is_extend"}.get(
+                self.name, "is_extend" if self.name == "EXTEND" else ""
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "counted"),
+    [
+        ("EXTEND", Mode.EXTEND, 0),
+        ("MIXED", Mode.EXTEND, 0),
+        ("DECODE", Mode.DECODE, 1),
+        ("TARGET_VERIFY", Mode.VERIFY, 0),
+        ("DRAFT_EXTEND_V2", Mode.DRAFT_EXTEND, 8),
+    ],
+)
+def test_phases(name: str, mode: Mode, counted: int) -> None:
+    """Each of SGLang's forwards has a mode, and counts some of its own rows in its length."""
+    assert mode_of(_Name(name)) is mode and counted_rows(mode, 8) == counted
+
+
+def test_an_unknown_forward_is_refused() -> None:
+    """By its name."""
+    with pytest.raises(NotImplementedError, match="forward mode PREBUILT is not served"):
+        mode_of(_Name("PREBUILT"))

@@ -1,0 +1,94 @@
+"""What is not served is refused when SGLang starts, with the reason; nothing is dropped in silence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from draftmark_engines import EngineError
+from draftmark_sglang.arguments import refuse
+from draftmark_sglang.options import Ancestors, Options
+from draftmark_sglang.refusals import ARGUMENTS, argument_reasons, layer_reasons, pool_reasons
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments(name: str) -> None:
+    """Every argument of the list is named with its reason."""
+    assert argument_reasons(SimpleNamespace(**{name: True})) == [f"--{name.replace('_', '-')}: {ARGUMENTS[name]}"]
+
+
+def test_algorithms_and_graphs() -> None:
+    """Other algorithms, context parallelism and whole graphs of prefill."""
+    graphs = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
+    found = argument_reasons(SimpleNamespace(speculative_algorithm="DFLASH", dcp_size=2, cuda_graph_config=graphs))
+    assert [one.split(":")[0] for one in found] == [
+        "--dcp-size",
+        "--speculative-algorithm DFLASH",
+        "--cuda-graph-backend-prefill full",
+    ]
+
+
+def test_nothing_to_refuse() -> None:
+    """Plain arguments have no reasons against them."""
+    assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", dcp_size=1)) == []
+
+
+def _layer(**other: Any) -> Any:
+    usual = dict(is_cross_attention=False, attn_type="decoder", head_dim=64, v_head_dim=64, qk_head_dim=64)
+    return SimpleNamespace(**(usual | dict(logit_cap=0.0) | other))
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (dict(is_cross_attention=True), "cross attention"),
+        (dict(attn_type="encoder_only"), "attention of type encoder_only"),
+        (dict(v_head_dim=128), "keys of 64 and values of 128"),
+        (dict(xai_temperature_len=8), "xai_temperature_len"),
+        (dict(logit_cap=30.0, logit_capping_method="sigmoid"), "logit_capping_method sigmoid"),
+    ],
+)
+def test_layers(other: dict[str, Any], reason: str) -> None:
+    """What a layer computes that is not this attention."""
+    assert layer_reasons(_layer()) == []
+    assert [reason in one for one in layer_reasons(_layer(**other))] == [True]
+
+
+def test_pools() -> None:
+    """Other KV pools by their class, layouts and types by theirs."""
+
+    class BaseSWAKVPool: ...
+
+    class MHATokenToKVPool:
+        kv_cache_layout, dtype = "nhd", "torch.bfloat16"
+
+    class MLATokenToKVPool: ...
+
+    other = MHATokenToKVPool()
+    other.kv_cache_layout = "vectorized_5d"
+    narrow = MHATokenToKVPool()
+    narrow.dtype = "torch.float8_e5m2"
+    assert pool_reasons(MHATokenToKVPool()) == []
+    assert "--disable-hybrid-swa-memory" in pool_reasons(BaseSWAKVPool())[0]
+    assert "MLATokenToKVPool" in pool_reasons(MLATokenToKVPool())[0]
+    assert "vectorized_5d" in pool_reasons(other)[0] and "float8_e5m2" in pool_reasons(narrow)[0]
+
+
+def test_arguments_of_a_call() -> None:
+    """An argument that changes what attention means raises, at the first layer that has one."""
+    refuse({"sinks": None, "rope": False}, 3)
+    with pytest.raises(NotImplementedError, match="layer 3: attention sinks are not served"):
+        refuse({"sinks": object()}, 3)
+    with pytest.raises(NotImplementedError, match="argument new_thing of an attention call"):
+        refuse({"new_thing": 1}, 0)
+
+
+def test_options() -> None:
+    """The environment names the backend, and whose KV branches see."""
+    assert Options.read({}) == Options(None, Ancestors.TRUE)
+    chosen = Options.read({"DRAFTMARK_BACKEND": "reference", "DRAFTMARK_ANCESTORS": "branch"})
+    assert chosen == Options("reference", Ancestors.BRANCH)
+    with pytest.raises(EngineError, match="DRAFTMARK_ANCESTORS is 'some', but it is true or branch"):
+        Options.read({"DRAFTMARK_ANCESTORS": "some"})

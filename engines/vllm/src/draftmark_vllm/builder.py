@@ -1,0 +1,155 @@
+"""What prepares a step: vLLM calls a builder before each eager forward, each capture and each replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
+
+from draftmark import AttentionShape, HostLengthsNeed, Mode
+from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
+
+from . import reservation
+from .checking import check_batch
+from .limits import chosen_backend, engine_limits, profile_of
+from .served import Geometries, Served
+from .settings import Settings
+from .spans import spans
+from .step import Step, StepBuffers, refresh
+
+Part = tuple[slice, ForwardBatch, dict[AttentionShape, AttentionBackend]]
+
+
+@dataclass(frozen=True)
+class StepMetadata:
+    """What the layers of a builder read in one forward.
+
+    Attributes:
+        parts: rows of the step, their batch, and the backends that run it by the layer's shape.
+        seq_lens: vLLM's own lengths, for a refresh inside a graph.
+    """
+
+    parts: tuple[Part, ...]
+    seq_lens: torch.Tensor
+
+
+class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
+    """The metadata of the layers of one KV group."""
+
+    supports_draft_decode_metadata_update: bool = False
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        reservation.release()
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self._debug = Settings.read(vllm_config.additional_config).debug
+        limits = engine_limits(vllm_config)
+        self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
+        backend = chosen_backend(vllm_config, device.type)
+        self._served = Served(backend, self._shapes(), limits, profile_of(device), device)
+        self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device)
+        self._guard = _rank_guard() if self._debug else None
+        # Inside a graph no plan is made, and no host length is known.
+        self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """Batches in which each request has as many rows; none for a backend that plans from exact lengths."""
+        from vllm.platforms import current_platform
+
+        device = current_platform.device_type
+        backend = chosen_backend(vllm_config, device)
+        exact = HostLengthsNeed.EXACT in {
+            backend.requirements(one).host_lengths for one in _asked(backend, vllm_config, device)
+        }
+        return AttentionCGSupport.NEVER if exact else AttentionCGSupport.UNIFORM_BATCH
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
+        """Prepare a step: cut it, fill its batches, plan and write metadata."""
+        return self._build(common_attn_metadata, capture=False)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> StepMetadata:
+        """Prepare a step to capture: what is decided on the host must hold for every replay, so it knows no length."""
+        return self._build(common_attn_metadata, capture=True)
+
+    def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
+        """Work everything out anew from vLLM's lengths, on the device; recorded in the graph of its draft steps."""
+        for rows, batch, backends in metadata.parts:
+            assert batch.mode is Mode.DECODE and not rows.start, "a draft step decodes, every request in one part"
+            refresh(batch, metadata.seq_lens[: batch.padded_reqs])
+            for backend in backends.values():
+                backend.write_metadata(batch)
+
+    def _build(self, cam: Any, capture: bool) -> StepMetadata:
+        step = _step(cam, capture, self._exact)
+        cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
+        parts = []
+        for span in cut:
+            batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
+            if self._debug and not capture:
+                self._check(batch)
+            self._served.prepare(batch)
+            rows = slice(span.first_row, span.first_row + span.num_rows)
+            parts.append((rows, batch, self._served.of(span.mode)))
+        return StepMetadata(tuple(parts), step.seq_lens)
+
+    def _check(self, batch: ForwardBatch) -> None:
+        geometry = self._served.geometry(batch.mode)
+        check_batch(batch, geometry)
+        if self._guard is not None:
+            self._guard.observe(step_digest(batch, geometry.attention.page_size))
+
+    def _shapes(self) -> set[AttentionShape]:
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.layer_names)
+        model_dtype = self.vllm_config.model_config.dtype
+        page_size = self.kv_cache_spec.block_size
+        return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers.values()}
+
+
+def _step(cam: Any, capture: bool, exact: bool) -> Step:
+    """What vLLM's `CommonAttentionMetadata` says."""
+    bounds = None if capture else cam.seq_lens_cpu_upper_bound
+    return Step(
+        query_start=cam.query_start_loc,
+        query_start_host=tuple(cam.query_start_loc_cpu.tolist()),
+        seq_lens=cam.seq_lens,
+        page_table=cam.block_table_tensor,
+        slots=cam.slot_mapping,
+        positions=getattr(cam, "positions", None),
+        num_rows=cam.num_actual_tokens,
+        seq_bounds=None if bounds is None else tuple(bounds.tolist()),
+        exact=exact,
+    )
+
+
+def _asked(backend: Any, config: Any, device: str) -> tuple[Any, ...]:
+    """The geometries of the model's usual layer, for what depends on the backend alone."""
+    from .limits import layer_shape
+
+    model, parallel = config.model_config, config.parallel_config
+    shape = layer_shape(
+        model.get_num_attention_heads(parallel),
+        model.get_num_kv_heads(parallel),
+        model.get_head_size(),
+        config.cache_config.block_size,
+        model.dtype,
+        config.cache_config.cache_dtype,
+    )
+    return Geometries.of(backend, shape, engine_limits(config), profile_of(device)).each()
+
+
+def _rank_guard() -> RankGuard | None:
+    """Compares the steps of tensor-parallel ranks; None with one rank."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    try:
+        group = get_tp_group()
+    except AssertionError:  # no process group: a builder by itself
+        return None
+    return RankGuard(group.device_group) if group.world_size > 1 else None

@@ -1,0 +1,42 @@
+"""The debug mode: two truths are compared wherever there are two. It reads the device, so it waits for it."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import Geometry
+from draftmark.runtime import ForwardBatch, slots_of, validate
+from draftmark_engines import EngineError
+
+
+def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
+    """Check a batch against its geometry, and vLLM's KV slots against those that follow from its page table.
+
+    Raises:
+        BatchError: a tensor contradicts the geometry.
+        EngineError: a slot of a live row is another one.
+    """
+    validate(batch, geometry)
+    starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
+    for request in range(batch.num_reqs):
+        first, rows = starts[request], starts[request + 1] - starts[request]
+        given = _given(batch)[first : first + rows]
+        if not len(given) or int(given.max()) < 0:
+            continue
+        positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
+        # Where the wall trims a drafter, vLLM stores nothing, and there may be no page.
+        there = given >= 0
+        derived = slots_of(
+            batch.page_table[request : request + 1], positions[there][None], geometry.attention.page_size
+        )
+        if not torch.equal(derived[0], given[there]):
+            raise EngineError(
+                f"request {request} of a {batch.mode.value} batch stores rows {first} … {first + rows - 1} at slots "
+                f"{given.tolist()}, but its page table and prefix {prefixes[request]} give {derived[0].tolist()}; "
+                "report it with vLLM's version and arguments"
+            )
+
+
+def _given(batch: ForwardBatch) -> torch.Tensor:
+    assert batch.slots is not None, "vLLM brings its slots"
+    return batch.slots

@@ -1,0 +1,27 @@
+"""The CPU platform of `cpu`; apart from it, as vLLM imports it by name once it has chosen a platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+
+class DraftmarkCpuPlatform(CpuPlatform):  # type: ignore[misc]
+    """vLLM's own, but for the choice of CUSTOM."""
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        """Take CUSTOM if it serves the model, with vLLM's own predicates, as its CUDA platform does."""
+        if selected_backend is not AttentionBackendEnum.CUSTOM:
+            found: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+            return found
+        backend = selected_backend.get_class()
+        reasons = backend.validate_configuration(device_capability=None, **attn_selector_config._asdict())
+        if reasons:
+            raise ValueError(f"Selected backend {selected_backend} is not valid for this configuration. {reasons}")
+        path: str = selected_backend.get_path()
+        return path

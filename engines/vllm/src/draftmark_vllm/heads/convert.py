@@ -1,0 +1,121 @@
+"""python -m draftmark_vllm.heads.convert HEAD TARGET OUT: write a draft head as a folder for vLLM.
+
+HEAD is a folder with head.json and head.safetensors, TARGET the target's folder with its safetensors. Then
+``--speculative-config '{"method": "eagle3", "model": "OUT", "num_speculative_tokens": 4}'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from draftmark_engines import EngineError
+
+from . import model_name
+
+NAMES = {
+    "feature_proj": "fc",
+    "fc": "input_fc",
+    "embed_norm": "embed_norm",
+    "feature_norm": "feature_norm",
+    "attention_norm": "layers.0.input_layernorm",
+    "attention.q_proj": "layers.0.self_attn.q_proj",
+    "attention.k_proj": "layers.0.self_attn.k_proj",
+    "attention.v_proj": "layers.0.self_attn.v_proj",
+    "attention.o_proj": "layers.0.self_attn.o_proj",
+    "mlp_norm": "layers.0.post_attention_layernorm",
+    "mlp.gate_proj": "layers.0.mlp.gate_proj",
+    "mlp.up_proj": "layers.0.mlp.up_proj",
+    "mlp.down_proj": "layers.0.mlp.down_proj",
+    "output_norm": "norm",
+}
+"""A module of the head, by vLLM's names of a Llama's modules where there are some."""
+
+
+def convert(head: Path, target: Path, out: Path) -> None:
+    """Write `out`: config.json and model.safetensors, with the target's output rows and final norm that the head uses.
+
+    Raises:
+        EngineError: a file is absent, or the head and the target do not fit.
+    """
+    said, of_target = _read(head / "head.json"), _read(target / "config.json")
+    weights = load_file(head / "head.safetensors")
+    d2t = weights.pop("d2t", None)
+    if (said["hidden_size"], said["vocab_size"]) != (of_target["hidden_size"], of_target["vocab_size"]):
+        raise EngineError(
+            f"the head is for a target of hidden_size {said['hidden_size']} and vocab_size {said['vocab_size']}, but "
+            f"{target} has {of_target['hidden_size']} and {of_target['vocab_size']}; name the head's own target"
+        )
+    if len(said["feature_layers"]) < 2:
+        raise EngineError("the head reads one hidden state of the target, but EAGLE-3 in vLLM fuses several; train one")
+    tensors = {_renamed(name): tensor for name, tensor in weights.items()}
+    output = _of_target(target, "lm_head.weight", "model.embed_tokens.weight")
+    if d2t is not None:
+        output, first = output[d2t], torch.arange(len(d2t))
+        tensors["d2t"] = d2t - first  # vLLM adds a draft token's own number
+    tensors["lm_head.weight"] = output.contiguous()
+    tensors["target_norm.weight"] = _of_target(target, "model.norm.weight")
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+    (out / "config.json").write_text(json.dumps(_config(said, of_target, len(output)), indent=2) + "\n")
+
+
+def _config(said: dict[str, Any], of_target: dict[str, Any], draft_vocab_size: int) -> dict[str, Any]:
+    shape = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    return {
+        "architectures": [model_name.ARCHITECTURE],
+        "model_type": "llama",
+        **{name: said[name] for name in shape},
+        "num_hidden_layers": 1,
+        "draft_vocab_size": draft_vocab_size,
+        "rms_norm_eps": said["rms_norm_eps"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": said["rope_theta"]},
+        "rope_theta": said["rope_theta"],
+        "max_position_embeddings": of_target["max_position_embeddings"],
+        "tie_word_embeddings": False,
+        "eagle_aux_hidden_state_layer_ids": said["feature_layers"],
+        # Counted as transformers counts hidden states: the last one lies behind the target's final norm.
+        "draftmark_normed_feature": said["feature_layers"][-1] == of_target["num_hidden_layers"],
+    }
+
+
+def _renamed(name: str) -> str:
+    module, _, parameter = name.rpartition(".")
+    return f"{NAMES[module]}.{parameter}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise EngineError(f"{file} does not exist; name a head's folder, then its target's")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _of_target(target: Path, *names: str) -> torch.Tensor:
+    """The first of these tensors that the target's files hold."""
+    for name in names:
+        for file in sorted(target.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                if name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    found: torch.Tensor = opened.get_tensor(name)
+                    return found
+    raise EngineError(f"{target} holds no tensor {' or '.join(names)}; name a folder of a Llama's safetensors")
+
+
+def main() -> None:
+    """Convert what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("head", "target", "out"):
+        parser.add_argument(name, type=Path)
+    asked = parser.parse_args()
+    convert(asked.head, asked.target, asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The model of a converted head. It differs from vLLM's EAGLE-3 Llama in how it joins token and feature.
+
+Token and feature are normed, joined by one product, and added to the feature; then follows a usual Llama layer. And the
+last feature may lie behind the target's final norm, where vLLM hands out what lies before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.models.llama import LlamaDecoderLayer
+from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+from vllm.model_executor.models.utils import maybe_prefix
+
+STACKED: dict[str, tuple[str, str | int]] = {
+    ".q_proj.": (".qkv_proj.", "q"),
+    ".k_proj.": (".qkv_proj.", "k"),
+    ".v_proj.": (".qkv_proj.", "v"),
+    ".gate_proj.": (".gate_up_proj.", 0),
+    ".up_proj.": (".gate_up_proj.", 1),
+}
+"""Weights that vLLM keeps in one parameter: its name, and which part of it they are."""
+
+
+class _Head(nn.Module):
+    """The layers, by vLLM's names."""
+
+    def __init__(self, vllm_config: Any, config: Any, first_layer: int, prefix: str) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        features = len(config.eagle_aux_hidden_state_layer_ids)
+        # What vLLM's EAGLE-3 model says of itself.
+        self.use_aux_hidden_state, self.norm_before_fc, self.fc_norm = True, False, None
+        self.num_aux_hidden_states, self.fc_input_size = features, features * size
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, size, prefix=maybe_prefix(prefix, "embed_tokens"))
+        self.fc = ReplicatedLinear(features * size, size, bias=False, return_bias=False)
+        self.input_fc = ReplicatedLinear(2 * size, size, bias=False, return_bias=False)
+        self.embed_norm, self.feature_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
+        self.target_norm = RMSNorm(size, eps=eps)
+        # Named behind the target's layers, so that its KV is another layer's.
+        name = maybe_prefix(prefix, f"layers.{first_layer}")
+        self.layers = nn.ModuleList([LlamaDecoderLayer(vllm_config, prefix=name, config=config)])
+        self.norm = RMSNorm(size, eps=eps)
+        self._normed_feature = config.draftmark_normed_feature
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Features of the target side by side ``[rows, n · hidden_size]`` → ``[rows, hidden_size]``."""
+        if self._normed_feature:
+            *others, last = features.chunk(self.num_aux_hidden_states, -1)
+            features = torch.cat([*others, self.target_norm(last.contiguous())], -1)
+        fused: torch.Tensor = self.fc(features)
+        return fused
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, fused: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows → what is scored, and what the next draft step takes for `fused`."""
+        joined = torch.cat((self.embed_norm(self.embed_tokens(input_ids)), self.feature_norm(fused)), -1)
+        hidden, residual = self.layers[0](positions, fused + self.input_fc(joined), None)
+        scored, taken = self.norm(hidden, residual)
+        return scored, taken
+
+
+class DraftmarkHeadForCausalLM(Eagle3LlamaForCausalLM):  # type: ignore[misc]
+    """A draft head in vLLM's place for EAGLE-3; scores and vocabulary are vLLM's own."""
+
+    packed_modules_mapping = Eagle3LlamaForCausalLM.packed_modules_mapping
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        self.config = config = vllm_config.speculative_config.draft_model_config.hf_config
+        first_layer = vllm_config.model_config.get_total_num_hidden_layers()
+        config.target_layer_count = first_layer
+        self.model = _Head(vllm_config, config, first_layer, maybe_prefix(prefix, "model"))
+        size = config.draft_vocab_size
+        self.lm_head = ParallelLMHead(size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+        self.logits_processor = LogitsProcessor(size)
+        self.draft_id_to_target_id = None
+        if size != vllm_config.model_config.get_vocab_size():
+            self.draft_id_to_target_id = nn.Parameter(torch.zeros(size, dtype=torch.long), requires_grad=False)
+        self.use_parallel_drafting = False
+
+    def embed_input_ids(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """The target's embedding."""
+        found: torch.Tensor = self.model.embed_tokens(input_ids)
+        return found
+
+    def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Fuse the target's features, once a step."""
+        return self.model.fuse(hidden_states)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draft: `hidden_states` are fused features, or this function's own second result."""
+        scored, taken = self.model(input_ids, positions, hidden_states)
+        return scored, taken
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load what `convert` wrote; the embedding is the target's."""
+        self.has_own_embed_tokens, self.has_own_lm_head = False, True
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            to, part = _place(name)
+            parameter = parameters[to]
+            load = getattr(parameter, "weight_loader", default_weight_loader)
+            load(parameter, tensor, *([] if part is None else [part]))
+        return set(parameters)
+
+
+def _place(name: str) -> tuple[str, str | int | None]:
+    """A parameter by the name of a weight, and the part of it."""
+    if name == "d2t":
+        return "draft_id_to_target_id", None
+    if not name.startswith("lm_head."):
+        name = f"model.{name}"
+    for own, (stacked, part) in STACKED.items():
+        if own in name:
+            return name.replace(own, stacked), part
+    return name, None

@@ -1,0 +1,130 @@
+"""One layer: write KV, attend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from draftmark import AttentionShape
+from draftmark.runtime import KVCache
+from draftmark_engines import EngineError
+
+from . import reservation
+from .backend import kv_scales
+from .limits import chosen_backend, engine_limits, layer_shape, profile_of
+from .pages import kv_cache as view_pages
+from .served import Geometries, arena_bytes
+
+if TYPE_CHECKING:
+    from .builder import StepMetadata
+
+
+class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
+    """One attention layer of a model, as vLLM builds it before it loads weights.
+
+    Raises:
+        EngineError: the layer has what no backend serves.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **extra: Any,
+    ) -> None:
+        _refuse(alibi_slopes, attn_type, extra)
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window, self.logits_soft_cap = sliding_window, logits_soft_cap
+        self._writes = kv_sharing_target_layer_name is None
+        self._config = get_current_vllm_config()
+        self._pages: torch.Tensor | None = None
+        self._cache: KVCache | None = None
+        self._shape: AttentionShape | None = None
+
+    def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
+        """The layer's shape. The builder says it first: only then vLLM has decided on a page size."""
+        self._shape = layer_shape(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_size,
+            page_size,
+            dtype,
+            self.kv_cache_dtype,
+            self.scale,
+            self.sliding_window,
+            self.logits_soft_cap,
+        )
+        return self._shape
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of all rows of a step.
+
+        Args:
+            query, output: ``[rows, heads, head_dim]``. key, value: ``[rows, KV heads, head_dim]``. Rows may be more
+                than the step's: vLLM pads them to a captured size.
+            kv_cache: the layer's pages, vLLM's own memory.
+            attn_metadata: of `DraftmarkBuilder.build`; None while vLLM measures memory.
+        """
+        if attn_metadata is None:
+            self._reserve(query)
+            return output.fill_(0)
+        cache, shape = self._view(layer, kv_cache), self._shape
+        assert shape is not None, "a builder has asked for the shape of each of its layers"
+        if self._writes:
+            # All rows before any attention: a request may share a page that another one fills in the same step.
+            for rows, batch, backends in attn_metadata.parts:
+                backends[shape].write_kv(key[rows], value[rows], cache, batch)
+        for rows, batch, backends in attn_metadata.parts:
+            backends[shape].attend(query[rows], cache, batch, output[rows])
+        return output
+
+    def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
+        if self._cache is None or self._pages is not pages:
+            scales = kv_scales(layer, self.kv_cache_dtype)
+            self._pages, self._cache = pages, view_pages(pages, self.num_kv_heads, *scales)
+        return self._cache
+
+    def _reserve(self, query: torch.Tensor) -> None:
+        """Hold the bytes of the backends, so that vLLM's measurement counts them."""
+        if query.device.type == "cpu":
+            return
+        shape = self.shape(self._config.cache_config.block_size, query.dtype)
+        backend = chosen_backend(self._config, query.device.type)
+        made = Geometries.of(backend, shape, engine_limits(self._config), profile_of(query.device))
+        reservation.hold(shape, arena_bytes(backend, made), query.device)
+
+
+def _refuse(alibi_slopes: list[float] | None, attn_type: str, extra: dict[str, Any]) -> None:
+    if attn_type != AttentionType.DECODER:
+        raise EngineError(
+            f"attention of type {attn_type} is not served, but decoder alone; use another backend of vLLM"
+        )
+    if alibi_slopes is not None:
+        raise EngineError("the model has ALiBi slopes, which are not served; use another backend of vLLM")
+    given = sorted(name for name, value in extra.items() if value is not None)
+    if given:
+        raise EngineError(f"the layer has {', '.join(given)}, which is not served; use another backend of vLLM")

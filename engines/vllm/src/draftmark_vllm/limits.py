@@ -1,0 +1,87 @@
+"""vLLM's configuration as plain numbers: its limits, the device, the backend that serves. Imports no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from draftmark import AttentionShape, DeviceProfile, LoadedBackend
+from draftmark.runtime import device_profile
+from draftmark_engines import EngineLimits, choose, window_left
+
+from .settings import Settings
+
+DEFAULT_PAGE_SIZE = 16
+"""Asked about where vLLM has not decided on one yet; it is a multiple of this one then."""
+
+
+def engine_limits(config: Any) -> EngineLimits:
+    """Read the limits of a `VllmConfig`."""
+    scheduler, draft = config.scheduler_config, config.speculative_config
+    verify_rows = 1 + (getattr(draft, "num_speculative_tokens", None) or 0)
+    captured = config.compilation_config.cudagraph_capture_sizes or ()
+    # A drafter's own forwards bring up to 1 + K rows more of each request than the target was scheduled.
+    rows = scheduler.max_num_batched_tokens + scheduler.max_num_seqs * verify_rows
+    return EngineLimits(
+        max_num_reqs=scheduler.max_num_seqs,
+        max_model_len=config.model_config.max_model_len,
+        max_num_tokens=max(rows, *captured, 1),
+        num_draft_tokens=verify_rows,
+        # With drafts the host does not know how many were accepted: in asynchronous steps, and while drafting.
+        host_lag=draft is not None,
+    )
+
+
+def chosen_backend(config: Any, device: str) -> LoadedBackend:
+    """Load the backend that the configuration names, or the default of the device.
+
+    Raises:
+        EngineError: there is none, or a setting is wrong.
+    """
+    return choose(Settings.read(config.additional_config).backend, device)
+
+
+def profile_of(device: torch.device | str) -> DeviceProfile:
+    """Describe the device at hand."""
+    return device_profile(device)
+
+
+def layer_shape(
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    page_size: int | None,
+    q_dtype: torch.dtype,
+    kv_cache_dtype: str | None,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    logits_soft_cap: float | None = None,
+) -> AttentionShape:
+    """Give one layer's shape, from the arguments that vLLM has for it."""
+    return AttentionShape(
+        num_qo_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_size,
+        page_size=page_size if isinstance(page_size, int) and page_size > 0 else DEFAULT_PAGE_SIZE,
+        q_dtype=_name(q_dtype),
+        kv_dtype=_kv_dtype(q_dtype, kv_cache_dtype),
+        softmax_scale=scale,
+        window_left=window_left(sliding_window),
+        logits_soft_cap=float(logits_soft_cap or 0.0),
+    )
+
+
+def is_fp8(kv_cache_dtype: str | None) -> bool:
+    """Whether KV is stored as fp8, by vLLM's name of the dtype."""
+    return kv_cache_dtype in ("fp8", "fp8_e4m3")
+
+
+def _kv_dtype(q_dtype: torch.dtype, kv_cache_dtype: str | None) -> str:
+    if is_fp8(kv_cache_dtype):
+        return "float8_e4m3fn"
+    return _name(q_dtype) if kv_cache_dtype in (None, "auto") else str(kv_cache_dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

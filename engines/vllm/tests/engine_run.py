@@ -1,0 +1,124 @@
+"""One vLLM engine in a process of its own: what it says of prompts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+USUAL = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+NEW_TOKENS = 24
+SLOW_NEW_TOKENS = 8
+"""Of what Triton's interpreter runs."""
+
+
+def token_prompts(seed: int = 1) -> list[list[int]]:
+    """Prompts of other lengths than pages and chunks have, each twice over, so that n-gram drafts find something."""
+    rng = random.Random(seed)
+    return [2 * [rng.randrange(3, 250) for _ in range(n)] for n in (5, 20, 50, 9, 33, 61)]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an engine said.
+
+    Attributes:
+        tokens: of every prompt. ahead: of each token how much its log-probability passes the next best.
+        drafted, accepted: tokens, over the whole run.
+    """
+
+    tokens: list[list[int]]
+    ahead: list[list[float]]
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An engine and what it is asked. `arguments` are vLLM's own, beside those that every test has."""
+
+    model: str
+    backend: str | None = None
+    prompts: Any = field(default_factory=token_prompts)
+    new_tokens: int = NEW_TOKENS
+    logprobs: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Said:
+        """Run it in a fork, and raise RuntimeError with what went wrong."""
+        context = multiprocessing.get_context("fork")
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(self, send))
+        process.start()
+        send.close()
+        try:
+            found = receive.recv()
+        except EOFError:
+            found = "the process ended without a result"
+        process.join()
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        assert isinstance(found, Said)
+        return found
+
+
+def _child(asked: Asked, send: Any) -> None:
+    try:
+        os.environ.update({**ENVIRONMENT, **asked.environment})
+        send.send(_said(asked))
+    except BaseException as error:
+        send.send(f"{type(error).__name__}: {error}")
+    send.close()
+    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+
+
+def _said(asked: Asked) -> Said:
+    from vllm import LLM, SamplingParams
+
+    ours: dict[str, Any] = {}
+    if asked.backend is not None:
+        settings = {"backend": asked.backend, "debug": True}
+        ours = {"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}}
+    llm = LLM(model=asked.model, **{**USUAL, **ours, **asked.arguments})
+    prompts = [{"prompt_token_ids": one} for one in asked.prompts]
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=asked.new_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=2 if asked.logprobs else None,
+    )
+    outs = [out.outputs[0] for out in llm.generate(prompts, sampling, use_tqdm=False)]
+    counts = {one.name: int(getattr(one, "value", 0)) for one in llm.get_metrics() if "spec_decode" in one.name}
+    return Said(
+        [list(out.token_ids) for out in outs],
+        [[_ahead(entry) for entry in out.logprobs or ()] for out in outs],
+        counts.get("vllm:spec_decode_num_draft_tokens", 0),
+        counts.get("vllm:spec_decode_num_accepted_tokens", 0),
+    )
+
+
+def _ahead(entry: dict[int, Any]) -> float:
+    best, second = sorted((one.logprob for one in entry.values()), reverse=True)[:2]
+    return float(best - second)

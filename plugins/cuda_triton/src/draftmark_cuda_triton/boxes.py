@@ -1,0 +1,86 @@
+"""The KV cache as Hopper's copy engine sees it: boxes of a page, or of a part of one, and 128 bytes of a head."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .tiling import Tile, next_power_of_two, overlaps
+
+SWIZZLE = 128
+"""Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
+FOLD_REGISTERS, CROWDED_REGISTERS = 232, 168
+"""Registers of a thread of a folding warp group, beside the fetching warp, and beside a group that widens too."""
+
+
+def box(page_size: int, tile: Tile) -> int:
+    """Rows of a box: a page, or the largest part of one that tiles of keys are whole multiples of."""
+    return math.gcd(page_size, tile.block_n)
+
+
+def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int) -> dict[str, Any]:
+    """Constants and compiler options of a program: who widens, and how many registers its threads have.
+
+    Args:
+        rows: packed rows of a request.
+    """
+    widen = k.dtype != q.dtype
+    chosen: dict[str, Any] = {
+        "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages, "OVERLAP": overlaps(tile, q.shape[2], rows),
+        "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS, "num_warps": 4,
+    }  # fmt: skip
+    # Two programs on a multiprocessor leave each of their 256 threads 128 registers when they start.
+    return chosen | ({"maxnreg": 128} if tile.programs_per_sm == 2 else {})
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def places(tensor: torch.Tensor, tile: Tile) -> int:
+    """Programs that the device holds at a time."""
+    return _multiprocessors(tensor.device) * tile.programs_per_sm
+
+
+def describable(tensor: torch.Tensor) -> bool:
+    """Whether a box can describe a cache ``[pages, P, heads, dim]``: any strides, if multiples of 16 bytes."""
+    steps = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:3])]
+    return tensor.stride(3) == 1 and all(step % 16 == 0 for step in steps) and all(tensor.stride())
+
+
+def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> Any:
+    """A descriptor of a cache, in boxes."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    size = tensor.element_size()
+    width = min(SWIZZLE, next_power_of_two(tensor.shape[3]) * size)
+    layout = NVMMASharedLayout(width, 8 * size, rank=4)
+    block = [1, box(page_size, tile), 1, width // size]
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+
+
+@cache
+def available() -> bool:
+    """Whether this Triton has Gluon as `hopper` uses it; it is experimental there."""
+    try:
+        hopper()
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@cache
+def hopper() -> ModuleType:
+    """The package of Hopper kernels; each of its modules is an attribute."""
+    package = importlib.import_module(f"{__package__}.hopper")
+    for one in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{one.name}")
+    return package

@@ -1,0 +1,218 @@
+"""Ragged causal attention (EXTEND) on Hopper: the row tiles of `kernels.extend`, 128 packed rows each.
+
+Two warp groups share a ring: of K and V half as much crosses from L2 as for tiles of 64 rows, and while one group has
+its softmax the other has the tensor cores. Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP, 1.4 ms
+at 790 TFLOP/s; 8.6 GB through L2.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .mask import CAUSAL
+from .ring import make_ring, make_rows
+from .roles import FETCH_REGISTERS, WIDEN_REGISTERS, bring_rows, fetch_tiles, fold_tiles, store_rows, widen_tiles
+
+
+@gluon.jit
+def tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+             WINDOW: gl.constexpr):  # fmt: skip
+    """First tile of keys that a row tile sees, and the one past the last."""
+    first = m * 0
+    if WINDOW:
+        first = gl.maximum(prefix_len + m * BLOCK_M // group - window_left, 0) // BLOCK_N
+    highest = gl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)
+    return first, (prefix_len + highest + BLOCK_N) // BLOCK_N
+
+
+@gluon.jit
+def bring_ragged(
+    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
+    window_left, stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, DEPTH: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """The tiles of a program's row tiles: the fetching warp, or the warp group that widens what it brings."""
+    slot, phase = count * 0, count * 0
+    near, near_phase = count * 0, count * 0
+    for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
+        head, entry = item % num_kv_heads, item // num_kv_heads
+        request = gl.load(row_tiles + entry * 2)
+        m = gl.load(row_tiles + entry * 2 + 1)
+        if request >= 0:
+            rows = gl.load(q_indptr + request + 1) - gl.load(q_indptr + request)
+            prefix_len = gl.load(prefix_lens + request)
+            first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+            if WIDENS:
+                near, near_phase, slot, phase = widen_tiles(
+                    fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
+                )
+            else:
+                slot, phase = fetch_tiles(
+                    k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
+                    first, stop, prefix_len + rows, num_pages, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
+                )  # fmt: skip
+
+
+@gluon.jit
+def fold_ragged(
+    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count,
+    group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, WITH_LSE: gl.constexpr,
+    STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Warp group MEMBER: 64 packed rows of one row tile."""
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    slot, phase = count * 0, count * 0
+    for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
+        head, entry = item % num_kv_heads, item // num_kv_heads
+        request = gl.load(row_tiles + entry * 2)
+        m = gl.load(row_tiles + entry * 2 + 1)
+        if request >= 0:
+            begin = gl.load(q_indptr + request)
+            rows = gl.load(q_indptr + request + 1) - begin
+            prefix_len = gl.load(prefix_lens + request)
+            packed = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores))
+            moved = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
+            row_live, moved_live = packed < rows * group, moved < rows * group
+            own_q = q_ring.index(MEMBER)
+            k_factor = 1.0
+            v_factor = 1.0
+            if SCALED:
+                k_factor = gl.load(k_scale)
+                v_factor = gl.load(v_scale)
+            bring_rows(
+                own_q, q, begin, moved, moved_live, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
+            )
+            first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+            lowest = (m * BLOCK_M + MEMBER * 64) // group
+            clear = gl.minimum(prefix_len + lowest + 1, prefix_len + rows) // BLOCK_N
+            if WINDOW:
+                clear = first
+            acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
+            top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
+            mass = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
+            row = packed // group
+            acc, top, mass, slot, phase = fold_tiles(
+                acc, top, mass, own_q, ring, slot, phase, first, clear, stop,
+                prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
+                scale * k_factor, cap, BLOCK_N, BOX, CAUSAL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
+            )  # fmt: skip
+            share = v_factor / gl.where(mass > 0, mass, 1.0)
+            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
+            store_rows(
+                own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
+                BLOCK_D, moving,
+            )  # fmt: skip
+            if WITH_LSE:
+                log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
+                cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+                gl.store(lse + cell, log_mass, mask=row_live)
+
+
+@gluon.jit(do_not_specialize=["count", "group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
+def attend_ragged(
+    q, k_source, v_source, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count, group,
+    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table,
+    num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
+    WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As `kernels.extend.attend_ragged`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
+    BLOCK_M: gl.constexpr = 64 * MEMBERS
+    # More would leave too few registers to a group that folds rows of 256.
+    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
+    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
+    # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
+    fetched = ring
+    if WIDEN:
+        fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+    # The tuples stand in the call: constants become values when they are given a name.
+    if MEMBERS == 1 and not WIDEN:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+            ],
+            [1], [FETCH_REGISTERS],
+        )  # fmt: skip
+    elif MEMBERS == 1:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+            ],
+            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
+        )  # fmt: skip
+    elif not WIDEN:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+            ],
+            [4, 1], [REGISTERS, FETCH_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (fold_ragged, (
+                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
+                    num_kv_heads, window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
+                    WINDOW, DEPTH, STAGES,
+                )),
+            ],
+            [4, 1, 4], [REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
+        )  # fmt: skip

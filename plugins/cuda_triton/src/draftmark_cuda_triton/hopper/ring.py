@@ -1,0 +1,40 @@
+"""Shared memory of a program: rows of q, a ring of tiles of K and V, and the barriers between the two roles."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+
+@gluon.jit
+def make_rows(dtype: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_D: gl.constexpr):
+    """Room for q of each warp group."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype)
+    return gl.allocate_shared_memory(dtype, [MEMBERS, 64, BLOCK_D], layout)
+
+
+@gluon.jit
+def make_ring(
+    dtype: gl.constexpr, READERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr
+):
+    """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_D], dtype)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=READERS)
+    fence_async_shared()
+    gl.thread_barrier()
+    return k_ring, v_ring, k_full, v_full, empty
+
+
+@gluon.jit
+def launch_dependents():
+    """The next grid in the stream may take its place on the multiprocessors now; it waits for this one's stores."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )

@@ -1,0 +1,334 @@
+"""Few rows a request on Hopper: the schedule, the partials and the merge of `kernels.uniform`, other hands.
+
+Bytes and floor are those of `kernels.uniform`: 64 requests x 8192, 8 KV heads of 128, bf16: 2.15 GB, 477 µs.
+Of shared memory a program takes 64 rows of q for each warp group and STAGES tiles of K and V: 16 + 3 · 32 KiB for
+one group, two programs on a multiprocessor; 32 + 6 · 32 KiB for two groups, one program.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .mask import CAUSAL, TREE
+from .ring import launch_dependents, make_ring, make_rows
+from .roles import (
+    FETCH_REGISTERS,
+    WIDEN_REGISTERS,
+    bring_rows,
+    fetch_tiles,
+    fold_tiles,
+    rows_between,
+    store_rows,
+    widen_tiles,
+)
+
+BLOCK = gl.constexpr(2)
+
+
+@gluon.jit
+def rows_of(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
+    """First row, rows and tail slots of a request; see `kernels.split.rows_of`."""
+    begin, rows, slots = request * q_len, q_len, tail_len
+    if RAGGED:
+        begin = gl.load(q_indptr + request)
+        rows = gl.load(q_indptr + request + 1) - begin
+        slots = rows
+    return begin, rows, slots
+
+
+@gluon.jit
+def tile_range(prefix_len, tail_len, window_left, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr):
+    """First tile of a request and the one past the last; see `kernels.split.tile_range`."""
+    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
+    if RAGGED:
+        end = gl.where(tail_len > 0, end, 0)
+    first = end * 0
+    if WINDOW:
+        first = gl.minimum(gl.maximum(prefix_len - window_left, 0) // BLOCK_N, end)
+    return first, end
+
+
+@gluon.jit
+def surplus(tail_len, ITEM_COST: gl.constexpr, RAGGED: gl.constexpr):
+    """What a request costs beside its tiles; see `kernels.split.surplus`."""
+    cost = ITEM_COST
+    if RAGGED:
+        cost = gl.where(tail_len > 0, ITEM_COST, 0)
+    return cost
+
+
+@gluon.jit
+def bring_uniform(
+    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group, window_left,
+    stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr, ITEM_COST: gl.constexpr,
+    DEPTH: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The tiles of a piece, request after request: the fetching warp, or the warp group that widens what it brings."""
+    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    request = gl.load(work + number * 4)
+    tile = gl.load(work + number * 4 + 1)
+    left = gl.load(work + number * 4 + 2)
+    slot, phase = left * 0, left * 0
+    near, near_phase = left * 0, left * 0
+    while left > 0:
+        prefix_len = gl.load(prefix_lens + request)
+        _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+        _, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
+        if (tile < end) & (m * BLOCK_M < rows * group):
+            stop = gl.minimum(tile + left, end)
+            if WIDENS:
+                near, near_phase, slot, phase = widen_tiles(
+                    fetched, ring, near, near_phase, slot, phase, tile, stop, BLOCK_D, DEPTH, STAGES
+                )
+            else:
+                slot, phase = fetch_tiles(
+                    k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
+                    tile, stop, prefix_len + slots, num_pages, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
+                )  # fmt: skip
+        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        request += 1
+        if left > 0:
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+
+
+@gluon.jit
+def fold_uniform(
+    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
+    q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
+    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, WITH_LSE: gl.constexpr,
+    ITEM_COST: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
+    request = gl.load(work + number * 4)
+    tile = gl.load(work + number * 4 + 1)
+    left = gl.load(work + number * 4 + 2)
+    rows_at: gl.constexpr = gl.SliceLayout(1, scores)
+    moving_at: gl.constexpr = gl.SliceLayout(1, moving)
+    packed = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, rows_at)
+    moved = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, moving_at)
+    row = packed // group
+    own_q = q_ring.index(MEMBER)
+    k_factor = 1.0
+    v_factor = 1.0
+    if SCALED:
+        k_factor = gl.load(k_scale)
+        v_factor = gl.load(v_scale)
+    slot = left * 0
+    phase = left * 0
+    half = left * 0
+    while left > 0:
+        prefix_len = gl.load(prefix_lens + request)
+        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
+        if (tile < end) & (m * BLOCK_M < rows * group):
+            stop = gl.minimum(tile + left, end)
+            seen_by_all = prefix_len
+            if TAIL == CAUSAL:
+                seen_by_all = prefix_len + slots - rows + (m * BLOCK_M + MEMBER * 64) // group + 1
+            # A tile with room behind the last key is masked whatever its rows see.
+            clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
+            if TAIL == BLOCK:
+                clear = (prefix_len + slots) // BLOCK_N
+            if WINDOW:
+                clear = tile
+            row_live = packed < rows * group
+            moved_live = moved < rows * group
+            bring_rows(
+                own_q, q, begin, moved, moved_live, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
+            )
+            slot_of_row = slots - rows + row
+            row_position = prefix_len + slot_of_row
+            depths = tail_depth + (begin if RAGGED else request * tail_len)
+            if TAIL == TREE and WINDOW:
+                row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
+            row_words = tail_mask + (begin + row).to(gl.int64) * mask_words
+            acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
+            top = gl.full([64], float("-inf"), gl.float32, rows_at)
+            mass = gl.full([64], 0.0, gl.float32, rows_at)
+            acc, top, mass, slot, phase = fold_tiles(
+                acc, top, mass, own_q, ring, slot, phase, tile, clear, stop,
+                prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+                scale * k_factor, cap, BLOCK_N, BOX, TAIL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
+            )  # fmt: skip
+            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            share = v_factor / gl.where(mass > 0, mass, 1.0)
+            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
+            log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
+            if (tile == first) & (stop == end):
+                store_rows(
+                    own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
+                    BLOCK_D, moving,
+                )  # fmt: skip
+                if WITH_LSE:
+                    cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+                    gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
+            else:
+                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M
+                gl.store(partial_lse + block + packed, log_mass, mask=row_live)
+                at = gl.convert_layout(block + packed, gl.SliceLayout(1, output)).to(gl.int64)
+                live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, output)) != 0
+                col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, output))
+                gl.store(
+                    partial_out + at[:, None] * HEAD_DIM + col[None, :], acc,
+                    mask=live[:, None] & (col < HEAD_DIM)[None, :],
+                )  # fmt: skip
+        half = half * 0 + 1
+        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        request += 1
+        if left > 0:
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+
+
+@gluon.jit
+def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM: gl.constexpr,
+               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """Zeros in the rows behind the last request's, for the query heads of one KV head."""
+    head, number, pieces = gl.program_id(1), gl.program_id(2), gl.num_programs(2)
+    lane = gl.arange(0, 64, gl.SliceLayout(1, moving))
+    zeros = gl.full([64, BLOCK_D], 0.0, out.dtype.element_ty, moving)
+    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
+    end = num_rows * group
+    for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, end, pieces * 64):
+        at = packed + lane
+        pointers = rows_between(out, 0, at, head, group, stride_out_row, stride_out_head, BLOCK_D, moving)
+        gl.store(pointers, zeros, mask=(at < end)[:, None] & (col < HEAD_DIM)[None, :])
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_len",
+        "tail_len",
+        "num_reqs",
+        "num_rows",
+        "group",
+        "mask_words",
+        "window_left",
+        "stride_table",
+        "num_pages",
+    ]
+)
+def attend_uniform(
+    q, k_source, v_source, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+    page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
+    PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    SCALED: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr,
+    DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
+    if PDL:
+        launch_dependents()
+    BLOCK_M: gl.constexpr = 64 * MEMBERS
+    # More would leave too few registers to a group that folds rows of 256.
+    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
+    # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
+    fetched = ring
+    if WIDEN:
+        fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+    if RAGGED and gl.program_id(0) == 0:
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
+                       moving)  # fmt: skip
+    # The tuples stand in the call: constants become values when they are given a name.
+    if MEMBERS == 1 and not WIDEN:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+            ],
+            [1], [FETCH_REGISTERS],
+        )  # fmt: skip
+    elif MEMBERS == 1:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+            ],
+            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
+        )  # fmt: skip
+    elif not WIDEN:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+            ],
+            [4, 1], [REGISTERS, FETCH_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (fold_uniform, (
+                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+                    stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
+                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+                    window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, DEPTH, STAGES,
+                )),
+            ],
+            [4, 1, 4], [REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
+        )  # fmt: skip

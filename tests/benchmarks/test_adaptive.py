@@ -1,0 +1,96 @@
+"""The adaptive benchmark: acceptance by rank is what it says, rows are measured once, and the drawing shows them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from benchmarks.decode.end_to_end import adaptive
+from benchmarks.decode.end_to_end.forced import RankedAcceptance
+from benchmarks.plots import speed_up
+from draftmark.runtime import Tree, VerifyResult
+from draftmark.tree import ancestors as reach_of
+from draftmark.tree import depths, verify_tree
+
+
+class Ops:
+    """Tree operations that verify, and write no tail."""
+
+    verify_tree = staticmethod(verify_tree)
+
+
+def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float:
+    """Mean accepted length of one tree, in each of eight requests."""
+    tree = torch.tensor([parents] * 8)
+    drafts = torch.arange(len(parents)).expand(8, -1) + 10
+    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"))
+    forced._tail = Tree(torch.zeros(1), depths(reach_of(tree)))
+    if other is not None:
+        forced.force(other)
+    total = 0
+    for _ in range(rounds):
+        result: VerifyResult = forced.verify_tree(drafts, tree, torch.zeros_like(drafts))
+        total += int(result.accept_lens.sum())
+    return total / rounds / 8
+
+
+def test_acceptance_is_by_rank_and_level():
+    """A root with two children, the first with one: 1 + 0.5 + 0.5·0.4 + 0.2, and without the second child 0.2 less."""
+    shares = ((0.5, 0.2), (0.4,))
+    assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
+    assert accepted([-1, 0, 1], shares) == pytest.approx(1.7, abs=0.05)
+    assert accepted([-1, 0, 1, 2], shares) == pytest.approx(1.7, abs=0.05), "beyond its levels nothing is kept"
+
+
+def test_other_shares_may_be_forced_later():
+    """Fewer ranks and levels leave no share behind."""
+    assert accepted([-1, 0, 0, 1], ((0.5, 0.2), (0.4,)), other=((0.2,),)) == pytest.approx(1.2, abs=0.05)
+    assert accepted([-1, 0, 0, 1], ((0.5, 0.2), (0.4,)), other=((1.0,), (1.0,))) == 3
+
+
+def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypatch, capsys):
+    """Plain once, the other ways for each acceptance; what the file has is kept, and drawn with a point a row."""
+    file, picture = tmp_path / "rows.json", tmp_path / "picture.svg"
+    monkeypatch.setattr(adaptive, "TINY", [(2, 64)])
+    other = {"model": "another benchmark's row", "speculate": "tree", "tokens_per_s": 1.0}
+    file.write_text(json.dumps({"schema": 2, "timelines": [], "rows": [other]}))
+    arguments = [
+        "adaptive",
+        "--tiny",
+        "--backend",
+        "reference",
+        "--device",
+        "cpu",
+        "--json",
+        str(file),
+        "--rounds",
+        "4",
+    ]
+    monkeypatch.setattr(sys, "argv", arguments)
+    adaptive.main()
+    result = json.loads(file.read_text())
+    assert result["rows"][0] == other and result["timelines"] == []
+    rows = result["rows"][1:]
+    named = [(row["speculate"], row["topk"], row["profile"]) for row in rows]
+    assert len(named) == len(set(named)) == 9
+    assert all(row["tokens_per_s"] > 0 and row["accepted_len"] >= 1 for row in rows)
+    assert all(row["costs_ms"]["verify"] for row in rows if row["speculate"] == "adaptive")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--resume"])
+    adaptive.main()
+    assert capsys.readouterr().out.count("\n") == 1, "nothing is measured again"
+    assert json.loads(file.read_text()) == result
+    monkeypatch.setattr(sys, "argv", ["speed_up", "--json", str(file), "--svg", str(picture)])
+    speed_up.main()
+    circles = [one for one in ElementTree.parse(picture).iter() if one.tag.endswith("circle")]
+    assert len(circles) == 8
+
+
+def test_a_result_without_plain_rows_cannot_be_drawn():
+    """A speed-up needs what it is measured against."""
+    with pytest.raises(ValueError, match="0 rows beside a plain one"):
+        speed_up.draw({"rows": []})
