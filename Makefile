@@ -56,8 +56,8 @@ kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and 
 	$(BIN)/python -m core.contract.tests.mutants
 
 pages: $(VENV)/dev.stamp ## Writes the museum and the page of rules, from their data, the checks and the mutants.
-	$(BIN)/python -m tools.docs.museum
 	$(BIN)/python -m tools.docs.specification
+	$(BIN)/python -m tools.docs.museum
 
 DOCS_VENV ?= .venv-docs
 docs: $(VENV)/dev.stamp $(DOCS_VENV)/docs.stamp ## The site, into build/site: links checked, readable without a network.

@@ -89,13 +89,22 @@ def rules() -> dict[str, Rule]:
     if wrong or len(set(numbered)) < len(numbered):
         raise ValueError(
             f"docs/rules.toml and the checks differ in {', '.join(wrong) or 'a name given twice'}; "
-            "append a new check, and add one that is gone to `gone`"
+            "`make pages` appends a new check; add one that is gone to `gone`"
         )
     return {
         name: Rule(number, by_name[name][0], " and ".join(str(one.tier) for one in by_name[name]))
         for number, name in enumerate(numbered, 1)
         if name in by_name
     }
+
+
+def number_new_checks() -> None:
+    """Append each check that has no number to docs/rules.toml, in the order of learning; no number changes."""
+    page = DOCS / "rules.toml"
+    text = page.read_text(encoding="utf-8")
+    known = tomllib.loads(text)["rules"]
+    new = [name for name in dict.fromkeys(_rule_of(check.name) for check in all_checks()) if name not in known]
+    page.write_text(text.replace("\n]\n", "".join(f'\n    "{name}",' for name in new) + "\n]\n", 1), encoding="utf-8")
 
 
 def _rule_of(check: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
-from .kills import DOCS, Rule, mutants, page_of_specification, rules
+from .kills import DOCS, Rule, mutants, number_new_checks, page_of_specification, rules
 from .museum import Bug, Museum, museum
 
 PAGE = DOCS / page_of_specification()
@@ -71,7 +71,8 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Number what is new, and write the page."""
+    number_new_checks()
     PAGE.write_text(page(museum()), encoding="utf-8")
 
 
