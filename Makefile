@@ -22,7 +22,8 @@ help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/demo.stamp ## Decodes seven prompts with a small model and drafts, and compares each text.
-	$(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 --prompts examples/prompts/demo.txt \
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 \
+	    --prompts examples/prompts/demo.txt \
 	    --max-new-tokens 64 --check
 
 test: lint ## ruff, mypy, the tests but for slow ones, and a sample of the contract on every backend.

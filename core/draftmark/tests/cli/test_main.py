@@ -13,6 +13,7 @@ import pytest
 from draftmark import __version__
 from draftmark.cli.commands import PARTS, command, installed
 from draftmark.cli.commands import list as list_command
+from draftmark.cli.errors import sentence
 
 Run = Callable[..., Any]
 COMMANDS = installed()
@@ -125,3 +126,20 @@ def test_narrow_encodings_do_not_end_a_command() -> None:
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "k?(S?1)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"),
+    ],
+    ids=["disk", "python", "cpu", "device"],
+)
+def test_what_runs_out_is_no_bug(error: Exception) -> None:
+    """A full disk and memory that is used up are said as such, with what to do."""
+    told = sentence(error)
+    assert "this is a bug" not in told
+    assert "make room" in told or told.startswith("out of memory") and "take fewer requests" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -45,7 +46,18 @@ def sentence(error: BaseException) -> str:
         return text
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path and its permissions"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "what it prints could not be written: no space is left on that device; make room, or write elsewhere"
+    if _is_out_of_memory(error):
+        return f"out of memory: {text}; take fewer requests, a shorter context or smaller pages (`draftmark size NAME`)"
     return f"{type(error).__name__}: {text}; this is a bug: run again with --debug and report what it prints"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Of Python, of a device, or of torch's allocator for a CPU, which raises a plain RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _broken_pipe() -> int:
