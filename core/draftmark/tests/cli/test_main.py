@@ -142,4 +142,4 @@ def test_what_runs_out_is_no_bug(error: Exception) -> None:
     """A full disk and memory that is used up are said as such, with what to do."""
     told = sentence(error)
     assert "this is a bug" not in told
-    assert "make room" in told or told.startswith("out of memory") and "take fewer requests" in told
+    assert "make room" in told or (told.startswith("out of memory") and "take fewer requests" in told)
