@@ -85,14 +85,17 @@ class _Measurement:
 
     @torch.inference_mode()
     def read(self, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Measure one text; float32 ``[len(text), vocab_size]``, how far below the best of its row each logit lies."""
+        """Measure one text; float32 ``[len(text), vocab_size]``, how far below the best of its row each logit lies.
+
+        What is measured is on the host: a device that lacks an operation of statistics is no reason not to check it.
+        """
         ids = [*prompt, *text[:-1]]
         rows = min(len(ids), max(len(text), ROWS))
         want = _logits(self._exact, ids, rows)
         best = want.topk(min(CONTENDERS, want.shape[1])).indices
         self.own.append((_logits(self.model.hf, ids, rows) - want).gather(1, best))
         if self.config is not None:
-            self.backend.append((score(self.model, ids, self.config, rows) - want).gather(1, best))
+            self.backend.append((score(self.model, ids, self.config, rows).cpu() - want).gather(1, best))
         self.spread.append(want.std(1))
         chosen = want[-len(text) :]
         return chosen.max(1, keepdim=True).values - chosen
@@ -111,9 +114,9 @@ def _error(differences: Sequence[torch.Tensor]) -> LogitError:
 
 
 def _logits(hf: Any, token_ids: Sequence[int], rows: int) -> torch.Tensor:
-    """float32 ``[rows, vocab_size]`` of the last rows, by transformers' own attention."""
+    """float32 ``[rows, vocab_size]`` of the last rows, by transformers' own attention; on the host."""
     ids = torch.tensor([token_ids], device=hf.device)
-    logits: torch.Tensor = hf(ids, use_cache=False, logits_to_keep=rows).logits[0].float()
+    logits: torch.Tensor = hf(ids, use_cache=False, logits_to_keep=rows).logits[0].float().cpu()
     return logits
 
 
