@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata as md
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", type=Path, default=Path("/tmp/draftmark-vllm-models"))
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir(), "draftmark-vllm-models"))
     parser.add_argument("--seconds", type=float, default=3600, help="start no engine after as many")
     asked = parser.parse_args()
     until = time.monotonic() + asked.seconds

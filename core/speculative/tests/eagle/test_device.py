@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import pytest
 import torch
 
-from draftmark.registry import available
+from core.speculative.tests.accelerator import BACKENDS, COUNT, NEEDS_CUDA, on, starts, wanted
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Sampling, generate
-from draftmark_speculative.eagle.tiny import tiny_pair
 
-pytestmark = [
-    pytest.mark.device,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
-BACKENDS = [row.name for row in available() if row.name in ("reference", "cuda_triton")]
+pytestmark = NEEDS_CUDA
 SHAPES = {"none": None, "chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
 LATE = {"in step": (False, HostKind.UPPER_BOUND), "late": (True, HostKind.UPPER_BOUND)}
-COUNT = 24
-
-
-@cache
-def on(device):
-    """The tiny model and its head."""
-    return tiny_pair(device=device)
-
-
-def starts():
-    """Six prompts of different lengths."""
-    draw = torch.Generator().manual_seed(3)
-    return [torch.randint(0, 256, (n,), generator=draw).tolist() for n in (1, 5, 9, 17, 26, 30)]
-
-
-@cache
-def wanted(sampling):
-    """The CPU's plain text."""
-    outs, _ = generate(on("cpu")[0], starts(), COUNT, EngineConfig(max_context_len=64, sampling=sampling))
-    return [out.tokens for out in outs]
 
 
 def configure(shape, overlap, host, **more):
