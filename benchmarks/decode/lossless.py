@@ -118,18 +118,17 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args, commit = parser.parse_args(), origin.commit()
     rows: list[dict[str, Any]] = []
+    about = {"schema": 2, "commit": commit, "torch": torch.__version__, "baseline": args.baseline}
+    about["device"] = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     for dtype in args.dtypes:
         bench = Bench.of(load_model(args.model, dtype=dtype, device=args.device), args)
         for backend in args.backends:
             for row in bench.rows(backend):
                 rows.append(row)
-                about = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
-                print(f"{about} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
-    if args.json:
-        cuda = args.device == "cuda"
-        about = {"schema": 2, "commit": commit, "torch": torch.__version__}
-        about |= {"device": torch.cuda.get_device_name() if cuda else "cpu", "baseline": args.baseline}
-        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                name = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
+                print(f"{name} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
+                if args.json:  # after every row: a machine may be taken away
+                    args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"] == "differs" for row in rows))
 
 

@@ -40,16 +40,38 @@ def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float
 
 def test_acceptance_is_by_rank_and_level():
     """A root with two children, the first with one: 1 + 0.5 + 0.5·0.4 + 0.2, and without the second child 0.2 less."""
-    shares = ((0.5, 0.2), (0.4,))
+    shares = [[[0.5, 0.2]], [[0.4, 0.0]]]
     assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
     assert accepted([-1, 0, 1], shares) == pytest.approx(1.7, abs=0.05)
     assert accepted([-1, 0, 1, 2], shares) == pytest.approx(1.7, abs=0.05), "beyond its levels nothing is kept"
 
 
-def test_other_shares_may_be_forced_later():
-    """Fewer ranks and levels leave no share behind."""
-    assert accepted([-1, 0, 0, 1], ((0.5, 0.2), (0.4,)), other=((0.2,),)) == pytest.approx(1.2, abs=0.05)
-    assert accepted([-1, 0, 0, 1], ((0.5, 0.2), (0.4,)), other=((1.0,), (1.0,))) == 3
+def test_moods_mix_and_other_shares_may_be_forced_later():
+    """Two moods are drawn equally often; what is forced later leaves nothing of them behind."""
+    shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.4, 0.0], [0.4, 0.0]]]
+    assert accepted([-1, 0, 0, 1], shares) == pytest.approx(1.9, abs=0.05)
+    assert accepted([-1, 0, 0, 1], shares, other=[[[0.2, 0.0]] * 2, [[0.0, 0.0]] * 2]) == pytest.approx(1.2, abs=0.05)
+    assert accepted([-1, 0, 0, 1], shares, other=[[[1.0, 0.0]] * 2] * 2) == 3
+
+
+def test_what_drafts_claim_comes_true():
+    """In every round and request a node is kept as often as its claims say, and the claims vary with the mood."""
+    shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.7, 0.0], [0.2, 0.0]]]
+    tree, levels = torch.tensor([[-1, 0, 0, 1]] * 64), torch.tensor([[0, 1, 1, 2]] * 64)
+    drafts = torch.arange(4).expand(64, -1) + 10
+    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"))
+    forced._tail = Tree(torch.zeros(1), depths(reach_of(tree)))
+    claimed, came, seen = torch.zeros(3), torch.zeros(3), set()
+    for _ in range(60):
+        claims = forced.claims(levels, tree)
+        seen |= {round(value, 3) for value in claims[:, 1].tolist()}
+        result = forced.verify_tree(drafts, tree, torch.zeros_like(drafts))
+        path = result.accept_index.where(torch.arange(4) < result.accept_lens[:, None], -1)
+        kept = torch.stack([(path == node).any(1) for node in (1, 2, 3)], 1)
+        claimed += torch.stack((claims[:, 1], claims[:, 2], claims[:, 1] * claims[:, 3]), 1).sum(0)
+        came += kept.sum(0)
+    assert seen == {0.9, 0.1}
+    torch.testing.assert_close(came / 3840, claimed / 3840, atol=0.03, rtol=0)
 
 
 def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypatch, capsys):
@@ -67,7 +89,7 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
         "cpu",
         "--json",
         str(file),
-        "--rounds",
+        "--tokens",
         "4",
     ]
     monkeypatch.setattr(sys, "argv", arguments)

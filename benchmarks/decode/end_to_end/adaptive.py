@@ -3,10 +3,12 @@
     python -m benchmarks.decode.end_to_end.adaptive --minutes 5 --resume     # rows of results/end-to-end-h200.json
     python -m benchmarks.plots.speed_up                                      # the drawing of it
 
-Acceptance is forced (`forced.RankedAcceptance`): "good" is what SmolLM2's head has on held-out prompts, "bad" keeps
-each first draft with 0.2. One engine serves both, "good" before "bad", so an adaptive engine has to find out that
-drafts ceased to pay. What is most worth having comes first; `--minutes` ends a run between two engines, `--resume`
-goes on with what the file lacks. A row is written as soon as it is measured.
+Acceptance is forced (`forced.RankedAcceptance`). "good" is what SmolLM2's head has on held-out prompts: how sure it
+is of its drafts, and how often such drafts come true (`results/eagle-confidence.json`). "bad" keeps each first draft
+with 0.2, whatever the head claims. One engine serves both, "good" before "bad", so an adaptive engine has to find out
+that drafts ceased to pay. Every window decodes the same tokens of each request behind the same context, for longer
+contexts cost more. What is most worth having comes first; `--minutes` ends a run between two engines, `--resume` goes
+on with what the file lacks. A row is written as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -26,33 +28,40 @@ import torch
 
 from benchmarks import origin
 from benchmarks.origin import RESULTS
+from draftmark.devices import synchronize
 from draftmark.runtime import TreeOps
-from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind
+from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind
 from draftmark_speculative.adaptive.budgets import row_budgets
+from draftmark_speculative.adaptive.head import AdaptiveHeadDrafter
 
-from .forced import RankedAcceptance
+from .forced import Claiming, RankedAcceptance, Shares
 from .measure import _run, release
 from .models import LLAMA, Subject, llama, seat
 
-Shares = tuple[tuple[float, ...], ...]
-
 CHAIN, TREE = (1, 4, 5), (4, 4, 16)
-GOOD: dict[int, Shares] = {
-    1: ((0.595,), (0.624,), (0.704,), (0.749,)),
-    4: ((0.595, 0.1, 0.045, 0.026), (0.624, 0.06, 0.03, 0.013), (0.66, 0.02, 0.008), (0.72, 0.02, 0.005)),
-}
-"""By topk: the chain's profile, and the tree's, both of `results/eagle-held-out.json`; how the tree's divides over
-siblings is chosen: the first child as in the chain as far as the sum allows, the rest falling by about half."""
-BAD: Shares = ((0.2,),) * 4
+BAD_SHARE = 0.2
 PROFILES = ("good", "bad")
 
-WAYS = (("none", (1, 1, 1)), ("adaptive", TREE), ("chain", CHAIN), ("tree", TREE), ("adaptive", CHAIN))
+WAYS = (("none", (1, 1, 1)), ("adaptive", TREE), ("adaptive", CHAIN))
+FIXED = (("chain", CHAIN), ("tree", TREE))
 COVER = [(64, 1024), (1, 1024), (256, 1024), (16, 1024), (4, 1024), (128, 1024)]
 REST = [(64, 8192), (1, 8192), (16, 32768), (1, 32768), (16, 8192), (4, 8192), (4, 32768)]
 """Beyond these KV does not fit: a token of the 8B shape and its head takes 132 KiB, 128 x 8k would take 138 GiB."""
 TINY = [(1, 64), (3, 64)]
-WARM = {"adaptive": 40}
-"""Rounds before the first window; others need 6. An adaptive engine learns what drafts are worth in them."""
+WARM = {"adaptive": 60}
+"""Rounds before each window; others need 6. An adaptive engine learns what drafts are worth in them."""
+
+
+def good(topk: int) -> Shares:
+    """What forces a head's acceptance, by the record of how sure it was and what came true; see `RankedAcceptance`."""
+    rows = json.loads((RESULTS / "eagle-confidence.json").read_text())["rows"]
+    levels = sorted((row for row in rows if row["topk"] == topk), key=lambda row: row["level"])
+    return [[[kept, *((1 - kept) * share for share in row["siblings"])] for kept in row["kept"]] for row in levels]
+
+
+def bad(topk: int) -> Shares:
+    """The same form: the likeliest child alone, with one share."""
+    return [[[BAD_SHARE] + [0.0] * (topk - 1) for _ in level] for level in good(topk)]
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,12 @@ class Unit:
 
 
 def units(points: list[tuple[int, int]]) -> Iterator[Unit]:
-    """Every engine, point by point, so that the rows that are compared are measured side by side."""
+    """Every engine, point by point; fixed drafts come last, at short contexts alone."""
     for batch, context in points:
         yield from (Unit(way, shape, batch, context) for way, shape in WAYS)
+    for batch, context in points:
+        if (batch, context) not in REST:
+            yield from (Unit(way, shape, batch, context) for way, shape in FIXED)
 
 
 def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple[Engine, list[RankedAcceptance]]:
@@ -91,10 +103,10 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
     drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
         fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)  # smaller ones hold no batch
-        drafts = Adaptive(drafts, tuple(fitting))
+        drafts = Claiming(drafts, tuple(fitting), forced=forced)
 
     def wrap(ops: TreeOps) -> TreeOps:
-        forced.append(RankedAcceptance(ops, GOOD[unit.shape[0]], 0, subject.model.device))
+        forced.append(RankedAcceptance(ops, good(unit.shape[0]), 0, subject.model.device))
         return forced[0]
 
     config = EngineConfig(
@@ -106,28 +118,57 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
 
 
 def measure(unit: Unit, subject: Subject, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The unit's rows: `rounds` rounds at a constant batch for each profile, behind some that are not counted."""
-    warm = WARM.get(unit.speculate, 6)
+    """The unit's rows, one for each profile, behind rounds that are not counted."""
+    warm, topk = WARM.get(unit.speculate, 6), unit.shape[0]
     longest = unit.shape[1] + 1 if unit.speculate != "none" else 1
-    limit = -(-(unit.context + (8 + (warm + args.rounds) * len(unit.profiles)) * longest) // 64) * 64
+    wanted = args.tokens + 4 * args.tokens // unit.batch  # of each request: few of them vary more
+    limit = -(-(unit.context + max(warm * longest, wanted) + 16 * longest) // 64) * 64
     start = time.perf_counter()
     engine, forced = open_engine(unit, subject, args.backend, limit)
-    seat(engine, unit.batch, unit.context)
     opened = time.perf_counter() - start
     for profile in unit.profiles:
         for one in forced:
-            one.force(BAD if profile == "bad" else GOOD[unit.shape[0]])
+            one.force(bad(topk) if profile == "bad" else good(topk))
+        seated(engine, unit)
         _run(engine, warm)
+        seated(engine, unit)
+        _run(engine, 4)
         before = copy.copy(engine.statistics)
-        tokens, seconds = _run(engine, args.rounds)
+        tokens, seconds = _decode(engine, wanted * unit.batch)
+        counted = _counted(before, engine.statistics)
         yield {
-            **unit.key(args.backend, profile), **_counted(before, engine.statistics),
-            "tokens_per_s": round(tokens / seconds, 1), "round_ms": round(seconds / args.rounds * 1e3, 3),
+            **unit.key(args.backend, profile), **counted,
+            "tokens_per_s": round(tokens / seconds, 1), "round_ms": round(seconds / counted["rounds"] * 1e3, 3),
             "graph_mib": round(engine.graph_bytes / 2**20, 1), "open_s": round(opened, 1),
             "seconds": round(time.perf_counter() - start, 1), **_table(engine), "commit": args.commit, "run": args.run,
             "torch": torch.__version__,
             "device": args.device_name, "note": "",
         }  # fmt: skip
+
+
+def seated(engine: Engine, unit: Unit) -> None:
+    """Give the engine the unit's requests anew, at their context's end."""
+    for request in list(engine._scheduler.running):
+        engine.cancel(request.id)
+    while engine._pending:
+        engine.step()
+    seat(engine, unit.batch, unit.context)
+    drafting = engine._drafting
+    if isinstance(drafting, AdaptiveHeadDrafter):  # as a prefill does
+        rows = torch.tensor([request.row for request in engine._scheduler.running], device=engine.model.device)
+        drafting._backlog.forget(rows)
+        drafting._calibration.forget(rows)
+
+
+def _decode(engine: Engine, tokens: int) -> tuple[int, float]:
+    """Tokens accepted until there are as many as that, and seconds."""
+    before = engine.statistics.accepted
+    synchronize(engine.model.device)
+    start = time.perf_counter()
+    while engine.statistics.accepted - before < tokens:
+        engine.step()
+    synchronize(engine.model.device)
+    return engine.statistics.accepted - before, time.perf_counter() - start
 
 
 def _counted(before: Any, after: Any) -> dict[str, Any]:
@@ -148,7 +189,7 @@ def _table(engine: Engine) -> dict[str, Any]:
     kv, table = sum(engine._state.lengths.upper_bound(rows).lens), policy.table
     return {"costs_ms": {
         name: {str(size): round(cost.at(kv) * 1e3, 3) for size, cost in sorted(getattr(table, name).items())}
-        for name in ("plain", "verify", "drafting")
+        for name in ("plain", "verify", "drafting", "catching_up")
     }}  # fmt: skip
 
 
@@ -159,7 +200,7 @@ def main() -> None:
     args.commit, args.device_name = args.commit or origin.commit(), origin.device_name(args.device)
     args.run = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
     result = json.loads(args.json.read_text()) if args.json.exists() else {"schema": 2, "rows": []}
-    result["forced_shares"] = {"good": {str(k): v for k, v in GOOD.items()}, "bad": BAD}
+    result["forced_shares"] = {"good": "eagle-confidence.json", "bad": BAD_SHARE}
     # Rows with a profile are this benchmark's; those of `end_to_end` itself in the same file stay as they are.
     rows = result["rows"] = [row for row in result["rows"] if args.resume or "profile" not in row]
     points = TINY if args.tiny else [*COVER, *([] if args.cover else REST)]
@@ -190,7 +231,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep this benchmark's rows that the file has")
     parser.add_argument("--minutes", type=float, default=8, help="no engine is opened after them")
     parser.add_argument("--cover", action="store_true", help="contexts of 1k alone: every batch")
-    parser.add_argument("--rounds", type=int, default=72, help="counted for each row")
+    parser.add_argument(
+        "--tokens", type=int, default=72, help="of each request in a window; of a single one five times"
+    )
     parser.add_argument("--backend", default="cuda_triton")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a tiny Llama shape, to try the benchmark itself")

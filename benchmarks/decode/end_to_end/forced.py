@@ -9,12 +9,21 @@ at hand. Forced acceptance makes the loop do all its work at a stated accepted l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from draftmark import RequestError
 from draftmark.runtime import ForwardBatch, KVPool, Tail, Tree, TreeOps, VerifyResult
+from draftmark_speculative import Adaptive
+from draftmark_speculative.adaptive.head import AdaptiveHeadDrafter
+from draftmark_speculative.drafts import Drafting
+from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.sampling import uniform
+
+Shares = Sequence[Sequence[Sequence[float]]]
+"""By level, mood and rank."""
 
 
 class ForcedAcceptance:
@@ -67,33 +76,52 @@ class ForcedAcceptance:
 class RankedAcceptance(ForcedAcceptance):
     """Forced acceptance by a child's rank among its siblings: a tree that is cut loses what cut children give.
 
-    `ForcedAcceptance` keeps some child as long as there is one, so one branch would be as good as four.
+    `ForcedAcceptance` keeps some child as long as there is one, so one branch would be as good as four. Real drafts
+    differ: of some the head is sure, of others not, and a scheduler lives on the difference. So each (request, round,
+    level) draws one of Q equally likely *moods*, and the mood has the shares.
 
     Args:
-        shares: shares[i][k] is the probability that of a path which kept i drafts the child of rank k is kept, by the
-            drafts' own order; none beyond.
+        shares: shares[i][q][k] is the probability that of a path which kept i drafts the child of rank k is kept in
+            mood q, by the drafts' own order; none beyond.
     """
 
-    def __init__(self, ops: TreeOps, shares: Sequence[Sequence[float]], seed: int, device: torch.device) -> None:
-        super().__init__(ops, [min(1.0, sum(level)) for level in shares], seed, device)
-        self._until = _cumulated(shares).to(device)
+    def __init__(self, ops: TreeOps, shares: Shares, seed: int, device: torch.device) -> None:
+        super().__init__(ops, [1.0] * len(shares), seed, device)
+        self._claimed = torch.tensor(shares, dtype=torch.float64, device=device)
+        self._until = self._claimed.cumsum(2)
 
-    def force(self, shares: Sequence[Sequence[float]]) -> None:
-        """Other shares from now on, in captured graphs too; as many levels and ranks as before, or fewer."""
-        self._until.zero_()
-        fewer = _cumulated(shares)
-        ranks, rest = fewer.shape[1], self._until.shape[1] - fewer.shape[1]
-        self._until[: len(fewer)].copy_(torch.cat((fewer, fewer[:, ranks - 1 :].expand(-1, rest)), 1))
+    def force(self, shares: Shares) -> None:
+        """Other shares from now on, in captured graphs too, of the same form; what drafts claim stays."""
+        self._until.copy_(torch.tensor(shares, dtype=torch.float64).cumsum(2))
+
+    def claims(self, levels: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        """What a head whose shares are the first ones would say of the nodes of the round to come. Capturable.
+
+        Args:
+            levels: int64 ``[R, D]``, generations below the root.
+            parents: int64 ``[R, D]``, of unused rows too; earlier siblings are likelier ones.
+
+        Returns:
+            float32 ``[R, D]``, the chance of each node once its parent is kept.
+        """
+        size, nodes = parents.shape
+        node = torch.arange(nodes, device=parents.device)
+        siblings = (parents[:, :, None] == parents[:, None, :]) & (node[:, None] > node)
+        siblings[:, :, 0].zero_()
+        shares = self._of_moods(self._claimed, size, self._rounds + 1)
+        depth, ranks = shares.shape[1:]
+        rank = siblings.sum(2).clamp(max=ranks - 1)
+        return shares.flatten(1).gather(1, (levels - 1).clamp(0, depth - 1) * ranks + rank).float()
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
         """Verify against the child whose rank was drawn, where it is there."""
         size, nodes = drafts.shape
-        node, entry = torch.arange(nodes, device=drafts.device), torch.arange(size, device=drafts.device)
-        levels, ranks = self._until.shape
+        node = torch.arange(nodes, device=drafts.device)
+        levels, _, ranks = self._until.shape
         depth = self._depth(node).expand(size, -1).long()
         self._rounds.add_(1)
-        draws = torch.stack([uniform(self._seed, entry, self._rounds * levels + level) for level in range(levels)], 1)
-        wanted = (draws[:, :, None] >= self._until).sum(2)
+        until = self._of_moods(self._until, size, self._rounds)
+        wanted = (self._draws(size, self._rounds, 0)[:, :, None] >= until).sum(2)
         wanted = torch.where(depth < levels, wanted.gather(1, depth.clamp(max=levels - 1)), ranks)
         used = drafts >= 0
         used[:, 0].zero_()
@@ -103,9 +131,39 @@ class RankedAcceptance(ForcedAcceptance):
         kept = drafts.gather(1, child.int().argmax(2))
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
 
+    def _of_moods(self, shares: torch.Tensor, size: int, rounds: torch.Tensor) -> torch.Tensor:
+        """``[size, levels, ranks]``: of each level its mood's."""
+        levels, moods, _ = shares.shape
+        mood = (self._draws(size, rounds, 1) * moods).long().clamp(max=moods - 1)
+        return shares[torch.arange(levels, device=mood.device), mood]
 
-def _cumulated(shares: Sequence[Sequence[float]]) -> torch.Tensor:
-    """float64 ``[levels, ranks]``, the probability of a rank up to each; levels with fewer ranks stay at their sum."""
-    ranks = max(map(len, shares))
-    padded = [[*level, *[0.0] * (ranks - len(level))] for level in shares]
-    return torch.tensor(padded, dtype=torch.float64).cumsum(1)
+    def _draws(self, size: int, rounds: torch.Tensor, of: int) -> torch.Tensor:
+        """``[size, levels]`` numbers in [0, 1) by (seed, entry, round, level)."""
+        entry, levels = torch.arange(size, device=rounds.device), len(self._until)
+        return torch.stack([uniform(2 * self._seed + of, entry, rounds * levels + i) for i in range(levels)], 1)
+
+
+@dataclass(frozen=True)
+class Claiming(Adaptive):
+    """`Adaptive` whose head claims what forced acceptance keeps: the probabilities of a random head mean nothing.
+
+    Attributes:
+        forced: where `Engine(wrap_tree_ops=…)` puts the acceptance before drafting begins.
+    """
+
+    forced: list[RankedAcceptance] = field(default_factory=list)
+
+    def drafting(self, *args: Any) -> Drafting:
+        """The head's drafter, with the claims in place of the head's probabilities."""
+        return ClaimingDrafter(self, *args)
+
+
+class ClaimingDrafter(AdaptiveHeadDrafter):
+    """Chances by the acceptance's claims; all else is the drafter's own."""
+
+    def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
+        super()._plant(size, growth)
+        adaptive, chances = self._adaptive, self._candidates.chances[:size]
+        assert isinstance(adaptive, Claiming), "Claiming makes this drafter"
+        claims = adaptive.forced[0].claims(self._candidates.levels[:size], self._state.parents[:size])
+        chances.copy_(torch.where(chances > 0, claims, 0))

@@ -45,6 +45,10 @@ class Place:
 
     def tree(self, row: int, shape: Shape) -> tuple[list[int], list[int]]:
         """Tokens and parents of the tree below token ``row + 1``; node 0 is the root; see `DraftTreeBuilder.best`."""
+        return self.tree_with_chances(row, shape)[:2]
+
+    def tree_with_chances(self, row: int, shape: Shape) -> tuple[list[int], list[int], list[float]]:
+        """The same, and the probability of each node once its parent is kept; 1 for the root."""
         topk, steps, nodes = shape
         scores, tokens = self._best(self.hidden[row : row + 1], topk)
         growth = DraftTreeBuilder(scores, tokens)
@@ -64,8 +68,8 @@ class Place:
             scores, tokens = self._best(hidden, topk)
             growth.extend(scores[None], tokens[None])
             hidden = hidden[None].gather(1, growth.parents[:, :, None].expand(-1, -1, hidden.shape[-1]))
-        tokens, parents_ = growth.best(nodes - 1)
-        return [-1, *tokens[0].tolist()], [-1, *parents_[0].tolist()]
+        found, above, chances, _ = growth.best_with_chances(nodes - 1)
+        return [-1, *found[0].tolist()], [-1, *above[0].tolist()], [1.0, *chances[0].tolist()]
 
     def _best(self, hidden: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
         scores, indices = best_tokens(self.head.logits(hidden, self.rows), topk)

@@ -178,14 +178,17 @@ def test_ngram_drafts_pay_on_a_repeating_text_and_nothing_found_is_plain(markov,
 class Scripted:
     """A policy that says what it is told; None is plain."""
 
-    def __init__(self, rounds):
-        self.rounds = iter(rounds)
+    def __init__(self, rounds, keeps=True):
+        self.rounds, self.keeps = iter(rounds), keeps
 
     def start(self, load):
         return next(self.rounds)
 
-    def decide(self, load, tokens):
+    def decide(self, load, tokens, waiting):
         return next(self.rounds)
+
+    def keeps_up(self, load, waiting):
+        return self.keeps
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -222,6 +225,31 @@ def test_the_head_catches_up_what_plain_rounds_left(overlap, plain_rounds):
     both = seen[False].keys() & seen[True].keys()
     assert len(both) > 3
     assert {at: seen[False][at] for at in both} == {at: seen[True][at] for at in both}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_head_that_fell_behind_drafts_for_new_requests_alone(overlap):
+    """Where reading what plain rounds left would cost too much it is given up; a newcomer has drafts."""
+    model, head = tiny_pair(0.0)
+    host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
+    shared = {"max_num_reqs": 2, "max_context_len": 128, "page_size": 4, "overlap": overlap, "host_lengths": host}
+    config = EngineConfig(**shared, speculate=Adaptive(Eagle(head, 2, 3, 6), (12,), _never()), max_extend_tokens=24)
+    engine = Engine(model, config)
+    drafting = engine._drafting
+    room = drafting._backlog.room
+    drafting._policy = Scripted(itertools.chain([None] * (room + 1), itertools.repeat(12)), keeps=False)
+    old = engine.submit([5, 6, 7], 90)
+    for _ in range(room + 8):
+        engine.step()
+    assert drafting._backlog.lapsed(engine._requests[old])
+    assert engine.statistics.plain == engine.statistics.rounds, "nothing is drafted for it"
+    new = engine.submit([9, 8, 7, 6, 5], 30)
+    while engine.busy:
+        engine.step()
+    assert engine.statistics.accepted > engine.statistics.rounds + 20, "the newcomer's drafts come true"
+    plain, _ = generate(model, [[5, 6, 7]], 90, EngineConfig(**shared))
+    also, _ = generate(model, [[9, 8, 7, 6, 5]], 30, EngineConfig(**shared))
+    assert [engine.output(old), engine.output(new)] == [plain[0].tokens, also[0].tokens]
 
 
 def _never():

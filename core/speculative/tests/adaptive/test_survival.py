@@ -133,5 +133,12 @@ def test_calibration_learns_by_depth_and_by_request():
     found.forget()
     found.update(rows[:1], live[:1], torch.tensor([[40.0, 0.0]]), torch.tensor([[80.0, 0.0]]))
     assert found.ratios(rows)[1, 1] > 1.8, "a depth that was never tried is taken to be as the one above it"
+    for _ in range(200):
+        found.update(rows[:1], live[:1], torch.tensor([[10.0, 0.0]]), torch.tensor([[10.0, 0.0]]))
+    found.update(rows[:1], live[:1], torch.tensor([[0.0, 40.0]]), torch.tensor([[0.0, 10.0]]))
+    deep = found.ratios(rows)[0, 1]
+    for _ in range(200):
+        found.update(rows[:1], live[:1], torch.tensor([[10.0, 0.0]]), torch.tensor([[10.0, 0.0]]))
+    assert abs(found.ratios(rows)[0, 1] - deep) < 0.01 < deep < 0.5, "a depth that budgets leave out keeps its ratio"
     found.forget()
     assert (found.ratios(rows) == 1).all() and PRIOR > 0

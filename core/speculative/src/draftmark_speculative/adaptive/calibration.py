@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 KEPT = 0.95
-"""What remains of the evidence behind each round."""
+"""What remains of a depth's evidence behind each round that tried that depth."""
 PRIOR = 4.0
 """Expected drafts for which a request is taken for its batch, and the batch at a depth for the depth above, before
 their own count: a depth that was never tried would never be."""
@@ -42,12 +42,15 @@ class Calibration:
             expected, accepted: float32 ``[R, levels]``, chances summed over the children that were verified below the
                 kept node at each depth, and whether one of them was kept.
         """
+        tried = live[:, None] & (expected > 0)
+        # A depth that a small budget leaves out keeps what is known of it: else it would look like the one above.
+        kept, kept_of_all = 1 - (1 - KEPT) * tried, 1 - (1 - KEPT) * tried.any(0)
         for evidence, seen, total in zip(
             (self._expected, self._accepted), (expected, accepted), self._all, strict=True
         ):
-            seen = torch.where(live[:, None], seen, 0)
-            evidence.index_copy_(0, rows, evidence.index_select(0, rows) * KEPT + seen)
-            total.mul_(KEPT).add_(seen.sum(0))
+            seen = torch.where(tried, seen, 0)
+            evidence.index_copy_(0, rows, evidence.index_select(0, rows) * kept + seen)
+            total.mul_(kept_of_all).add_(seen.sum(0))
 
     def age(self, rounds: int) -> None:
         """Let evidence fade by rounds that brought none, but for a round's worth of it."""

@@ -34,6 +34,8 @@ class CostTable:
         plain: DECODE, by padded requests.
         verify: RAGGED_VERIFY and what follows it (DRAFT_EXTEND), by rows: the graphs' budget.
         drafting: what precedes it (DRAFT), by padded requests; empty for drafts that the host makes.
+        catching_up: the head's forward over rows that plain rounds left behind, by requests; `per_token` is the seconds
+            that each row adds. Empty for drafts that the host makes.
 
     Raises:
         RequestError: no sizes, or a cost that is no positive number of seconds.
@@ -42,12 +44,13 @@ class CostTable:
     plain: Mapping[int, Cost]
     verify: Mapping[int, Cost]
     drafting: Mapping[int, Cost] = field(default_factory=dict)
+    catching_up: Mapping[int, Cost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("plain", "verify"):
             if not getattr(self, name):
                 raise RequestError(f"the cost table's {name} has 0 sizes, but at least 1 is needed; measure one")
-        for name in ("plain", "verify", "drafting"):
+        for name in ("plain", "verify", "drafting", "catching_up"):
             for size, cost in getattr(self, name).items():
                 if not (size > 0 and cost.seconds > 0 and cost.per_token >= 0):
                     raise RequestError(
@@ -63,6 +66,10 @@ class CostTable:
         """Seconds of a round that drafts for `padded` requests and verifies `budget` rows."""
         drafting = _at(self.drafting, padded, kv_tokens) if self.drafting else 0.0
         return _at(self.verify, budget, kv_tokens) + drafting
+
+    def catch_up(self, requests: int, rows: int) -> float:
+        """Seconds until the head of so many requests has read `rows` rows that wait."""
+        return _at(self.catching_up, requests, rows) if rows and self.catching_up else 0.0
 
 
 def _at(costs: Mapping[int, Cost], size: int, kv_tokens: float) -> float:

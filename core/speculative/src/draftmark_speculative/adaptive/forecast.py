@@ -11,8 +11,9 @@ FIRST_ROUNDS = 3
 """Rounds that draft whatever they promise: a head that claims too little would never be tried."""
 MOST_TRUST = 4.0
 """Above 1 too: a probe behind a bad stretch promises little, and what it gives says at once that drafts pay again."""
-TRUST_DRAFTS = 24.0
-"""Promised drafts over which `trust` looks back: one round of a large batch, many of a single request."""
+TRUST_ROUNDS = 24.0
+"""Rounds of one request over which `trust` looks back: one round of a large batch, and of a single request so many that
+a stretch of bad luck is no evidence (over 6, it was in one of 16)."""
 TRUST_KEPT = 0.9
 """What remains of that evidence behind a round without drafts."""
 TRUST_PRIOR = 2.0
@@ -41,7 +42,7 @@ class Forecast:
         self.points = tuple(points)
         self._values: list[float] = []
         self._reports = 0
-        self._promised = self._came = 0.0
+        self._promised = self._came = self._seen = 0.0
 
     @property
     def known(self) -> bool:
@@ -63,7 +64,8 @@ class Forecast:
         """
         self._reports += 1
         promised = requests * (self._at(values, rows / requests) - 1)
-        kept = min(1.0, TRUST_DRAFTS / (self._promised + promised + 1e-9))
+        kept = min(1.0, TRUST_ROUNDS / (self._seen + requests))
+        self._seen = kept * (self._seen + requests)
         self._promised = kept * (self._promised + promised)
         self._came = kept * (self._came + accepted - requests)
         old = self._values or values
@@ -72,7 +74,7 @@ class Forecast:
     def age(self, rounds: int) -> None:
         """Let the evidence for `trust` fade by rounds that brought none: a probe then speaks for itself."""
         kept = TRUST_KEPT**rounds
-        self._promised, self._came = kept * self._promised, kept * self._came
+        self._promised, self._came, self._seen = kept * self._promised, kept * self._came, kept * self._seen
 
     def tokens(self, rows: int, requests: int) -> float:
         """Tokens that `rows` rows yield for so many requests; one each where nothing is known."""

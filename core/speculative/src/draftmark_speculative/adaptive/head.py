@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from ..forwards import Forwards
     from .speculation import Adaptive
 
-CATCH_UP = 32
-"""Plain rounds behind which the head takes over what it missed, though nothing is drafted: one reading of its weights
-serves as many tokens, and the features wait in memory until then."""
+BACKLOG_BYTES, BACKLOG_ROWS = 1 << 28, (32, 512)
+"""Memory for features of plain rounds, and the least and the most rows of one request. When they are full, the head
+reads them though nothing is drafted, if that is cheap: one reading of its weights serves them all."""
 
 
 class AdaptiveHeadDrafter(HeadDrafter):
@@ -71,8 +71,10 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._adaptive = speculation
         self._calibration = Calibration(2 * geometry.max_reqs, depth, device)
         self._candidates = Candidates(geometry, state, depth, self._calibration)
-        room, width = min(CATCH_UP, geometry.limits.max_extend_tokens), self.accepted.features.shape[2]
-        most = geometry.max_rows(Mode.RAGGED_VERIFY)
+        width, most = self.accepted.features.shape[2], geometry.max_rows(Mode.RAGGED_VERIFY)
+        least, largest = BACKLOG_ROWS
+        fitting = BACKLOG_BYTES // (geometry.max_reqs * width * model.dtype.itemsize)
+        room = min(max(least, min(largest, fitting)), geometry.limits.max_extend_tokens)
         self._features = torch.zeros(most, width, dtype=model.dtype, device=device)
         self._path = torch.zeros_like(state.tokens)
         self._ragged_rows = RaggedRows(geometry, device)
@@ -99,7 +101,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
-            table = measure(rehearsal, forwards, self.grow, self._take_over_budget)
+            table = measure(rehearsal, forwards, self.grow, self._take_over_budget, self._rehearse_backlog)
             self._clear(rehearsal)
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
 
@@ -116,7 +118,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         budget = self._decide(requests, padded)
         if budget is None:
             if self._backlog.full(requests):
-                self._catch_up(requests)
+                self._keep_up(requests, padded)
             self._backlog.counted(requests)
             self._rested += 1
             self._sent = Round(Mode.DECODE, padded)
@@ -190,34 +192,52 @@ class AdaptiveHeadDrafter(HeadDrafter):
         tokens, parents, chances, levels = growth.best_with_chances(self._geometry.draft.num_draft_tokens - 1)
         self._state.set_draft_tokens(size, tokens, parents)
         count, candidates = tokens.shape[1], self._candidates
-        candidates.chances[:size, 1 : count + 1].copy_(chances)
+        current = self._backlog.current(self._state.rows[:size])
+        candidates.chances[:size, 1 : count + 1].copy_(chances * current[:, None])
         candidates.levels[:size, 1 : count + 1].copy_(levels)
 
     # -- on the host --------------------------------------------------------------------------------------
 
     def _decide(self, requests: Sequence[Request], padded: int) -> int | None:
-        live = len(requests)
-        kv_tokens = sum(self._state.lengths.upper_bound(by_row(requests)).lens)
-        load = Load(live, padded, kv_tokens)
+        if all(map(self._backlog.lapsed, requests)):
+            return None
+        load = self._load(requests, padded)
         if not self._forecast.known:
             return self._policy.start(load)
-        return self._policy.decide(load, partial(self._forecast.tokens, requests=live))
+        tokens = partial(self._forecast.tokens, requests=load.live)
+        return self._policy.decide(load, tokens, sum(map(self._backlog.waiting, requests)))
+
+    def _load(self, requests: Sequence[Request], padded: int) -> Load:
+        return Load(len(requests), padded, sum(self._state.lengths.upper_bound(by_row(requests)).lens))
+
+    def _keep_up(self, requests: Sequence[Request], padded: int) -> None:
+        """Empty a full backlog: by reading it, or, where a head that drafts nothing would cost too much, by a lapse."""
+        waiting = sum(map(self._backlog.waiting, requests))
+        if self._policy.keeps_up(self._load(requests, padded), waiting):
+            self._catch_up(requests)
+            return
+        full = [r for r in requests if self._backlog.full([r])]
+        self._backlog.lapse(full, to_device(by_row(full), self._state.device))
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
         """Run the head over what plain rounds left behind, all rounds in one forward (as many as a forward holds)."""
         for chunk in self._chunks([r for r in requests if self._backlog.waiting(r)]):
-            counts = tuple(self._backlog.waiting(r) for r in chunk)
-            state, device, numbers = self._state, self._state.device, by_row(chunk)
-            rows = to_device(numbers, device)
-            prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)
-            bound = UpperBound(state.lengths.upper_bound(numbers).lens)
-            batch = ragged(self._geometry, prefix_lens, state.page_table.index_select(0, rows), counts, bound)
-            places = [place for request in chunk for place in self._backlog.places(request)]
-            tokens, features = self._backlog.read(to_device(places, device))
-            last = to_device([end - 1 for end in accumulate(counts)], device)
-            super().extend(batch, features, tokens, rows, last)
-            self._backlog.forget(rows)
+            numbers = by_row(chunk)
+            bound = UpperBound(self._state.lengths.upper_bound(numbers).lens)
+            self._read_backlog(numbers, tuple(self._backlog.waiting(r) for r in chunk), bound)
         self._backlog.caught_up(requests)
+
+    def _read_backlog(self, numbers: Sequence[int], counts: tuple[int, ...], bound: UpperBound) -> None:
+        """Run the head over the first `counts` entries of state rows `numbers`, whose newest tokens they are."""
+        state, device, room = self._state, self._state.device, self._backlog.room
+        rows = to_device(numbers, device)
+        prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)
+        batch = ragged(self._geometry, prefix_lens, state.page_table.index_select(0, rows), counts, bound)
+        places = [row * room + i for row, count in zip(numbers, counts, strict=True) for i in range(count)]
+        tokens, features = self._backlog.read(to_device(places, device))
+        last = to_device([end - 1 for end in accumulate(counts)], device)
+        super().extend(batch, features, tokens, rows, last)
+        self._backlog.forget(rows)
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Requests whose backlogs fit one forward together."""
@@ -236,6 +256,11 @@ class AdaptiveHeadDrafter(HeadDrafter):
     def _seat(self, load: int) -> None:
         self.accepted.prefix_lens.fill_(load)
         self._candidates.chances.fill_(1)
+
+    def _rehearse_backlog(self, requests: int, rows: int, host: HostLengths) -> None:
+        """Read `rows` rows of each of the first `requests` requests."""
+        assert isinstance(host, UpperBound), "a rehearsal states bounds"
+        self._read_backlog(range(requests), (rows,) * requests, host)
 
     def _clear(self, rehearsal: Rehearsal) -> None:
         """Leave nothing of the rehearsal: garbage in static tensors could be no number."""

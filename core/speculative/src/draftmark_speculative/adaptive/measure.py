@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 REPEATS = 4
 """Runs of a program in a row, where a device works them off behind the host; elsewhere one."""
+LONGEST_READ = 32
+"""Rows of a request in the longer of the two readings from which the cost of catching up is taken."""
 EAGER_SIZES = 3
 """Sizes that are measured of each program where nothing is captured; those between are interpolated."""
 
 Drafting = Callable[[int, int, HostLengths], None]
 """``drafting(size, requests, host)``, of a graph's size."""
+Reading = Callable[[int, int, HostLengths], None]
+"""``reading(requests, rows, host)``: the head reads so many rows of each request."""
 
 
 class Rehearsal:
@@ -96,13 +100,18 @@ class Rehearsal:
 
 
 def measure(
-    rehearsal: Rehearsal, forwards: Forwards, draft: Drafting | None = None, take_over: Drafting | None = None
+    rehearsal: Rehearsal,
+    forwards: Forwards,
+    draft: Drafting | None = None,
+    take_over: Drafting | None = None,
+    catch_up: Reading | None = None,
 ) -> CostTable:
     """The cost table of an engine whose rounds are captured, or run eagerly.
 
     Args:
         draft, take_over: run the draft model, before a round by padded requests and behind it by rows; None where
             drafts come from the host, in no time of the device's.
+        catch_up: runs the draft model over rows that waited; this also compiles what it needs before anybody waits.
     """
     limits = rehearsal.geometry.limits
     sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))
@@ -117,13 +126,16 @@ def measure(
         if take_over is not None:
             take_over(budget, requests, host)
 
-    drafting = {}
+    drafting, catching_up = {}, {}
     if draft is not None:
         drafting = {size: _cost(rehearsal, size, partial(draft, size, size)) for size in sizes}
+    if catch_up is not None:
+        catching_up = {size: _by_rows(rehearsal, size, catch_up) for size in sizes}
     return CostTable(
         {size: _cost(rehearsal, size, partial(decode, size)) for size in sizes},
         {budget: _cost(rehearsal, _live(rehearsal, budget), partial(verify, budget)) for budget in budgets},
         drafting,
+        catching_up,
     )
 
 
@@ -132,6 +144,14 @@ def _cost(rehearsal: Rehearsal, requests: int, run: Callable[[HostLengths], None
     light = rehearsal.seconds(requests, 0, run)
     heavy = rehearsal.seconds(requests, load, run) if load else light
     return Cost(light, max(0.0, heavy - light) / max(1, load * requests))
+
+
+def _by_rows(rehearsal: Rehearsal, requests: int, run: Reading) -> Cost:
+    load = rehearsal.longest(requests)
+    each = max(1, min(LONGEST_READ, load, rehearsal.geometry.limits.max_extend_tokens // requests))
+    one, many = (rehearsal.seconds(requests, load, partial(run, requests, rows)) for rows in (1, each))
+    per_row = max(0.0, many - one) / max(1, requests * (each - 1))
+    return Cost(max(one - requests * per_row, one / 2), per_row)
 
 
 def _live(rehearsal: Rehearsal, budget: int) -> int:

@@ -63,11 +63,18 @@ def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens
     return max(found, key=lambda one: one.rate, default=None)
 
 
+UPKEEP_SHARE = 0.01
+"""Of the time of plain rounds, what may go into keeping a head ready that drafts nothing."""
+STAY = 16
+"""Rounds over which a return to drafts has to earn what catching up costs: near the point where drafts cease to pay,
+every change of mind would pay it again."""
+
+
 class Policy:
     """Chooses rounds, and probes when drafts have not paid: no oftener than `probe_share` of the time allows.
 
-    A probe yields a token a request at least, as a plain round does, so it costs at most the difference of the two.
-    Plain rounds save up for it.
+    A probe yields a token a request at least, as a plain round does, so it costs at most the difference of the two, and
+    what the head has to read first. Plain rounds save up for it.
 
     Args:
         budgets: rows that can be verified, ascending.
@@ -76,7 +83,7 @@ class Policy:
 
     def __init__(self, table: CostTable, budgets: Sequence[int], probe_share: float) -> None:
         self.table, self.budgets, self._share = table, tuple(budgets), probe_share
-        self._saved = 0.0
+        self._saved = self._upkeep = 0.0
 
     def start(self, load: Load) -> int | None:
         """The budget of a first round, about which nothing is known: the largest, so that every depth is tried once.
@@ -85,13 +92,27 @@ class Policy:
         """
         return max((b for b in self.budgets if b >= load.padded and b > load.live), default=None)
 
-    def decide(self, load: Load, tokens: Tokens) -> int | None:
-        """The budget of the next round; None decodes plainly."""
+    def decide(self, load: Load, tokens: Tokens, waiting: int = 0) -> int | None:
+        """The budget of the next round; None decodes plainly.
+
+        Args:
+            waiting: rows that the head has to read before it drafts.
+        """
         without, best = plain(self.table, load), drafted(self.table, self.budgets, load, tokens)
-        if best is not None and best.rate > without.rate:
+        behind = self.table.catch_up(load.padded, waiting)
+        if best is not None and best.tokens > without.rate * (best.seconds + behind / STAY):
             return best.budget
         self._saved += self._share * without.seconds
-        if best is None or best.seconds - without.seconds > self._saved:
+        self._upkeep += UPKEEP_SHARE * without.seconds
+        if best is None or best.seconds + behind - without.seconds > self._saved:
             return None
-        self._saved -= max(0.0, best.seconds - without.seconds)
+        self._saved -= max(0.0, best.seconds + behind - without.seconds)
         return best.budget
+
+    def keeps_up(self, load: Load, waiting: int) -> bool:
+        """Whether plain rounds have saved what it costs that the head reads `waiting` rows now, which is then spent."""
+        cost = self.table.catch_up(load.padded, waiting)
+        if cost > self._upkeep:
+            return False
+        self._upkeep -= cost
+        return True
