@@ -16,7 +16,10 @@ NEEDLE = 40.0
 LEVELS = (8.0, 12.0)
 """Entries of keys; with `level_query`, sums that float32 holds exactly."""
 MOST = 1e5
-"""Logits are this large at most. Kernels begin a row's maximum at a number (XQA: -1e5), and lose rows below it."""
+"""Logits are this large at most."""
+BELOW = 0.5
+"""And half of that below zero. Kernels begin a row's maximum at a number (FlashInfer -5e4, XQA -1e5) and lose rows
+whose best logit lies below it, which no model has; -1e4, of which masks are made, they have to bear."""
 
 
 class Contents(StrEnum):
@@ -33,26 +36,45 @@ class Contents(StrEnum):
     NEEDLES = "needles"
     """Each row and head points at one key, most of them on either side of a power of two: a key lost is all lost."""
     LEVELS = "levels"
-    """Logits of 1e5, both signs: all of a row's keys on two levels, and rows whose best logit is -6e4."""
+    """Logits of 1e5, or of -5e4: all of a row's keys on two levels, and rows whose best logit is -3e4."""
 
 
 CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Contents.LARGE: LARGE}
 """Scale of the queries where nothing else is special."""
 
 
-def needle(request: Request, row: int, window_left: int, dice: random.Random) -> int:
-    """A token of the request that the row sees; by preference one next to a multiple of a power of two, or an end."""
-    own = request.own_slot(row)
-    here = request.prefix + request.depth(own)
-    oldest = max(0, here - window_left) if window_left >= 0 else 0
-    tail = [request.prefix + slot for slot in request.seen(own) if request.prefix + request.depth(slot) >= oldest]
-    if oldest >= request.prefix:
-        return dice.choice(tail)
-    step = 2 ** dice.randrange(3, 12)
-    edges = [token for m in range(step, request.prefix + 1, step) for token in (m - 1, m)]
-    kinds = (edges, [oldest, oldest + 1, request.prefix - 1, *tail], range(oldest, request.prefix))
-    inside = [token for token in dice.choice(kinds) if oldest <= token < request.prefix or token in tail]
-    return dice.choice(inside or tail)
+class Needles:
+    """Tokens of a request that one row sees, to draw from: often one next to a multiple of a power of two, or an end.
+
+    Args:
+        window_left: keys that a row sees to its left; -1 for all.
+    """
+
+    def __init__(self, request: Request, row: int, window_left: int) -> None:
+        own = request.own_slot(row)
+        here = request.prefix + request.depth(own)
+        self._prefix, self._oldest = request.prefix, max(0, here - window_left) if window_left >= 0 else 0
+        places = ((slot, request.prefix + request.depth(slot)) for slot in request.seen(own))
+        self._tail = [request.prefix + slot for slot, place in places if place >= self._oldest]
+
+    def draw(self, dice: random.Random) -> int:
+        """One of them."""
+        if self._oldest >= self._prefix:
+            return dice.choice(self._tail)
+        kind = dice.randrange(3)
+        edge = self._edge(2 ** dice.randrange(3, 12), dice) if kind == 0 else None
+        if edge is not None:
+            return edge
+        if kind < 2:
+            ends = (self._oldest, min(self._oldest + 1, self._prefix - 1), self._prefix - 1)
+            return dice.choice(ends) if dice.randrange(2) else dice.choice(self._tail)
+        return dice.randrange(self._oldest, self._prefix)
+
+    def _edge(self, step: int, dice: random.Random) -> int | None:
+        """A committed token on either side of a multiple of `step`; None where the draw finds none."""
+        first, last = max(1, -(-self._oldest // step)), self._prefix // step
+        token = dice.randint(first, max(first, last)) * step - dice.randrange(2)
+        return token if self._oldest <= token < self._prefix else None
 
 
 def level_query(shape: AttentionShape) -> float:

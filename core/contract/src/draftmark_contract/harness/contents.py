@@ -6,9 +6,7 @@ import random
 
 import torch
 
-from draftmark.geometry import AttentionShape
-
-from ..cases.contents import CONTRAST, LEVELS, NEEDLE, Contents, level_query, needle
+from ..cases.contents import BELOW, CONTRAST, LEVELS, NEEDLE, Contents, Needles, level_query
 from ..cases.forwards import ForwardCase
 from ..oracle.attention import real_values
 from ..oracle.history import kv_slots
@@ -31,7 +29,10 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
     a, dice = forward.geometry.attention, random.Random(f"needles {seed} {forward.name}")
     slots = [kv_slots(one, a.page_size) for one in forward.requests]
     rows = forward.rows[: forward.live_rows]
-    chosen = [slots[n][needle(forward.requests[n], row, a.window_left, dice)] for n, row in rows for _ in _heads(a)]
+    chosen = []
+    for n, row in rows:
+        needles = Needles(forward.requests[n], row, a.window_left)
+        chosen += [slots[n][needles.draw(dice)] for _ in range(a.num_qo_heads)]
     keys = stored_pools(forward, tensors)[0]
     where = torch.tensor(chosen, dtype=torch.int64, device=keys.device)
     found = real_values(keys, where, tensors.cache.k_scale).view(len(rows), a.num_qo_heads, a.num_kv_heads, -1)
@@ -40,12 +41,8 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
     tensors.q[: len(rows)].copy_(NEEDLE * picked / picked.norm(dim=-1, keepdim=True))
 
 
-def _heads(shape: AttentionShape) -> range:
-    return range(shape.num_qo_heads)
-
-
 def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Keys are one direction times either level, queries the same or the opposite one."""
+    """Keys are one direction times either level, queries the same or, shorter, the opposite one."""
     dice, query = torch.Generator().manual_seed(seed + 3), level_query(forward.geometry.attention)
     low, high = LEVELS
     signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1
@@ -54,7 +51,7 @@ def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
         return torch.randint(0, 2, (*shape[:-1], 1), generator=dice)
 
     q, k, _, _ = tensors.rows(forward)
-    q.copy_(signs * query * (2 * drawn(q.shape) - 1))
+    q.copy_(signs * query * ((1 + BELOW) * drawn(q.shape) - BELOW))
     k.copy_(signs * (low + (high - low) * drawn(k.shape)))
     pool, scale = tensors.cache.k, tensors.cache.k_scale
     used = torch.tensor(used_slots(forward), dtype=torch.int64, device=pool.device)

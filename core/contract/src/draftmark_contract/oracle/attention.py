@@ -100,11 +100,11 @@ def _keys_of(
     lines: list[tuple[int, ...]], k: torch.Tensor, v: torch.Tensor, scales: Scales
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """How often each row sees each slot of the request, float64 ``[rows, slots]``, and the slots' keys and values."""
-    union = torch.tensor(sorted(set().union(*lines)), dtype=torch.int64)
-    counts = torch.zeros(len(lines), len(union), dtype=torch.float64)
-    for row, line in enumerate(lines):
-        where = torch.searchsorted(union, torch.tensor(line, dtype=torch.int64))
-        counts[row] = torch.bincount(where, minlength=len(union))
+    seen = torch.cat([torch.tensor(line, dtype=torch.int64) for line in lines])
+    union, where = seen.unique(return_inverse=True)
+    row = torch.arange(len(lines)).repeat_interleave(torch.tensor([len(line) for line in lines]))
+    counts = torch.bincount(row * len(union) + where, minlength=len(lines) * len(union)).double()
+    counts = counts.view(len(lines), len(union))
     keys, values = (real_values(pool, union.to(pool.device), scale) for pool, scale in zip((k, v), scales, strict=True))
     return counts, keys, values
 

@@ -6,6 +6,7 @@ Plain Python, no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 NO_PARENT = -1
 """A tail slot that hangs on the committed prefix."""
@@ -50,7 +51,15 @@ class Request:
 
     def depth(self, slot: int) -> int:
         """Ancestors of a tail slot within the tail; it stands at position L + depth."""
-        return len(self.lineage(slot)) - 1
+        return self._depths[slot]
+
+    @cached_property
+    def _depths(self) -> tuple[int, ...]:
+        """Of every tail slot, once: a prefill of 900 rows would walk its chain a million times."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(0 if parent == NO_PARENT else found[parent] + 1)
+        return tuple(found)
 
     def own_slot(self, row: int) -> int:
         """The tail slot of a query row."""
