@@ -27,7 +27,7 @@ def accepted(parents: list[int], shares, rounds: int = 400, other=None) -> float
     """Mean accepted length of one tree, in each of eight requests."""
     tree = torch.tensor([parents] * 8)
     drafts = torch.arange(len(parents)).expand(8, -1) + 10
-    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"))
+    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"), 8)
     forced._tail = Tree(torch.zeros(1), depths(reach_of(tree)))
     if other is not None:
         forced.force(other)
@@ -59,7 +59,7 @@ def test_what_drafts_claim_comes_true():
     shares = [[[0.9, 0.0], [0.1, 0.4]], [[0.7, 0.0], [0.2, 0.0]]]
     tree, levels = torch.tensor([[-1, 0, 0, 1]] * 64), torch.tensor([[0, 1, 1, 2]] * 64)
     drafts = torch.arange(4).expand(64, -1) + 10
-    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"))
+    forced = RankedAcceptance(Ops(), shares, 0, torch.device("cpu"), 64)
     forced._tail = Tree(torch.zeros(1), depths(reach_of(tree)))
     claimed, came, seen = torch.zeros(3), torch.zeros(3), set()
     for _ in range(60):

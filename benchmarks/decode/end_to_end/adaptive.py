@@ -106,7 +106,7 @@ def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple
         drafts = Claiming(drafts, tuple(fitting), forced=forced)
 
     def wrap(ops: TreeOps) -> TreeOps:
-        forced.append(RankedAcceptance(ops, good(unit.shape[0]), 0, subject.model.device))
+        forced.append(RankedAcceptance(ops, good(unit.shape[0]), 0, subject.model.device, unit.batch))
         return forced[0]
 
     config = EngineConfig(
@@ -187,9 +187,10 @@ def _table(engine: Engine) -> dict[str, Any]:
         return {}
     rows = [request.row for request in engine._scheduler.running]
     kv, table = sum(engine._state.lengths.upper_bound(rows).lens), policy.table
+    at = {"plain": kv, "verify": kv, "drafting": kv, "catching_up": len(rows) * engine._drafting._backlog.room}
     return {"costs_ms": {
-        name: {str(size): round(cost.at(kv) * 1e3, 3) for size, cost in sorted(getattr(table, name).items())}
-        for name in ("plain", "verify", "drafting", "catching_up")
+        name: {str(size): round(cost.at(much) * 1e3, 3) for size, cost in sorted(getattr(table, name).items())}
+        for name, much in at.items()
     }}  # fmt: skip
 
 

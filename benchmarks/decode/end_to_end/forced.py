@@ -73,6 +73,10 @@ class ForcedAcceptance:
         self._ops.compact(pool, batch, accepted)
 
 
+ROUNDS = 1024
+"""Rounds behind which draws repeat. They are made before: hashing in a graph took half a millisecond of each round."""
+
+
 class RankedAcceptance(ForcedAcceptance):
     """Forced acceptance by a child's rank among its siblings: a tree that is cut loses what cut children give.
 
@@ -83,16 +87,22 @@ class RankedAcceptance(ForcedAcceptance):
     Args:
         shares: shares[i][q][k] is the probability that of a path which kept i drafts the child of rank k is kept in
             mood q, by the drafts' own order; none beyond.
+        max_reqs: batch entries at most.
     """
 
-    def __init__(self, ops: TreeOps, shares: Shares, seed: int, device: torch.device) -> None:
+    def __init__(self, ops: TreeOps, shares: Shares, seed: int, device: torch.device, max_reqs: int) -> None:
         super().__init__(ops, [1.0] * len(shares), seed, device)
-        self._claimed = torch.tensor(shares, dtype=torch.float64, device=device)
-        self._until = self._claimed.cumsum(2)
+        claimed = torch.tensor(shares, dtype=torch.float64, device=device)
+        self._levels, self._moods, self._ranks = claimed.shape
+        self._size = (ROUNDS, max_reqs, self._levels)
+        self._claims = self._of_moods(claimed).float()
+        self._wanted = torch.zeros(self._size, dtype=torch.int64, device=device)
+        self.force(shares)
 
     def force(self, shares: Shares) -> None:
         """Other shares from now on, in captured graphs too, of the same form; what drafts claim stays."""
-        self._until.copy_(torch.tensor(shares, dtype=torch.float64).cumsum(2))
+        until = torch.tensor(shares, dtype=torch.float64, device=self._wanted.device).cumsum(2)
+        self._wanted.copy_((self._draws(0)[..., None] >= self._of_moods(until)).sum(3))
 
     def claims(self, levels: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         """What a head whose shares are the first ones would say of the nodes of the round to come. Capturable.
@@ -108,21 +118,20 @@ class RankedAcceptance(ForcedAcceptance):
         node = torch.arange(nodes, device=parents.device)
         siblings = (parents[:, :, None] == parents[:, None, :]) & (node[:, None] > node)
         siblings[:, :, 0].zero_()
-        shares = self._of_moods(self._claimed, size, self._rounds + 1)
-        depth, ranks = shares.shape[1:]
-        rank = siblings.sum(2).clamp(max=ranks - 1)
-        return shares.flatten(1).gather(1, (levels - 1).clamp(0, depth - 1) * ranks + rank).float()
+        rank = siblings.sum(2).clamp(max=self._ranks - 1)
+        claims = self._claims.index_select(0, (self._rounds + 1) % ROUNDS)[0, :size]
+        return claims.flatten(1).gather(1, (levels - 1).clamp(0, self._levels - 1) * self._ranks + rank)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """Verify against the child whose rank was drawn, where it is there."""
+        """Verify against the child whose rank was drawn, where it is there; a lone root is the target's."""
         size, nodes = drafts.shape
+        if nodes == 1:
+            return self._ops.verify_tree(drafts, parents, targets)
         node = torch.arange(nodes, device=drafts.device)
-        levels, _, ranks = self._until.shape
         depth = self._depth(node).expand(size, -1).long()
         self._rounds.add_(1)
-        until = self._of_moods(self._until, size, self._rounds)
-        wanted = (self._draws(size, self._rounds, 0)[:, :, None] >= until).sum(2)
-        wanted = torch.where(depth < levels, wanted.gather(1, depth.clamp(max=levels - 1)), ranks)
+        wanted = self._wanted.index_select(0, self._rounds % ROUNDS)[0, :size]
+        wanted = torch.where(depth < self._levels, wanted.gather(1, depth.clamp(max=self._levels - 1)), self._ranks)
         used = drafts >= 0
         used[:, 0].zero_()
         siblings = (parents[:, :, None] == parents[:, None, :]) & used[:, None, :] & (node[:, None] > node)
@@ -131,16 +140,16 @@ class RankedAcceptance(ForcedAcceptance):
         kept = drafts.gather(1, child.int().argmax(2))
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
 
-    def _of_moods(self, shares: torch.Tensor, size: int, rounds: torch.Tensor) -> torch.Tensor:
-        """``[size, levels, ranks]``: of each level its mood's."""
-        levels, moods, _ = shares.shape
-        mood = (self._draws(size, rounds, 1) * moods).long().clamp(max=moods - 1)
-        return shares[torch.arange(levels, device=mood.device), mood]
+    def _of_moods(self, shares: torch.Tensor) -> torch.Tensor:
+        """``[ROUNDS, max_reqs, levels, ranks]``: of each level its mood's."""
+        mood = (self._draws(1) * self._moods).long().clamp(max=self._moods - 1)
+        return shares[torch.arange(self._levels, device=mood.device), mood]
 
-    def _draws(self, size: int, rounds: torch.Tensor, of: int) -> torch.Tensor:
-        """``[size, levels]`` numbers in [0, 1) by (seed, entry, round, level)."""
-        entry, levels = torch.arange(size, device=rounds.device), len(self._until)
-        return torch.stack([uniform(2 * self._seed + of, entry, rounds * levels + i) for i in range(levels)], 1)
+    def _draws(self, of: int) -> torch.Tensor:
+        """Numbers in [0, 1) by (seed, round, entry, level)."""
+        rounds, entries, levels = (torch.arange(n, device=self._rounds.device) for n in self._size)
+        place = rounds[:, None, None] * self._levels + levels
+        return uniform(2 * self._seed + of, entries[:, None].expand(self._size), place.expand(self._size))
 
 
 @dataclass(frozen=True)

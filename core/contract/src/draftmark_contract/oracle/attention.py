@@ -101,7 +101,7 @@ def _keys_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """How often each row sees each slot of the request, float64 ``[rows, slots]``, and the slots' keys and values."""
     seen = torch.cat([torch.tensor(line, dtype=torch.int64) for line in lines])
-    union, where = seen.unique(return_inverse=True)
+    union, where = torch.unique(seen, return_inverse=True)
     row = torch.arange(len(lines)).repeat_interleave(torch.tensor([len(line) for line in lines]))
     counts = torch.bincount(row * len(union) + where, minlength=len(lines) * len(union)).double()
     counts = counts.view(len(lines), len(union))

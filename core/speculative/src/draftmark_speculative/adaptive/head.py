@@ -101,7 +101,9 @@ class AdaptiveHeadDrafter(HeadDrafter):
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
-            table = measure(rehearsal, forwards, self.grow, self._take_over_budget, self._rehearse_backlog)
+            table = measure(
+                rehearsal, forwards, self.grow, self._take_over_budget, self._rehearse_backlog, self._backlog.room
+            )
             self._clear(rehearsal)
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 REPEATS = 4
 """Runs of a program in a row, where a device works them off behind the host; elsewhere one."""
-LONGEST_READ = 32
-"""Rows of a request in the longer of the two readings from which the cost of catching up is taken."""
 EAGER_SIZES = 3
 """Sizes that are measured of each program where nothing is captured; those between are interpolated."""
 
@@ -105,13 +103,15 @@ def measure(
     draft: Drafting | None = None,
     take_over: Drafting | None = None,
     catch_up: Reading | None = None,
+    most_rows: int = 1,
 ) -> CostTable:
     """The cost table of an engine whose rounds are captured, or run eagerly.
 
     Args:
         draft, take_over: run the draft model, before a round by padded requests and behind it by rows; None where
             drafts come from the host, in no time of the device's.
-        catch_up: runs the draft model over rows that waited; this also compiles what it needs before anybody waits.
+        catch_up: runs the draft model over rows that waited, `most_rows` of a request at most; measuring it also
+            compiles what it needs before anybody waits.
     """
     limits = rehearsal.geometry.limits
     sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))
@@ -130,7 +130,7 @@ def measure(
     if draft is not None:
         drafting = {size: _cost(rehearsal, size, partial(draft, size, size)) for size in sizes}
     if catch_up is not None:
-        catching_up = {size: _by_rows(rehearsal, size, catch_up) for size in sizes}
+        catching_up = {size: _by_rows(rehearsal, size, catch_up, most_rows) for size in sizes}
     return CostTable(
         {size: _cost(rehearsal, size, partial(decode, size)) for size in sizes},
         {budget: _cost(rehearsal, _live(rehearsal, budget), partial(verify, budget)) for budget in budgets},
@@ -146,9 +146,10 @@ def _cost(rehearsal: Rehearsal, requests: int, run: Callable[[HostLengths], None
     return Cost(light, max(0.0, heavy - light) / max(1, load * requests))
 
 
-def _by_rows(rehearsal: Rehearsal, requests: int, run: Reading) -> Cost:
+def _by_rows(rehearsal: Rehearsal, requests: int, run: Reading, most: int) -> Cost:
     load = rehearsal.longest(requests)
-    each = max(1, min(LONGEST_READ, load, rehearsal.geometry.limits.max_extend_tokens // requests))
+    each = max(1, min(most, load))
+    requests = max(1, min(requests, rehearsal.geometry.limits.max_extend_tokens // each))
     one, many = (rehearsal.seconds(requests, load, partial(run, requests, rows)) for rows in (1, each))
     per_row = max(0.0, many - one) / max(1, requests * (each - 1))
     return Cost(max(one - requests * per_row, one / 2), per_row)
