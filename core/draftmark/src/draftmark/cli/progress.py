@@ -1,7 +1,8 @@
-"""What one sees while waiting: one line that keeps changing on a terminal, nothing in a pipe."""
+"""What one sees while waiting: a line that keeps changing on a terminal; in a pipe, one for each part that is done."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,11 +20,22 @@ class ProgressLine:
         self._status = status
 
     def say(self, text: str) -> None:
-        """Show `text` until the next call."""
+        """Show `text` until the next call; nothing in a pipe."""
         from rich.text import Text
 
         if self._status is not None:
             self._status.update(Text(text))
+
+    def milestone(self, text: str) -> None:
+        """Show `text`, in a pipe too, where it is a sign of life."""
+        if self._status is None:
+            print(text, file=sys.stderr, flush=True)
+        self.say(text)
+
+    def hide(self) -> None:
+        """Take the line away for good: text comes on the same terminal."""
+        if self._status is not None:
+            self._status.stop()
 
 
 @contextmanager

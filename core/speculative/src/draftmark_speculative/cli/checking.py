@@ -51,6 +51,8 @@ def baselines(
     it is: randomness is a function of (seed, request, position), so drafts cannot change it.
     """
     plain = decode(model, prompts, max_new_tokens, replace(config, speculate=None), line, PLAIN)
+    if plain.interrupted:
+        raise KeyboardInterrupt
     found = [Baseline(PLAIN, [output.tokens for output in plain.outputs], plain.tokens_per_second)]
     if config.sampling.greedy:
         found.append(_transformers(model, prompts, max_new_tokens, config.max_context_len, line))
@@ -61,9 +63,10 @@ def _transformers(
     model: CausalLM, prompts: Sequence[Sequence[int]], max_new_tokens: int, max_context_len: int, line: ProgressLine
 ) -> Baseline:
     outputs, start = [], time.perf_counter()
-    for number, prompt in enumerate(prompts):
-        line.say(f"{TRANSFORMERS}: {number}/{len(prompts)} done")
+    line.say(f"{TRANSFORMERS}: 0/{len(prompts)} done")
+    for prompt in prompts:
         outputs.append(_generate(model, prompt, min(max_new_tokens, max_context_len - len(prompt))))
+        line.milestone(f"{TRANSFORMERS}: {len(outputs)}/{len(prompts)} done")
     seconds = time.perf_counter() - start
     return Baseline(TRANSFORMERS, outputs, sum(map(len, outputs)) / seconds)
 

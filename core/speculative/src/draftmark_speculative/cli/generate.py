@@ -6,30 +6,40 @@ import argparse
 from typing import TYPE_CHECKING
 
 from draftmark import DraftmarkError
-from draftmark.cli.errors import SUCCESS
+from draftmark.cli.errors import INTERRUPTED, SUCCESS
 from draftmark.cli.geometry_arguments import integers
 from draftmark.cli.progress import progress_line
-from draftmark.cli.rendering import show, show_json
+from draftmark.cli.rendering import console, show, show_json
 
 from . import settings
 from .prompts import Prompt, gather
 
 if TYPE_CHECKING:
+    from .. import EngineConfig
     from .report import Report
 
 SUMMARY = "decode prompts speculatively on a backend, and check the text"
 EXAMPLES = """\
 examples:
-  draftmark generate --prompt "Repeat this text exactly: to be or not to be" --check
-  draftmark generate --prompts prompts.txt --topk 2 --num-draft-tokens 8 --max-new-tokens 64 --check
-  draftmark generate --model ./model --prompt-ids 1,2,3,1,2 --page-size 64 --graph --json
-  draftmark generate --prompt "Tell me a story." --temperature 0.7 --top-p 0.9 --seed 7
-  draftmark generate --prompts prompts.txt --speculate adaptive --graph --overlap --device cuda --backend cuda_triton
+  draftmark generate --prompt "Repeat this: one two three one two" --check
+  draftmark generate --prompts prompts.txt --topk 2 --num-draft-tokens 8 --check
+  draftmark generate --model ./model --prompt-ids 1,2,3,1,2 --graph --json
+  draftmark generate --prompt "Tell me a story." --temperature 0.7 --seed 7
+  draftmark generate --prompts prompts.txt --speculate adaptive --overlap
 
-A prompt file is text with a line of --- between prompts, or .jsonl with {"prompt": "…"} in each line.
---check decodes again without drafts, and with transformers' own generate, and exits 1 if a token differs. In bfloat16
-and float16 it asks a float32 copy of the model: each token must lie as near to the best as transformers' own rounding
-allows, and the backend's logits may lie twice as far from float32's as transformers' own."""
+A prompt file is text with a line of --- between prompts, or .jsonl with
+{"prompt": "…"} in each line.
+
+--check decodes again without drafts, and with transformers' own generate, and
+exits 1 if a token differs. In bfloat16 and float16 it asks a float32 copy of
+the model: each token must lie as near to the best as transformers' own
+rounding allows, and the backend's logits may lie twice as far from float32's
+as transformers' own.
+
+tokens/round counts the tokens that a prompt kept. The mean accepted length
+counts those too that a last round yielded beyond --max-new-tokens.
+
+Ctrl-C keeps what is there: texts so far, the table, and exit code 130."""
 
 
 class CheckFailed(DraftmarkError):
@@ -99,49 +109,76 @@ def run(args: argparse.Namespace) -> int:
     settings.check_numbers(args, len(prompts))
     with progress_line("importing torch and transformers"):
         settings.import_torch_side()
-    finished = _decode(args, prompts)
-    _show(args, finished)
-    if wrong := finished.agreement.wrong_texts:
+    config = settings.config_without_model(args, len(prompts))
+    with progress_line("loading the model"):
+        report = _loaded(args, prompts, config)
+    _decode(args, report)
+    if report.decoded.interrupted or not _checked(args, report):
+        _end(args, report)
+        return INTERRUPTED
+    _end(args, report)
+    if wrong := report.agreement.wrong_texts:
         raise CheckFailed(
             f"{len(wrong)} of {len(prompts)} texts differ from their baseline; "
             "if --dtype is not float32, try float32, where no rounding can be the reason"
         )
-    if finished.agreement.wrong_logits is not None:
-        raise CheckFailed(finished.agreement.wrong_logits)
+    if report.agreement.wrong_logits is not None:
+        raise CheckFailed(report.agreement.wrong_logits)
     return SUCCESS
 
 
-def _decode(args: argparse.Namespace, prompts: list[Prompt]) -> Report:
-    from ..agreement import Agreement
-    from ..compare import compare
+def _loaded(args: argparse.Namespace, prompts: list[Prompt], config: EngineConfig) -> Report:
+    """The model, its prompts as tokens, and the settings that it completes."""
     from ..models import load_model
-    from .checking import baselines
-    from .decoding import decode
-    from .report import Report, describe
+    from .report import Report
 
-    settings.check_sampling(args)
-    backend = settings.backend_on(args)
-    with progress_line("loading the model"):
-        model = load_model(args.model, dtype=args.dtype, device=args.device)
+    model = load_model(args.model, dtype=args.dtype, device=args.device)
     token_ids = settings.encode(model, prompts, args.raw)
-    config = settings.engine_config(args, backend.name, model, token_ids)
+    return Report(model, settings.with_model(args, config, model, token_ids), prompts, token_ids)
+
+
+def _decode(args: argparse.Namespace, report: Report) -> None:
+    """Decode; unless --json asks for one object at the end, show each text as it comes."""
+    from .decoding import decode
+    from .report import describe, show_summary
+    from .stream import TextStream
+
     if not args.json:
-        show(describe(model, config), "dim")
+        show(describe(report.model, report.config), "dim")
         show()
     with progress_line("preparing") as line:
-        decoded = decode(model, token_ids, args.max_new_tokens, config, line, "decoding")
-        found = baselines(model, token_ids, args.max_new_tokens, config, line) if args.check else []
-        judged = Agreement()
-        if found:
-            texts, others = [output.tokens for output in decoded.outputs], {one.name: one.outputs for one in found}
-            judged = compare(model, token_ids, texts, others, config)
-    return Report(model, config, prompts, token_ids, decoded, found, judged)
+        clear = line.hide if console().is_terminal else None
+        stream = None if args.json else TextStream([one.name for one in report.prompts], report.text, clear)
+        shown = stream.show if stream else None
+        job = report.model, report.token_ids, args.max_new_tokens, report.config
+        report.decoded = decode(*job, line, "decoding", shown)
+    if stream:
+        stream.finish()
+        show_summary(report)
 
 
-def _show(args: argparse.Namespace, finished: Report) -> None:
-    from .report import as_json, show_report
+def _checked(args: argparse.Namespace, report: Report) -> bool:
+    """Compare the texts, if asked to; False when Ctrl-C came before the end."""
+    from ..compare import compare
+    from .checking import baselines
+
+    if not args.check:
+        return True
+    try:
+        with progress_line("checking") as line:
+            found = baselines(report.model, report.token_ids, args.max_new_tokens, report.config, line)
+            texts, others = [one.tokens for one in report.decoded.outputs], {one.name: one.outputs for one in found}
+            report.agreement = compare(report.model, report.token_ids, texts, others, report.config)
+            report.baselines = found
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _end(args: argparse.Namespace, report: Report) -> None:
+    from .report import as_json, show_check
 
     if args.json:
-        show_json(as_json(finished))
+        show_json(as_json(report))
     else:
-        show_report(finished)
+        show_check(report)

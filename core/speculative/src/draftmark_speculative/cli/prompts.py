@@ -31,7 +31,7 @@ def gather(args: argparse.Namespace) -> list[Prompt]:
     """Every prompt of the command line: --prompt, then --prompts, then --prompt-ids.
 
     Raises:
-        ArgumentError: there is none, or the file cannot be used.
+        ArgumentError: there is none, one is empty, or the file cannot be used.
     """
     prompts = [_named(text) for text in args.prompt]
     if args.prompts is not None:
@@ -39,6 +39,9 @@ def gather(args: argparse.Namespace) -> list[Prompt]:
     prompts += [Prompt(_shown_ids(ids), token_ids=ids) for ids in args.prompt_ids]
     if not prompts:
         raise ArgumentError("there is nothing to decode; pass --prompt TEXT, --prompts FILE or --prompt-ids N,N,…")
+    for number, prompt in enumerate(prompts, start=1):
+        if not (prompt.token_ids or prompt.text.strip()):
+            raise ArgumentError(f"prompt {number} of {len(prompts)} is empty; give some text, or leave it out")
     return prompts
 
 
@@ -49,7 +52,7 @@ def read_file(path: Path) -> list[Prompt]:
         ArgumentError: not readable, not UTF-8, empty, or a line that holds no prompt.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except OSError as error:
         raise ArgumentError(f"the prompt file {path} cannot be read ({error.strerror}); check --prompts") from None
     except UnicodeDecodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftmark import __version__
@@ -23,7 +23,7 @@ NOT_COMPARED = (
 )
 COLUMNS = (
     Column("#", right=True, style="dim"),
-    Column("prompt", style="bold"),
+    Column("prompt", style="bold", wrap=True),
     Column("prompt tokens", right=True),
     Column("tokens", right=True),
     Column("tokens/round", right=True),
@@ -32,17 +32,17 @@ COLUMNS = (
 NAME_WIDTH = 40
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    """One finished command."""
+    """One command: what it is given, and, as it goes on, what it found."""
 
     model: CausalLM
     config: EngineConfig
     prompts: Sequence[Prompt]
     token_ids: Sequence[Sequence[int]]
-    decoded: Decoded
-    baselines: Sequence[Baseline]
-    agreement: Agreement
+    decoded: Decoded = field(init=False)
+    baselines: Sequence[Baseline] = ()
+    agreement: Agreement = field(default_factory=Agreement)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text, or as numbers where there is no tokenizer."""
@@ -51,22 +51,24 @@ class Report:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def show_report(report: Report) -> None:
-    """Print texts, summary table, totals and check."""
-    for number, (prompt, output) in enumerate(zip(report.prompts, report.decoded.outputs, strict=True), start=1):
-        show(f"── {number} · {shorten(prompt.name, 90)}", "bold cyan")
-        show(report.text(output.tokens).strip("\n"))
-        show()
+def show_summary(report: Report) -> None:
+    """Print the table of prompts and the totals, below the texts."""
     _show_table(report)
     show()
-    for line in totals(report):
+    show(totals(report))
+
+
+def show_check(report: Report) -> None:
+    """Print the baselines' speeds and what the check says, if there was one."""
+    if not report.baselines:
+        return
+    for line in speeds(report):
         show(line)
-    if report.baselines:
-        show()
-        for line, right in check_lines(report):
-            show(line, "green" if right else "red")
-        if not report.config.sampling.greedy:
-            show(NOT_COMPARED)
+    show()
+    for line, right in check_lines(report):
+        show(line, "green" if right else "red")
+    if not report.config.sampling.greedy:
+        show(NOT_COMPARED)
 
 
 def describe(model: CausalLM, config: EngineConfig) -> str:
@@ -79,18 +81,24 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
     )
 
 
-def totals(report: Report) -> list[str]:
-    """Lines that tell speed and accepted length, and the baselines' speed."""
+def totals(report: Report) -> str:
+    """Speed and accepted length, in one line."""
     s, decoded = report.decoded.statistics, report.decoded
     plain = f", {s.plain} of them plain" if 0 < s.plain < s.rounds else ""
-    lines = [
-        f"{s.tokens} tokens in {decoded.seconds:.1f} s: {decoded.tokens_per_second:.1f} tokens/s · "
+    ended = "interrupted after " if decoded.interrupted else ""
+    return (
+        f"{ended}{s.tokens} tokens in {decoded.seconds:.1f} s: {decoded.tokens_per_second:.1f} tokens/s · "
         f"mean accepted length {s.mean_accepted:.2f} · rounds {s.rounds}{plain} · prefills {s.extends}"
-    ]
+    )
+
+
+def speeds(report: Report) -> list[str]:
+    """A line for each baseline."""
+    lines = []
     for baseline in report.baselines:
         speed = f"{baseline.tokens_per_second:.1f} tokens/s"
         if baseline.name == PLAIN:
-            ratio = decoded.tokens_per_second / baseline.tokens_per_second
+            ratio = report.decoded.tokens_per_second / baseline.tokens_per_second
             lines.append(f"{PLAIN}, the same prompts together: {speed} (the run above is {ratio:.2f} times as fast)")
         else:
             lines.append(f"{baseline.name}, one prompt at a time: {speed}")
@@ -147,6 +155,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "model": {"name": report.model.name, "dtype": str(report.model.dtype).removeprefix("torch.")},
         "config": asdict(report.config),
         "outputs": [_output(report, i) for i in range(len(report.prompts))],
+        "interrupted": decoded.interrupted,
         "totals": asdict(s)
         | {
             "mean_accepted_length": s.mean_accepted,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftmark import (
@@ -41,12 +43,15 @@ def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
 
     Raises:
         GeometryError, RequestError: the first value out of range.
+        ArgumentError: an empty --model, or an argument that this way of drafting does not read.
     """
     Geometry.create(
         AttentionShape(1, 1, 1, args.page_size, args.dtype, args.dtype),
         Limits(_max_num_reqs(args, num_prompts), 1 if args.max_context_len is None else args.max_context_len),
         _draft_shape(args),
     )
+    if args.model is not None and not args.model.strip():
+        raise ArgumentError("--model is empty; name a folder or a .gguf file, or leave it out for the bundled model")
     if args.max_new_tokens < 1:
         raise RequestError(f"max_new_tokens is {args.max_new_tokens}, but it must be >= 1; ask for at least one token")
 
@@ -63,11 +68,13 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
             f"--drafts is given with --speculate {args.speculate}; it belongs to --speculate adaptive, so write "
             f"--speculate {args.drafts} for drafts of fixed size"
         )
-    for name in ("head", "num_steps"):
-        if getattr(args, name) is not None and not eagle:
+    for name, owner in (("head", "eagle"), ("num_steps", "eagle"), ("topk", "drafts"), ("num_draft_tokens", "drafts")):
+        unread = not eagle if owner == "eagle" else args.speculate == "none"
+        if getattr(args, name) is not None and unread:
             option = f"--{name.replace('_', '-')}"
             way = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
-            raise ArgumentError(f"{option} is given with {way}; it belongs to eagle, alone or as --drafts of adaptive")
+            belongs = "eagle, alone or as --drafts of adaptive" if owner == "eagle" else "drafts; leave it out"
+            raise ArgumentError(f"{option} is given with {way}; it belongs to {belongs}")
     default = EAGLE if eagle else NGRAM
     given = args.topk, args.num_steps, args.num_draft_tokens
     fields = (default.topk, default.num_steps, default.num_draft_tokens)
@@ -141,30 +148,42 @@ def _encode(model: CausalLM, text: str, raw: bool) -> list[int]:
     return [int(token) for token in tokenizer(chat, add_special_tokens=False).input_ids]
 
 
-def engine_config(
-    args: argparse.Namespace, backend: str, model: CausalLM, prompts: Sequence[Sequence[int]]
-) -> EngineConfig:
-    """The configuration that the arguments ask for.
+def config_without_model(args: argparse.Namespace, num_prompts: int) -> EngineConfig:
+    """The configuration as far as the arguments go, before seconds are spent on a model.
 
     Raises:
-        RequestError: a context longer than the model's, sampling out of range, or overlap with what excludes it.
+        BackendLoadError, ArgumentError: as `backend_on`.
+        RequestError: sampling out of range, or overlap with what excludes it.
+        ModelError: a --head that is none.
     """
     from .. import EngineConfig, HostKind, Sampling
+    from ..eagle import HeadConfig
 
     host_lengths = args.host_lengths or ("upper_bound" if args.overlap else "exact")
     config = EngineConfig(
-        backend=backend,
         speculate=_speculation(args),
         page_size=args.page_size,
-        max_num_reqs=_max_num_reqs(args, len(prompts)),
-        max_context_len=_context_len(args, model, max(map(len, prompts))),
+        max_num_reqs=_max_num_reqs(args, num_prompts),
         graph=args.graph,
         host_lengths=HostKind(host_lengths),
         overlap=args.overlap,
         sampling=Sampling(args.temperature, args.top_p, args.seed),
     )
     config.check_overlap()
-    return config
+    if args.head is not None:
+        HeadConfig.load(Path(args.head))
+    return replace(config, backend=backend_on(args).name)
+
+
+def with_model(
+    args: argparse.Namespace, config: EngineConfig, model: CausalLM, prompts: Sequence[Sequence[int]]
+) -> EngineConfig:
+    """The same with a context that fits the prompts.
+
+    Raises:
+        RequestError: a prompt or a context longer than the model's.
+    """
+    return replace(config, max_context_len=_context_len(args, model, max(map(len, prompts))))
 
 
 def _speculation(args: argparse.Namespace) -> Speculation | None:
@@ -179,13 +198,6 @@ def _speculation(args: argparse.Namespace) -> Speculation | None:
     return Adaptive(fixed) if args.speculate == "adaptive" else fixed
 
 
-def check_sampling(args: argparse.Namespace) -> None:
-    """Raise `RequestError` for a temperature or top-p out of range."""
-    from .. import Sampling
-
-    Sampling(args.temperature, args.top_p, args.seed)
-
-
 def _max_num_reqs(args: argparse.Namespace, num_prompts: int) -> int:
     given: int | None = args.max_num_reqs
     return min(MOST_REQUESTS, num_prompts) if given is None else given
@@ -194,6 +206,11 @@ def _max_num_reqs(args: argparse.Namespace, num_prompts: int) -> int:
 def _context_len(args: argparse.Namespace, model: CausalLM, longest: int) -> int:
     """What the longest prompt and its output need, in whole pages, unless the arguments or the model say less."""
     given: int | None = args.max_context_len
+    if longest >= model.max_context_len:
+        raise RequestError(
+            f"the prompt has {longest} tokens, but {model.name} was made for {model.max_context_len} positions and one "
+            "must be free for the answer; shorten it"
+        )
     if given is None:
         needed = ceil_div(longest + args.max_new_tokens, args.page_size) * args.page_size
         return min(int(needed), model.max_context_len)
