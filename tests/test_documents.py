@@ -1,4 +1,4 @@
-"""What the documents print is what runs: the tutorial's package is built and judged, the README's program is run."""
+"""What the documents print is what runs: the tutorial's package is built and judged, the program of one step is run."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def test_the_tutorials_backend_decodes_like_the_reference(tugboat):
     assert done.stdout == "the same text\n", done.stderr[-2000:]
 
 
-def test_the_readmes_program_prints_what_the_readme_says():
+def test_the_program_of_one_step_prints_what_its_page_says():
     """The minimal program runs, and its output is the one printed below it."""
-    blocks = BLOCK.findall((ROOT / "README.md").read_text())
+    blocks = BLOCK.findall((ROOT / "docs" / "one-step.md").read_text())
     (program,) = [text for kind, _, text in blocks if kind == "python"]
     after = blocks[[text for _, _, text in blocks].index(program) + 1]
     done = run(sys.executable, "-c", program)

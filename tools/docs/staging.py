@@ -125,7 +125,7 @@ def stage(folder: Path) -> None:
 def navigation(folder: Path) -> list[object]:
     """The menu: titles and pages, less those that are not there (a page of an engine comes with its adapter)."""
     menu: list[tuple[str, list[tuple[str, str]]]] = [
-        ("Start", [("Install and try", "index.md"), ("What runs where", "compatibility.md")]),
+        ("Start", [("Install and try", "index.md"), ("What backends serve", "compatibility.md"), ("What was run", "what-was-run.md")]),
         ("Use", [("With vLLM", "vllm.md"), ("With SGLang", "sglang.md"), ("Speculation", "speculation.md")]),
         ("Judge", [("The contract", "contract.md"), ("Reading a failure", "reading-a-failure.md")]),
         ("Write a backend", [("From an empty folder", "writing-a-backend.md"), ("Hooks", "hooks.md")]),
@@ -134,7 +134,7 @@ def navigation(folder: Path) -> list[object]:
         ("Measured", [("Benchmarks", "benchmarks.md"), ("Mutants", "contract-kills.md")]),
         ("Project", [("Design", "design.md"), ("Stability", "stability.md"), ("Changelog", "changelog.md")]),
     ]
-    menu[1][1].append(("Speculative engine", "engine.md"))
+    menu[1][1].extend([("One step by hand", "one-step.md"), ("Speculative engine", "engine.md")])
     menu[2][1].append(("Judge what exists", "judge.md"))
     menu[4][1].append(("Mutated sources", "contract-mutation.md"))
     menu[7][1].extend([("Contributing", "contributing.md"), ("Releasing", "releasing.md")])

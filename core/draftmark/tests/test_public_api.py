@@ -69,7 +69,7 @@ def test_the_decoding_loop_uses_the_public_api_only() -> None:
         assert not internal, f"{path.name} imports {internal}: take the name from draftmark or draftmark.runtime"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/writing-a-backend.md"])
+@pytest.mark.parametrize("page", ["docs/one-step.md", "docs/writing-a-backend.md"])
 def test_printed_programs_use_the_public_api_only(page: str) -> None:
     """What a reader copies imports the two public modules, and of the suite what a contract module may."""
     allowed = ALLOWED | {"draftmark_contract.layouts"}

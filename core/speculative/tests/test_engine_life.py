@@ -170,6 +170,34 @@ def test_a_refused_prompt_leaves_none_of_its_list_behind(make_model):
     assert engine.statistics.tokens == 4
 
 
+def test_a_released_request_is_forgotten(make_model):
+    """Tokens stay readable until then; a released request that runs is cancelled; its id is unknown afterwards."""
+    engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
+    done, running = engine.submit([1, 2], 1), engine.submit([3, 4], 20)
+    engine.step()
+    assert len(engine.output(done)) == 1
+    engine.release(done), engine.release(running)
+    assert not engine.busy and not engine._requests and engine.pages.in_use == 0
+    for call in (engine.output, engine.cancel, engine.release):
+        with pytest.raises(RequestError, match=r"request \d is not here"):
+            call(done)
+
+
+def test_a_list_of_prompts_leaves_nothing_behind(make_model):
+    """An engine that decodes list after list does not grow."""
+    engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
+    for _ in range(3):
+        assert len(decode(engine, [[1, 2], [3]], 2)) == 2
+        assert not engine._requests
+
+
+def test_an_engine_that_needs_more_memory_than_there_is_is_refused(make_model):
+    """With the bytes, before anything is allocated."""
+    config = EngineConfig(max_context_len=64, num_pages=1 << 40)
+    with pytest.raises(RequestError, match=r"1,099,511,627,776 KV pages take [\d,.]+ GiB .* but cpu has [\d,.]+ GiB"):
+        Engine(make_model("llama"), config)
+
+
 def test_a_request_that_never_fits_is_refused_at_once(make_model):
     """The pool's size is checked when a request comes, so an admitted request can always be finished."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=64, page_size=4, num_pages=6))

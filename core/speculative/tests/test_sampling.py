@@ -62,6 +62,14 @@ def test_the_last_bit_of_a_logit_changes_no_choice(top_p):
     assert (chosen != again).float().mean() < 1e-3
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-307, 5e-324])
+def test_the_smallest_temperatures_are_greedy(temperature):
+    """The best token, not the vocabulary's last one, which a softmax of infinities chose."""
+    logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3)) * 30
+    rows = torch.arange(9)
+    assert torch.equal(Sampling(temperature).choose(logits, rows, rows), logits.argmax(-1))
+
+
 def test_temperature_scales_logits():
     """At temperature 2 frequencies follow softmax(logits / 2)."""
     logits, rows = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 20_000

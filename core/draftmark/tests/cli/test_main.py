@@ -33,6 +33,17 @@ def test_help_has_examples(draftmark: Run, name: str) -> None:
     assert f"examples:\n  draftmark {name}".rstrip() in done.out
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_a_terminal(draftmark: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns no line is longer, examples included; a default of 0 is shown and an empty one is not."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = draftmark(*filter(None, [name]), "--help").out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert "(default: ())" not in shown and "(default: (" not in shown
+    if name == "size":
+        assert "0 means none (default: 0.0)" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_are_real_command_lines(name: str) -> None:
     """What the help shows as an example is accepted by the parser."""

@@ -93,3 +93,20 @@ def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None
     done = run_python(code, broken_torch)
     assert (done.returncode, done.err) == (0, "")
     assert "slot_mapping" in done.out
+
+
+CHATTY = """
+print("hello from the vendor")
+from draftmark import BackendInfo
+from draftmark.reference import ReferencePlugin
+
+class Plugin(ReferencePlugin):
+    info = BackendInfo(name="chatty", device="any", contract_minor=0, host_kernels=False)
+"""
+
+
+def test_a_plugin_that_prints_does_not_spoil_the_object(draftmark: Run, install: Callable[..., Path]) -> None:
+    """What a plugin prints when it is loaded goes to stderr."""
+    install("chatty", CHATTY)
+    done = draftmark("size", "chatty", "--json")
+    assert done.json["backend"] == "chatty" and done.err == "hello from the vendor\n"

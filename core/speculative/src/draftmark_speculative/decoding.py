@@ -27,7 +27,7 @@ def decode(
     stop: Sequence[int] = (),
     watch: Callable[[list[Progress]], None] | None = None,
 ) -> list[Generation]:
-    """Decode all prompts together on an engine that is otherwise idle.
+    """Decode all prompts together on an engine that is otherwise idle; it forgets them afterwards.
 
     Args:
         prompts: token ids of each prompt.
@@ -46,7 +46,7 @@ def decode(
             ids.append(engine.submit(prompt, max_new_tokens, stop))
     except Exception:
         for submitted in ids:
-            engine.cancel(submitted)
+            engine.release(submitted)
         raise
     finish: dict[int, FinishReason] = {}
     while engine.busy:
@@ -54,7 +54,10 @@ def decode(
         finish.update({p.request_id: p.finish for p in progress if p.finish is not None})
         if watch is not None:
             watch(progress)
-    return [Generation(engine.output(i), finish[i]) for i in ids]
+    found = [Generation(engine.output(i), finish[i]) for i in ids]
+    for done in ids:
+        engine.release(done)
+    return found
 
 
 def generate(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, Mode, load
+from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, Mode, RequestError, load
 from draftmark.runtime import TreeOps, padded_batch_size
 
 from .allocator import PageAllocator
@@ -114,14 +114,27 @@ class Engine:
 
         A round that is under way may still write to its pages; whoever gets them writes later.
         """
-        request = self._requests[request_id]
+        request = self._request(request_id)
         if request.finish is None:
             request.finish = FinishReason.CANCELLED
             self._leave(request)
 
     def output(self, request_id: int) -> tuple[int, ...]:
         """Tokens generated for a request so far."""
-        return self._requests[request_id].output
+        return self._request(request_id).output
+
+    def release(self, request_id: int) -> None:
+        """Forget a request and its tokens, which are kept until then; one that is not done is cancelled first."""
+        self.cancel(request_id)
+        del self._requests[request_id]
+
+    def _request(self, request_id: int) -> Request:
+        try:
+            return self._requests[request_id]
+        except KeyError:
+            raise RequestError(
+                f"request {request_id!r} is not here: it was never submitted, or it is released; use what submit gave"
+            ) from None
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:

@@ -30,6 +30,7 @@ from draftmark.runtime import (
 )
 
 from .config import EngineConfig
+from .memory import require_memory
 from .models import LayerAttention
 
 
@@ -162,6 +163,7 @@ def open_layers(
 
     Raises:
         GeometryError, BackendRefusal: a layer that cannot be, or is not served.
+        RequestError: more memory than the device has.
     """
     how = config.speculation
     models = [(target, how.target_modes)] + ([] if draft is None else [(draft, how.draft_modes)])
@@ -177,6 +179,8 @@ def open_layers(
     null: int = every[0].null_pages(unique)
     total: int = config.num_pages or null + config.max_num_reqs * every[0].max_pages_per_req
     pages = PagePlan(null, total, unique)
+    counted = [model.layers.count(one) for model, _ in models for one in dict.fromkeys(model.layers)]
+    require_memory(zip(every, counted, strict=True), loaded, target.device, total)
     return [
         AttentionLayers(model, loaded, config, mine, pages) for (model, _), mine in zip(models, geometries, strict=True)
     ]

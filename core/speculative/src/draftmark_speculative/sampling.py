@@ -60,7 +60,9 @@ class Sampling:
         """
         if self.greedy:
             return logits.argmax(-1)
-        probs = (logits.double() / self.temperature).softmax(-1)
+        # The best logit is 0 before the division: a tiny temperature would make it infinite, and the softmax NaN.
+        logits = logits.double()
+        probs = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_p < 1:
             likeliest, tokens = probs.sort(dim=-1, descending=True, stable=True)
             outside = likeliest.cumsum(-1) - likeliest >= self.top_p

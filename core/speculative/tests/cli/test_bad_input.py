@@ -14,7 +14,17 @@ IDS = ("--prompt-ids", "1,2,3")
 
 GENERATE = {
     "nothing to decode": ((), 2, "pass --prompt TEXT"),
-    "empty prompt": (("--prompt-ids", ""), 2, "prompt"),
+    "empty ids": (("--prompt-ids", ""), 2, "prompt 1 of 1 is empty"),
+    "empty prompt": (("--prompt", ""), 2, "prompt 1 of 1 is empty"),
+    "blank prompt": ((*IDS, "--prompt", " \n"), 2, "prompt 1 of 2 is empty"),
+    "empty model": ((*IDS, "--model", ""), 2, "--model is empty"),
+    "a tree without drafts": ((*IDS, "--speculate", "none", "--topk", 4), 2, "--topk is given with --speculate none"),
+    "rows without drafts": (
+        (*IDS, "--speculate", "none", "--num-draft-tokens", 4),
+        2,
+        "--num-draft-tokens is given with --speculate none",
+    ),
+    "pages beyond memory": ((*IDS, "--page-size", 100000000), 2, "take fewer requests, a shorter context"),
     "topk 0": ((*IDS, "--topk", 0), 2, "draft.topk is 0"),
     "no draft token": ((*IDS, "--num-draft-tokens", 0), 2, "draft.num_draft_tokens is 0"),
     "page size 0": ((*IDS, "--page-size", 0), 2, "attention.page_size is 0"),
@@ -29,6 +39,7 @@ GENERATE = {
     "unknown backend": ((*IDS, "--backend", "atlantis"), 1, "no installed distribution registers it"),
     "unknown device": ((*IDS, "--device", "sails"), 2, "--device sails is no torch device"),
     "absent device": ((*IDS, "--device", "xpu"), 1, "torch sees no xpu device"),
+    "a device that this torch has not": ((*IDS, "--device", "cuda:99"), 1, "cuda"),
     "prompt longer than the context": ((*IDS, "--max-context-len", 3), 2, "the prompt has 3 tokens"),
     "context longer than the model's": ((*IDS, "--max-context-len", 300), 2, "was made for 256 positions"),
     "prompt longer than the model": (("--prompt-ids", ",".join(["7"] * 300)), 2, "the prompt has 300 tokens"),

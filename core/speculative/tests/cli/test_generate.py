@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,9 @@ def generate(draftmark: Run, tiny: Path) -> Run:
 def test_check_finds_the_same_text(generate: Run, argv: tuple[object, ...]) -> None:
     """`--check` holds every token against plain decoding and transformers, one line a prompt, and succeeds."""
     done = generate("--check", *argv)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert len([line for line in done.err.splitlines() if line.startswith("plain decoding: ")]) >= 1
+    assert done.err.splitlines()[-1] == "transformers' generate: 3/3 done", "a pipe shows life while it is checked"
     lines = [line for line in done.out.splitlines() if line.startswith("check ")]
     assert lines == [f"check {n}: 24 tokens, equal to plain decoding and transformers' generate" for n in (1, 2, 3)]
 
@@ -195,3 +198,77 @@ def test_a_token_that_no_rounding_explains_fails_in_bfloat16(generate: Run, monk
     done = generate("--check", "--dtype", "bfloat16", "--speculate", "none")
     assert done.code == 1
     assert "differs from transformers' generate at token 5: " in done.out and ", float32 logit gap " in done.out
+
+
+def test_a_text_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first prompt that is not done grows on stdout; those behind it wait; all of it is what the end would show."""
+    from draftmark_speculative.cli.stream import TextStream
+
+    words = ["\n", "One", " \ufffd", "\n", "\n", "two", "\n"]
+    stream = TextStream(["a", "b"], lambda tokens: "".join(words[token] for token in tokens).replace(" \ufffd\n", " é"))
+    stream.show(1, [5], False)
+    assert capsys.readouterr().out == "", "the second waits for the first"
+    stream.show(0, [0, 1], False)
+    assert capsys.readouterr().out == "── 1 · a\nOne"
+    stream.show(0, [0, 1, 2], False)
+    assert capsys.readouterr().out == " ", "half a character waits"
+    stream.show(0, [0, 1, 2, 3, 4, 5, 6], True)
+    assert capsys.readouterr().out == "é\ntwo\n\n── 2 · b\ntwo", "line ends at the end are not written"
+    stream.finish()
+    assert capsys.readouterr().out == "\n\n"
+
+
+@pytest.mark.parametrize("argv", [(), ("--json",)])
+def test_ctrl_c_keeps_what_is_decoded(generate: Run, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]) -> None:
+    """In the fifth step: the texts so far, the table and the totals, and exit code 130."""
+    from draftmark_speculative import Engine
+
+    step, steps = Engine.step, iter(range(5))
+
+    def stopped(engine: Engine) -> Any:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", stopped)
+    done = generate("--check", *argv)
+    assert done.code == 130
+    if argv:
+        assert done.json["interrupted"] and all(one["finish"] == "cancelled" for one in done.json["outputs"])
+        assert all(one["token_ids"] for one in done.json["outputs"])
+    else:
+        assert done.out.count("── ") == 3 and "interrupted after " in done.out and "cancelled" in done.out
+
+
+def test_ctrl_c_while_checking_keeps_the_texts(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baselines take longer than the run: what was decoded is there, and no check is claimed."""
+    from draftmark_speculative.cli import checking
+
+    def stopped(model: Any, prompt: Any, most: int) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checking, "_generate", stopped)
+    done = generate("--check")
+    assert done.code == 130 and "72 tokens in " in done.out and "check 1" not in done.out
+    done = generate("--check", "--json")
+    assert done.code == 130 and done.json["check"] is None and done.json["totals"]["tokens"] == 72
+
+
+def test_the_table_fits_a_terminal(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns a long prompt is folded; the other columns stay whole."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert generate("--prompt-ids", ",".join(["15"] * 60)).code == 0
+    rows = terminal.getvalue().split("interrupted")[0].splitlines()
+    heading = next(number for number, line in enumerate(rows) if "tokens/round" in line)
+    table = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in rows[heading : heading + 7]]
+    assert max(map(len, table)) <= 80
+    assert table[0].split() == ["#", "prompt", "prompt", "tokens", "tokens", "tokens/round", "finish"]
+    assert table[2].split()[0] == "1" and table[2].split()[-1] == "length"

@@ -19,6 +19,12 @@ def test_text_file_is_split_at_lines_of_dashes(tmp_path: Path) -> None:
     assert [prompt.name for prompt in prompts] == ["First line", "second: naïve ⚓"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_prompt(tmp_path: Path) -> None:
+    """An editor's mark at the start of a file would cost three tokens."""
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfFirst")
+    assert read_file(tmp_path / "a.txt")[0].text == "First"
+
+
 def test_jsonl_file_may_name_its_prompts(tmp_path: Path) -> None:
     """Each line is an object with a prompt and perhaps a name; other keys are left alone."""
     file = tmp_path / "prompts.jsonl"
@@ -33,6 +39,7 @@ def test_jsonl_file_may_name_its_prompts(tmp_path: Path) -> None:
         ("a.txt", b"\xff\xfe", "is not UTF-8 text"),
         ("a.jsonl", b'{"prompt": "x"}\n{"text": "y"}\n', "a.jsonl:2 is not an object"),
         ("a.jsonl", b"prompt\n", "a.jsonl:1 is not an object"),
+        ("a.txt", b"\xef\xbb\xbf---\n", "holds no prompt"),
         ("a.jsonl", b'{"prompt": 3}\n', "a.jsonl:1 is not an object"),
     ],
 )

@@ -188,6 +188,46 @@ def test_tensors_that_the_family_would_drop_are_refused(folder: Path) -> None:
     _refused(folder, "holds 1 tensors of the decoder layers", "model.layers.0.self_attn.sinks")
 
 
+def test_layers_that_the_configuration_does_not_count_are_refused(folder: Path) -> None:
+    """Weights of more layers than config.json says: transformers would drop a whole layer in silence."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": None}))
+    _refused(folder, "tiny holds weights of 2 layers, but its config.json says num_hidden_layers 1")
+
+
+def test_layers_that_a_gguf_does_not_count_are_refused(tmp_path: Path) -> None:
+    """The same of a GGUF file's block_count."""
+    path = write_gguf(tmp_path / "more.gguf", {"blk.7.attn_q.weight": torch.zeros(4, 4)})
+    with pytest.raises(ModelError, match=r"more.gguf holds weights of 8 layers, but says block_count 2"):
+        load_model(path)
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    """With both shapes, not with a pointer to a report that nobody sees."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8}))
+    with pytest.raises(ModelError, match=r"tensors of tiny have other shapes .* \(first: .* is \[.*\], not \[.*\]\)"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_said_to_be(tmp_path: Path, value: float) -> None:
+    """The model's own forward is not finite, so it is not draftmark that misses something."""
+    hf = tiny_hf_model("llama")
+    with torch.no_grad():
+        hf.get_output_embeddings().weight[3, 3] = value
+    hf.save_pretrained(tmp_path / "broken")
+    with pytest.raises(ModelError, match="gives logits that are not finite in float32: weights are damaged"):
+        load_model(tmp_path / "broken")
+
+
+def test_a_device_that_torch_has_not_is_one_sentence(folder: Path) -> None:
+    """Whatever torch raises for it."""
+    with pytest.raises(ModelError, match=r"the weights cannot go to device 'mtia:9' \("):
+        load_model(folder, device="mtia:9")
+
+
 def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
     """The index names two files, one is there."""
     hf = tiny_hf_model("llama")

@@ -44,6 +44,8 @@ BY_NAME: list[tuple[str, dict[str, Any], str]] = [
     ("minimax_m3_vl_text", {}, "sparse attention"),
     ("gemma4_text", {}, "no one attention shape"),
     ("t5", {}, "encoder-decoder"),
+    ("llama", {"max_position_embeddings": -5}, "max_position_embeddings -5, but it must be >= 1"),
+    ("llama", {"vocab_size": 0}, "vocab_size 0, but it must be >= 1"),
 ]
 """Family, configuration fields, what the sentence must say."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.cli.errors import SUCCESS, ArgumentError
 from draftmark.cli.progress import progress_line
-from draftmark.cli.rendering import Column, human_bytes, show, show_json, show_table
+from draftmark.cli.rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from draftmark.errors import DraftmarkError
 from draftmark.geometry import DTYPE_BYTES, AttentionShape
 
@@ -30,13 +30,15 @@ SUMMARY = "time the attention kernels of backends side by side on the device at 
 EXAMPLES = """\
 examples:
   draftmark bench cuda_triton reference
-  draftmark bench cuda_triton --cases decode,verify16 --requests 8 --context 32768
-  draftmark bench cuda_triton --heads 64,8 --head-dim 128 --page-size 32 --json
+  draftmark bench cuda_triton --cases decode,verify16 --context 32768
+  draftmark bench cuda_triton --heads 64,8 --page-size 32 --json
   draftmark bench reference --device cpu --cases decode
 
-An answer is compared with the reference backend's before it is timed. On CUDA a time is the median of graph replays,
-through KV sets larger than L2 together; TB/s counts K and V once. Without CUDA it compares answers at tiny sizes and
-takes the wall clock, which says nothing about speed. Exit code 1 if an answer is wrong or a kernel fails."""
+An answer is compared with the reference backend's before it is timed. On CUDA
+a time is the median of graph replays, through KV sets larger than L2 together;
+TB/s counts K and V once. Without CUDA it compares answers at tiny sizes and
+takes the wall clock, which says nothing about speed. Exit code 1 if an answer
+is wrong or a kernel fails."""
 
 COLUMNS = (
     Column("case", style="bold"),
@@ -76,8 +78,9 @@ def run(args: argparse.Namespace) -> int:
     """Compare, time, show."""
     from draftmark.registry import load
 
-    for name in args.names:
-        load(name)
+    with stdout_for_results():
+        for name in args.names:
+            load(name)
     with progress_line("importing torch") as line:
         measuring = _measuring()
         device = _device(args)

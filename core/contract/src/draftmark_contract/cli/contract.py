@@ -9,17 +9,19 @@ EXAMPLES = """\
 examples:
   draftmark contract reference
   draftmark contract my_npu --tier sizing
-  draftmark contract cuda_triton --tier device --json verdict.json --html report.html
+  draftmark contract cuda_triton --tier device --json verdict.json
   draftmark contract my_npu -k padding
   draftmark contract my_npu --item 'numerics.match_float64[mandatory-decode]'
   draftmark contract my_npu --sample 3 --workers 2
   draftmark contract my_npu -k random_history --seed 20261122
   draftmark contract my_npu --journal run.jsonl
-  draftmark contract my_npu --journal run.jsonl --tier device --json verdict.json
+  draftmark contract my_npu --journal run.jsonl --tier device --json v.json
 
-Tiers build on each other: sizing (integers and proofs), host (CPU tensors, recorded graphs), device (the hardware).
-A tier that was not run limits the verdict and is printed. With --journal a run goes on where the last one with that
-file ended: two tiers on any machine, the third on the one with the device."""
+Tiers build on each other: sizing (integers and proofs), host (CPU tensors,
+recorded graphs), device (the hardware). A tier that was not run limits the
+verdict and is printed. With --journal a run goes on where the last one with
+that file ended: two tiers on any machine, the third on the one with the
+device."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,10 @@ examples:
   draftmark prove reference
   draftmark prove my_npu
 
-Each line is one claim, "what a batch needs fits what buffers() declares, for every batch within the limits", and
-whether it is proved, refuted (with a small batch, replayed on plain integers) or undecided. Exit code 1 unless all
-are proved."""
+Each line is one claim, "what a batch needs fits what buffers() declares, for
+every batch within the limits", and whether it is proved, refuted (with a small
+batch, replayed on plain integers) or undecided. Exit code 1 unless all are
+proved."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from draftmark.errors import DraftmarkError
 from draftmark.registry import load
 
 from ..check import Tier
@@ -94,10 +95,12 @@ def prove(name: str, say: Say = print) -> int:
 
     Returns:
         0 when none is refuted or undecided, else 1.
+
+    Raises:
+        DraftmarkError: z3 is not installed, or the backend does not load.
     """
     if importlib.util.find_spec("z3") is None:
-        say("proofs need z3-solver: pip install 'draftmark-contract[proof]'")
-        return 1
+        raise DraftmarkError("proofs need z3-solver, which is not installed; pip install 'draftmark-contract[proof]'")
     from ..backend_under_test import BackendUnderTest
     from ..proof.prover import prove_all
     from ..proof.table import proof_table

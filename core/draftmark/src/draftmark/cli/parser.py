@@ -12,13 +12,13 @@ from .commands import PARTS, Command, Unusable, command, installed
 from .errors import WRONG_ARGUMENTS
 
 DESCRIPTION = """\
-Attention-layer plugins for LLM engines that decode speculatively: find the backends, size their buffers,
-decode with them."""
+Attention-layer plugins for LLM engines that decode speculatively: find the
+backends, size their buffers, decode with them."""
 
 EXAMPLES = """\
 examples:
   draftmark list
-  draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
+  draftmark size reference --topk 8 --num-draft-tokens 64
   draftmark doctor"""
 
 
@@ -37,8 +37,11 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     """Examples as written, and the default of every option that has one worth showing."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, [], argparse.SUPPRESS):
+        default = action.default
+        if default is None or default is False or default == argparse.SUPPRESS or default in ([], ()):
             return action.help
+        if isinstance(default, tuple):
+            return f"{action.help} (default: {','.join(map(str, default))})"
         return super()._get_help_string(action)
 
 

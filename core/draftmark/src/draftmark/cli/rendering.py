@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,13 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """While a plugin is loaded: what it prints goes to stderr, so that it cannot spoil a table or an object."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def show(text: str = "", style: str = "") -> None:

@@ -21,6 +21,7 @@ from draftmark import (
     load,
 )
 from draftmark.cli.errors import ArgumentError
+from draftmark.cli.rendering import stdout_for_results
 from draftmark.registry import BACKEND_VARIABLE
 
 from .prompts import Prompt
@@ -112,7 +113,8 @@ def backend_on(args: argparse.Namespace) -> LoadedBackend:
     """
     import torch
 
-    backend = load(args.backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND)
+    with stdout_for_results():
+        backend = load(args.backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND)
     if args.device.partition(":")[0] == backend.info.device:
         backend.require_runtime(args.device)  # it may be what teaches torch this device type
     try:

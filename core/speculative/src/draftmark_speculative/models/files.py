@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 
 STATED = {"attn_logit_softcapping": "attn_logit_softcapping", "attention.sliding_window": "sliding_window"}
 """Metadata (behind the architecture's name) that changes attention, and the configuration field it must equal."""
+BLOCK = re.compile(r"blk\.(\d+)\.")
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight")
+MOST_OF_A_CAUSE = 300
+"""Characters of a foreign error that a sentence quotes, cut between words."""
 _PATCHING = threading.Lock()
 """gguf's module holds one reader at a time."""
 
@@ -139,6 +143,13 @@ def refuse_dropped(reader: gguf.GGUFReader, config: Any, name: str) -> None:
     """Raise `ModelError` for metadata that changes attention and did not reach the (text) `config`."""
     family = str(_value(reader, "general.architecture"))
     tensors = {tensor.name for tensor in reader.tensors}
+    layers = _value(reader, f"{family}.block_count")
+    held = {int(found[1]) for found in map(BLOCK.match, tensors) if found}
+    if isinstance(layers, int) and held and max(held) >= layers:
+        raise ModelError(
+            f"{name} holds weights of {max(held) + 1} layers, but says block_count {layers}, and the rest would be "
+            "dropped; download the model again"
+        )
     scaled = _value(reader, f"{family}.rope.scaling.type") not in (None, "none") or tensors & set(ROPE_TENSORS)
     if scaled and rope_types(config) <= {"default"}:
         raise ModelError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from transformers.utils import logging
 from draftmark import Q_DTYPES, ModelError
 
 from .causal_lm import CausalLM
-from .files import check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
+from .files import MOST_OF_A_CAUSE, check_folder, has_tokenizer, open_gguf, read_once, refuse_dropped
 from .probe import fused_decoder, probe
 from .refusals import refuse, verify
 
@@ -37,11 +38,13 @@ def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch
         device: where the weights go.
 
     Raises:
-        ModelError: nothing there, damaged or incomplete files, or a model that would be run wrongly.
+        ModelError: a device that torch has not, nothing there, damaged or incomplete files, or a model that would be
+            run wrongly.
     """
     if dtype not in Q_DTYPES:
         raise ModelError(f"dtype is {dtype!r}, but weights load as {', '.join(Q_DTYPES)}; choose one of them")
-    path = bundled_model() if path is None else Path(path)
+    _check_device(device)
+    path = bundled_model() if path is None else Path(path).absolute()
     if not path.exists():
         raise ModelError(f"{path} does not exist; name a folder with config.json and *.safetensors, or a .gguf file")
     if path.is_dir():
@@ -126,6 +129,7 @@ def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str)
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below: transformers' own error points at a report that it only logs
             **source,
         )
     except Exception as error:  # damage shows as KeyError, RuntimeError, SafetensorError, …
@@ -145,11 +149,44 @@ def _check_complete(hf: Any, info: Any, shown: Path) -> None:
     modules = {name for name, _ in hf.named_modules()}
     layers = {key: re.match(r".*?layers\.\d+(?=\.)", key) for key in info["unexpected_keys"]}
     dropped = sorted(key for key, layer in layers.items() if layer and layer.group() in modules)
+    beyond = sorted(_beyond(layers.values(), modules, hf.config.get_text_config()))
+    if beyond:
+        raise ModelError(
+            f"{shown.name} holds weights of {beyond[-1] + 1} layers, but its config.json says num_hidden_layers "
+            f"{hf.config.get_text_config().num_hidden_layers}, and the rest would be dropped; use the config.json that "
+            "came with the weights"
+        )
+    wrong = sorted(info["mismatched_keys"])
+    if wrong:
+        key, held, asked = wrong[0]
+        raise ModelError(
+            f"{len(wrong)} tensors of {shown.name} have other shapes than its configuration asks for (first: {key} is "
+            f"{list(held)}, not {list(asked)}); use the config.json that came with the weights"
+        )
     if dropped:
         raise ModelError(
             f"{shown.name} holds {len(dropped)} tensors of the decoder layers (first: {dropped[0]}) that family "
             f"{hf.config.model_type} would drop; use the config.json that came with the weights"
         )
+
+
+def _beyond(layers: Iterable[re.Match[str] | None], modules: set[str], config: Any) -> set[int]:
+    """Indices of layers behind the last one of the model, but for those that its family keeps to guess tokens ahead."""
+    found = {layer.group() for layer in layers if layer}
+    stacks = {name.rpartition(".")[0] for name in found} & modules
+    allowed = int(config.num_hidden_layers) + int(getattr(config, "num_nextn_predict_layers", None) or 0)
+    indices = {int(name.rpartition(".")[2]) for name in found if name.rpartition(".")[0] in stacks}
+    return {index for index in indices if index >= allowed}
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # a build without the device raises AssertionError, RuntimeError, ImportError, …
+        cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …")
+        raise ModelError(
+            f"the weights cannot go to device {str(device)!r} ({cause}); pass cpu, or install a torch for it"
+        ) from None
 
 
 def _read_tokenizer(folder: Path, shown: Path, source: dict[str, str]) -> Any:
@@ -161,7 +198,7 @@ def _read_tokenizer(folder: Path, shown: Path, source: dict[str, str]) -> Any:
 
 def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
     size = f" ({shown.stat().st_size:,} bytes)" if shown.is_file() else ""
-    cause = str(error).strip().split("\n")[0][:200].rstrip(". ")
+    cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …").rstrip(". ")
     return ModelError(
         f"the {what} of {shown.name}{size} cannot be read ({type(error).__name__}: {cause}); "
         "download the model again, or install a transformers release that knows it"

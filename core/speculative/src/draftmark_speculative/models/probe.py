@@ -7,6 +7,7 @@ nothing but attention mixes rows, and that positions reach the model.
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from draftmark import DraftmarkError, ModelError
 
 from .attention import LayerAttention
 from .causal_lm import packed_forward
+from .files import MOST_OF_A_CAUSE
 from .fused import FusedDecoder, fits
 
 REQUESTS, TOKENS = 2, 4
@@ -38,7 +40,7 @@ def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
     except Exception as error:  # any model's forward may raise anything when it is driven in a way it does not know
-        cause = str(error).strip().split("\n")[0]
+        cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …")
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 
 
@@ -65,6 +67,11 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     ours = packed_forward(hf, tokens, near, attention)
     layers = attention.layers(int(config.num_hidden_layers))
     own = hf(input_ids=tokens.view(REQUESTS, TOKENS), use_cache=False).logits.float().flatten(0, 1)
+    if not own.isfinite().all():
+        raise ModelError(
+            f"its own forward gives logits that are not finite in {str(hf.dtype).removeprefix('torch.')}: weights are "
+            "damaged, or too large for it; download them again, or take float32"
+        )
     moved = packed_forward(hf, tokens, far, ProbeAttention())
     one = slice(TOKENS)
     _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so draftmark misses something of it")

@@ -56,8 +56,11 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
     if getattr(config, "use_bidirectional_attention", False):
         yield "it attends both ways (use_bidirectional_attention); use a causal model"
     for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings", "vocab_size"):
-        if not isinstance(getattr(config, field, None), int):
+        value = getattr(config, field, None)
+        if not isinstance(value, int):
             yield f"its configuration has no single {field}, so it is not a plain attention model; use one that has"
+        elif value < 1:
+            yield f"its configuration says {field} {value}, but it must be >= 1; use the config.json of the weights"
     _ = getattr(config, "head_dim", None)  # raises where layers differ
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 SUMMARY = "load each backend in a process of its own: versions, device, reasons"
 EXAMPLES = """\
-Each backend is loaded in a process of its own; one that crashes, hangs or exits is a row, not the end.
+Each backend is loaded in a process of its own; one that crashes, hangs or
+exits is a row, not the end.
   ready    a sample geometry was opened on the device
   refuses  it loads, and says no to the sample geometry
   absent   it loads; its vendor runtime or its device is not here
@@ -35,7 +36,7 @@ examples:
 COLUMNS = (
     Column("backend", style="bold"),
     Column("verdict"),
-    Column("plugin"),
+    Column("plugin", wrap=True),
     Column("torch"),
     Column("device"),
     Column("runtime", wrap=True),
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout:g}, but it must be > 0; give seconds")
+    if args.backend == "":
+        raise ArgumentError("NAME is empty; name a backend (`draftmark list`), or leave it out for all")
     plugins = {row.name: f"{row.distribution} {row.version}" for row in available()}
     reports = []
     for name in [args.backend] if args.backend else sorted(plugins):

@@ -25,8 +25,7 @@ COLUMNS = (
     Column("package"),
     Column("version"),
     Column("contract"),
-    Column("module", style="dim"),
-    Column("note", wrap=True, style="yellow"),
+    Column("module", style="dim", wrap=True),
 )
 
 
@@ -46,12 +45,11 @@ def run(args: argparse.Namespace) -> int:
         backends = [vars(row) | {"note": note} for row, note in zip(found, notes, strict=True)]
         show_json({"schema": SCHEMA, "backends": backends})
         return SUCCESS
-    rows = [
-        (row.name, row.distribution, row.version, f"v{row.contract_major}", row.module, note)
-        for row, note in zip(found, notes, strict=True)
-    ]
-    columns = COLUMNS if any(notes) else COLUMNS[:-1]
-    show_table(columns, [row[: len(columns)] for row in rows])
+    rows = [(row.name, row.distribution, row.version, f"v{row.contract_major}", row.module) for row in found]
+    show_table(COLUMNS, rows)
+    for row, note in zip(found, notes, strict=True):
+        if note:
+            show(f"{row.name} of {row.distribution}: {note}", "yellow")
     show(f"{len(found)} found in installed metadata; none was imported. `draftmark doctor` loads them.", "dim")
     return SUCCESS
 

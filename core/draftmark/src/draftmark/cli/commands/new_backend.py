@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from ..errors import SUCCESS, WRONG_ARGUMENTS
+from ..errors import SUCCESS, ArgumentError
 
 SUMMARY = "write a vendor's package: plain torch that conforms, to put kernels in"
 EXAMPLES = """\
@@ -14,8 +13,9 @@ examples:
   draftmark new-backend my_npu
   draftmark new-backend my_npu --folder plugins
 
-The package it writes installs, loads and conforms: plain torch, right everywhere and slow. Put your kernels in one
-method at a time; `draftmark contract my_npu` says what they get wrong."""
+The package it writes installs, loads and conforms: plain torch, right
+everywhere and slow. Put your kernels in one method at a time;
+`draftmark contract my_npu` says what they get wrong."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         root = write_skeleton(args.name, Path(args.folder))
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return WRONG_ARGUMENTS
+        raise ArgumentError(str(error)) from None
     print(f"wrote {root}\nnext: pip install -e '{root}[test]', then draftmark contract {args.name} --sample 3")
     return SUCCESS

@@ -10,7 +10,7 @@ from ...buffers import BufferSpec
 from ...geometry import Geometry
 from ..errors import SUCCESS
 from ..geometry_arguments import add_geometry_arguments, geometry_of
-from ..rendering import Column, human_bytes, show, show_json, show_table
+from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from ..sizing import LENGTHS, Sizing, sizing
 
 SCHEMA = 1
@@ -18,8 +18,8 @@ SUMMARY = "every buffer of a backend: formula, shape, bytes; no device, no torch
 EXAMPLES = """\
 examples:
   draftmark size reference
-  draftmark size reference --max-num-reqs 256 --max-context-len 131072 --topk 8 --num-steps 5 --num-draft-tokens 64
-  draftmark size cuda_triton --page-size 64 --arch 90 --num-sms 132 --capture-batch-sizes 1,2,4,8
+  draftmark size reference --max-num-reqs 256 --topk 8 --num-draft-tokens 64
+  draftmark size cuda_triton --page-size 64 --capture-batch-sizes 1,2,4,8
   draftmark size reference --modes draft --num-steps 5 --topk 4 --json"""
 
 COLUMNS = (
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Size one geometry on one backend."""
     from ...registry import load
 
-    backend = load(args.backend)
+    with stdout_for_results():
+        backend = load(args.backend)
     geometry = geometry_of(args, backend.info)
     sized = sizing(backend, geometry)
     if args.json:
@@ -86,10 +87,8 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
     _show_buffers("the core's batch tensors beside them", sized.batch, sized.batch_bytes)
     show()
     pages = sized.pages
-    show(
-        f"KV cache: {human_bytes(pages.page_bytes)} a page and layer; {pages.pages:,} pages let every request fill its "
-        f"context ({pages.formula}): {human_bytes(pages.bytes)} a layer"
-    )
+    show(f"KV cache: {human_bytes(pages.page_bytes)} a page and layer; {human_bytes(pages.bytes)} a layer")
+    show(f"{pages.pages:,} pages let every request fill its context: {pages.formula}")
 
 
 def _show_buffers(title: str, specs: Sequence[BufferSpec], total: int) -> None:
