@@ -6,10 +6,12 @@ helper with the package; `Stage` lays it out in pages and runs it through a back
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -135,6 +137,32 @@ def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutco
         return CommandOutcome(code, captured.out, captured.err)
 
     return run
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is given."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def plain(self) -> str:
+        """What it shows, without colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Terminal]:
+    """(stream, columns) → a terminal in the place of stdout or stderr."""
+
+    def make(stream: str, columns: int) -> Terminal:
+        made = Terminal()
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, stream, made)
+        return made
+
+    return make
 
 
 COMPLETE = """

@@ -63,30 +63,59 @@ def test_every_command_of_the_tutorial_is_one(written):
         assert not [word for word in words if word.startswith("--") and word not in done.stdout], (command, words)
 
 
-def test_the_tutorials_backend_is_found_sized_and_examined(tugboat):
-    """`list`, `size` and `doctor` of the tutorial's first step work."""
-    assert "tugboat" in run(*CLI, "list", path=tugboat).stdout
-    size = run(*CLI, "size", "tugboat", "--topk", "4", "--num-draft-tokens", "16", path=tugboat)
-    assert size.returncode == 0 and "slots" in size.stdout, size.stderr
-    doctor = run(*CLI, "doctor", "tugboat", path=tugboat)
-    assert doctor.returncode == 0 and "ready" in doctor.stdout, doctor.stdout + doctor.stderr
+def printed(number):
+    """Lines of one of the page's shell blocks: what they install, and what else they do."""
+    lines = [text for kind, _, text in BLOCK.findall(TUTORIAL) if kind == "sh"][number].splitlines()
+    installed = [word.strip("'") for line in lines if line.startswith("pip") for word in line.split()[2:]]
+    return installed, [line for line in lines if not line.startswith("pip")]
 
 
-def test_the_tutorials_backend_meets_a_sample_of_the_contract(tugboat, tmp_path):
-    """One case of each rule of the sizing and host tiers: nothing fails, and nothing is left unjudged."""
-    record = tmp_path / "verdict.json"
-    done = run(*CLI, "contract", "tugboat", "--sample", "1", "--json", str(record), path=tugboat)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    counts = json.loads(record.read_text())["counts"]
+@pytest.fixture
+def followed(written, environment, build, tmp_path):
+    """Follows the page in an environment that has what it installs and no more, from the wheels of this repository."""
+
+    def follow(lines, *installed, **replaced):
+        commands = environment(*installed, bare=(build(written, tmp_path),))
+        shown = {}
+        for line in lines:
+            for word, value in replaced.items():
+                line = line.replace(word, value)
+            words = ("env", "-i", "OMP_NUM_THREADS=1", f"HOME={Path.home()}", f"PATH={commands}:/usr/bin:/bin")
+            done = subprocess.run((*words, "bash", "-c", line), cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
+            shown[line.split()[1]] = done.stdout
+        return shown
+
+    return follow
+
+
+def test_the_first_step_works_as_printed(followed, tmp_path):
+    """Found, examined, sized and judged: one case of each rule, of which none fails and none is left unjudged."""
+    installed, (begin, *rest) = printed(0)
+    assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
+    installed.remove("-e")
+    shown = followed(rest, *installed)
+    assert "tugboat" in shown["list"] and "ready" in shown["doctor"] and "slots" in shown["size"]
+    counts = json.loads((tmp_path / "sample.json").read_text())["counts"]
     assert counts["passed"] and not counts["declared"] + counts["unjudged"] + counts["failed"], counts
 
 
 @pytest.mark.slow
-def test_the_tutorials_backend_conforms(tugboat):
-    """Every case of the sizing and host tiers, as the page says."""
-    done = run(*CLI, "contract", "tugboat", path=tugboat)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "tugboat conforms to draftmark contract" in done.stdout
+def test_the_verdict_is_the_one_that_the_page_promises(followed):
+    """Proved, and every case of the sizing and host tiers: it conforms."""
+    shown = followed(printed(1)[1], *printed(0)[0][:2])
+    assert "tugboat conforms to draftmark contract" in shown["contract"]
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_real_text_works_as_printed(followed):
+    """The page's last step, on the bundled model: equal to plain decoding and to transformers."""
+    from draftmark_speculative.models.loading import bundled_model
+
+    installed, lines = printed(3)
+    shown = followed(lines, *printed(0)[0][:2], *installed, MODEL_FOLDER=str(bundled_model()))
+    assert "equal to plain decoding and transformers' generate" in shown["generate"]
 
 
 SAME_TEXT = """

@@ -125,7 +125,14 @@ def stage(folder: Path) -> None:
 def navigation(folder: Path) -> list[object]:
     """The menu: titles and pages, less those that are not there (a page of an engine comes with its adapter)."""
     menu: list[tuple[str, list[tuple[str, str]]]] = [
-        ("Start", [("Install and try", "index.md"), ("What backends serve", "compatibility.md"), ("What was run", "what-was-run.md")]),
+        (
+            "Start",
+            [
+                ("Install and try", "index.md"),
+                ("What backends serve", "compatibility.md"),
+                ("What was run", "what-was-run.md"),
+            ],
+        ),
         ("Use", [("With vLLM", "vllm.md"), ("With SGLang", "sglang.md"), ("Speculation", "speculation.md")]),
         ("Judge", [("The contract", "contract.md"), ("Reading a failure", "reading-a-failure.md")]),
         ("Write a backend", [("From an empty folder", "writing-a-backend.md"), ("Hooks", "hooks.md")]),

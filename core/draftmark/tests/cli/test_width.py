@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,27 +10,15 @@ import pytest
 
 from draftmark.cli import main
 
-Run = Callable[..., Any]
-
-
-class Terminal(io.StringIO):
-    """A terminal that keeps what it is given."""
-
-    def isatty(self) -> bool:
-        return True
-
 
 @pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def on_terminal(terminal: Callable[..., Any]) -> Callable[..., str]:
     """What a command shows at 80 columns, without colours."""
 
     def run(*argv: object) -> str:
-        terminal = Terminal()
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(sys, "stdout", terminal)
+        shown = terminal("stdout", 80)
         assert main([str(word) for word in argv]) == 0
-        return re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+        return str(shown.plain)
 
     return run
 

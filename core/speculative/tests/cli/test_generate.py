@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,22 +101,14 @@ def test_the_summary_in_a_pipe_is_plain_text(generate: Run) -> None:
     assert "mean accepted length" in done.out
 
 
-def test_a_terminal_sees_a_live_line(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_a_live_line(generate: Run, terminal: Callable[..., Any]) -> None:
     """On a terminal stderr carries tokens, speed, accepted length and KV pages while stdout stays clean."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "stderr", terminal)
+    shown = terminal("stderr", 200)
     done = generate("--json")
     assert done.code == 0
     assert done.json["totals"]["tokens"] == 72
     for part in ("tokens · ", " tokens/s · accepted ", " KV pages · ", "3/3 done"):
-        assert part in terminal.getvalue()
+        assert part in shown.getvalue()
 
 
 def test_backend_from_the_environment(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,21 +243,13 @@ def test_ctrl_c_while_checking_keeps_the_texts(generate: Run, monkeypatch: pytes
     assert done.code == 130 and done.json["check"] is None and done.json["totals"]["tokens"] == 72
 
 
-def test_the_table_fits_a_terminal(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_fits_a_terminal(generate: Run, terminal: Callable[..., Any]) -> None:
     """At 80 columns a long prompt is folded; the other columns stay whole."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "stdout", terminal)
+    shown = terminal("stdout", 80)
     assert generate("--prompt-ids", ",".join(["15"] * 60)).code == 0
-    rows = terminal.getvalue().split("interrupted")[0].splitlines()
-    heading = next(number for number, line in enumerate(rows) if "tokens/round" in line)
-    table = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in rows[heading : heading + 7]]
-    assert max(map(len, table)) <= 80
-    assert table[0].split() == ["#", "prompt", "prompt", "tokens", "tokens", "tokens/round", "finish"]
-    assert table[2].split()[0] == "1" and table[2].split()[-1] == "length"
+    lines = shown.plain.splitlines()
+    heading = next(number for number, line in enumerate(lines) if "tokens/round" in line)
+    assert max(map(len, lines[heading : heading + 6])) <= 80
+    assert lines[heading].split() == ["#", "prompt", "prompt", "tokens", "tokens", "tokens/round", "finish"]
+    first = lines[heading + 2].split()
+    assert (first[0], first[-1]) == ("1", "length")
