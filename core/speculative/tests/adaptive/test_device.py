@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
-from core.speculative.tests.accelerator import BACKENDS, COUNT, NEEDS_CUDA, on, starts, wanted
+from core.speculative.tests.accelerator import BACKENDS, COUNT, NEEDS_CUDA, decode_without_a_wait, on, starts, wanted
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
 
 pytestmark = NEEDS_CUDA
@@ -71,22 +70,4 @@ def test_no_step_waits_for_the_device(table, backend, row_s):
     """With overlap and graphs torch finds no hidden wait in drafting, resting, catching up, joining and leaving."""
     drafts = Eagle(on("cuda")[1], 4, 3, 12)
     engine = Engine(on("cuda")[0], configure(drafts, table(row_s), backend=backend, guard=False))
-    prompts = starts()
-    engine.submit(prompts[0], 3)  # the first prefill compiles what is not captured
-    while engine.busy:
-        engine.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ids = [engine.submit(prompt, COUNT) for prompt in prompts[:3]]
-        for _ in range(4):
-            engine.step()
-        ids += [engine.submit(prompt, COUNT) for prompt in prompts[3:]]
-        engine.step()
-        engine.cancel(ids[1])
-        while engine.busy:
-            engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    texts = wanted(Sampling())
-    for one in (0, 2, 3, 4, 5):
-        assert engine.output(ids[one]) == texts[one]
+    decode_without_a_wait(engine)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
-from core.speculative.tests.accelerator import BACKENDS, COUNT, NEEDS_CUDA, on, starts, wanted
+from core.speculative.tests.accelerator import BACKENDS, COUNT, NEEDS_CUDA, decode_without_a_wait, on, starts, wanted
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Sampling, generate
 
 pytestmark = NEEDS_CUDA
@@ -56,26 +55,7 @@ def test_no_step_waits_for_the_device(backend, shape, host):
     """With overlap and graphs, torch finds no hidden synchronisation in prefill, drafting, rounds or reservations;
     requests join and leave meanwhile, and the one wait is for the tokens of the round before."""
     engine = Engine(on("cuda")[0], configure(shape, True, host, backend=backend, graph=True, guard=False))
-    prompts = starts()
-    # The first prefill compiles what is not captured.
-    engine.submit(prompts[0], 3)
-    while engine.busy:
-        engine.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        ids = [engine.submit(prompt, COUNT) for prompt in prompts[:3]]
-        for _ in range(4):
-            engine.step()
-        ids += [engine.submit(prompt, COUNT) for prompt in prompts[3:]]
-        engine.step()
-        engine.cancel(ids[1])
-        while engine.busy:
-            engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    texts = wanted(Sampling())
-    for one in (0, 2, 3, 4, 5):
-        assert engine.output(ids[one]) == texts[one]
+    decode_without_a_wait(engine)
 
 
 def test_the_host_is_ahead_of_the_device():
