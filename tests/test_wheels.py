@@ -45,6 +45,9 @@ def test_the_core_needs_neither_torch_nor_pytest(environment: Environment) -> No
     listed, sized = run(commands / "draftmark", "list"), run(commands / "draftmark", "size", "reference")
     assert "reference" in listed.stdout and not listed.returncode, listed.stderr
     assert "slot_mapping" in sized.stdout and not sized.returncode, sized.stderr
+    examined = run(commands / "draftmark", "doctor")
+    assert examined.returncode == 0, examined.stdout + examined.stderr
+    assert "reference absent: torch is not installed; pip install 'draftmark[torch]'" in examined.stdout
     judging, decoding = "draftmark-contract[torch]", "draftmark-speculative[hf]"
     for command, wheel in (("contract", judging), ("bench", judging), ("generate", decoding)):
         absent = run(commands / "draftmark", command, "reference")

@@ -71,6 +71,12 @@ def test_an_unknown_backend_is_a_row(draftmark: Run) -> None:
     assert "pip install its package, e.g. draftmark-atlantis" in done.out
 
 
+def test_an_empty_name_is_a_wrong_argument(draftmark: Run) -> None:
+    """It does not stand for all of them."""
+    done = draftmark("doctor", "")
+    assert done.code == 2 and done.err.startswith("draftmark doctor: NAME is empty; ")
+
+
 def test_the_timeout_must_be_positive(draftmark: Run) -> None:
     """A timeout of 0 is a wrong argument."""
     done = draftmark("doctor", "--timeout", 0)

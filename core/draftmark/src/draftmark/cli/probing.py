@@ -75,7 +75,7 @@ class Probe:
         backend = load(self.report.backend)
         self.report.runtime = {name: _version(name) for name in backend.info.runtime}
         self._enter("importing torch")
-        self.report.torch = _torch_version()
+        self.report.torch = _torch_version(backend.name)
         self._enter("looking for its device")
         device = "cpu" if backend.info.device == "any" else backend.info.device
         self.report.device = device
@@ -121,7 +121,10 @@ def _open(backend: LoadedBackend, geometry: Geometry, device: str) -> None:
     backend.graph_state(geometry, torch.device(device))
 
 
-def _torch_version() -> str:
+def _torch_version(backend: str) -> str:
+    if importlib.util.find_spec("torch") is None:
+        remedy = "pip install 'draftmark[torch]'"
+        raise BackendLoadError(backend, LoadFailure.RUNTIME_ABSENT, "torch is not installed", remedy)
     try:
         import torch
     except Exception as error:  # torch may fail to import in any way, for instance through a device's plugin
