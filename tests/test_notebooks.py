@@ -12,7 +12,6 @@ pytest.importorskip("nbclient")
 ALL = sorted(notebooks.FOLDER.glob("*.ipynb"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_a_notebook_gives_what_it_shows(path):
     """Run in a process of its own, every cell gives what is stored: `python -m tools.docs.notebooks` stores it."""
