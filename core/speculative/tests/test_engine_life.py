@@ -126,6 +126,13 @@ def test_host_syncs_are_counted(make_model, prompts):
         ({"speculate": Ngram(num_draft_tokens=0)}, GeometryError, "draft.num_draft_tokens is 0"),
         ({"max_context_len": 0}, GeometryError, "limits.max_context_len is 0"),
         ({"max_num_reqs": 0}, GeometryError, "limits.max_num_reqs is 0"),
+        ({"max_num_reqs": 2.5, "graph": True}, RequestError, "max_num_reqs is 2.5, but it must be an integer"),
+        ({"max_context_len": "64"}, RequestError, "max_context_len is '64', but it must be an integer"),
+        ({"num_pages": 7.0}, RequestError, "num_pages is 7.0"),
+        ({"num_pages": 0}, RequestError, "num_pages is 0, but it must be >= 1"),
+        ({"overlap": "no"}, RequestError, "overlap is 'no', but it must be True or False"),
+        ({"backend": 3}, RequestError, "backend is 3, but it must be a name"),
+        ({"sampling": None}, RequestError, "sampling is None, but it must be a Sampling"),
         ({"max_context_len": 257}, GeometryError, "257, but model 'tiny-llama' was made for 256"),
     ],
 )
@@ -150,6 +157,15 @@ def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, na
     while engine.busy:
         engine.step()
     assert len(engine.output(good)) == 5
+
+
+@pytest.mark.parametrize("stop", [3, ["x"], [1.5]])
+def test_stop_tokens_are_integers(make_model, stop):
+    """A text in their place would never be met."""
+    engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
+    with pytest.raises(RequestError, match="but it must be token ids"):
+        engine.submit([1], 4, stop)
+    assert not engine.busy
 
 
 def test_a_prompt_may_be_an_array_or_a_tensor(make_model, plain_text):

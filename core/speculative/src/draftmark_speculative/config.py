@@ -45,7 +45,7 @@ class EngineConfig:
         guard: guard words and poison in the arenas; None reads DRAFTMARK_GUARD.
 
     Raises:
-        RequestError: host_lengths that are no `HostKind`, or speculate that is no `Speculation`.
+        RequestError: a field of another type, or fewer pages than one. The geometry refuses the other counts.
     """
 
     backend: str = "reference"
@@ -63,6 +63,7 @@ class EngineConfig:
     guard: bool | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.host_lengths not in tuple(HostKind):
             kinds = ", ".join(HostKind)
             raise RequestError(f"host_lengths is {self.host_lengths!r}, but it must be one of {kinds}; use a HostKind")
@@ -76,6 +77,26 @@ class EngineConfig:
                 f"speculate is {self.speculate!r}, but it must be a Speculation, 'adaptive' or None; "
                 "write Adaptive(Eagle()) or Ngram()"
             )
+
+    def _check_types(self) -> None:
+        """Nothing is taken for what it resembles: "no" is true, and 7.0 pages are no count."""
+        counts = {name: getattr(self, name) for name in ("max_num_reqs", "max_context_len")}
+        counts |= {} if self.num_pages is None else {"num_pages": self.num_pages}
+        for name, value in counts.items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise RequestError(f"{name} is {value!r}, but it must be an integer; give a count")
+        if self.num_pages is not None and self.num_pages < 1:
+            raise RequestError(f"num_pages is {self.num_pages}, but it must be >= 1; leave it out for what is needed")
+        switches = {"graph": self.graph, "overlap": self.overlap} | (
+            {} if self.guard is None else {"guard": self.guard}
+        )
+        for name, switch in switches.items():
+            if not isinstance(switch, bool):
+                raise RequestError(f"{name} is {switch!r}, but it must be True or False; give one of them")
+        if not isinstance(self.backend, str):
+            raise RequestError(f"backend is {self.backend!r}, but it must be a name; `draftmark list` shows them")
+        if not isinstance(self.sampling, Sampling):
+            raise RequestError(f"sampling is {self.sampling!r}, but it must be a Sampling; Sampling() is greedy")
 
     @property
     def speculation(self) -> Speculation:

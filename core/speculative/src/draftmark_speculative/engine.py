@@ -17,7 +17,7 @@ from .forwards import Forwards
 from .layers import open_layers
 from .models import CausalLM
 from .pending import HostView, PendingForward
-from .request import FinishReason, Progress, Request, checked_request
+from .request import FinishReason, Progress, Request, checked_request, checked_stop
 from .scheduler import Scheduler, by_row
 from .state import DeviceState, GraphRunner
 from .statistics import Statistics
@@ -98,11 +98,12 @@ class Engine:
         """
         limit = self.geometry.limits.max_context_len
         tokens, count = checked_request(prompt, max_new_tokens, limit, self.model.vocab_size)
+        ended = checked_stop(stop)
         needed = self._scheduler.pages_at_worst(min(len(tokens) + count, limit))
         if needed > self.pages.total:
             raise CacheExhausted(needed, self.pages.total, self.pages.total)
         request = Request(self._next_id, tuple(tokens), count, tokens)
-        request.stop = frozenset(stop) | frozenset(self.model.stop_token_ids)
+        request.stop = ended | frozenset(self.model.stop_token_ids)
         self._drafting.begin(request)
         self._next_id += 1
         self._requests[request.id] = request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import index
@@ -92,6 +92,18 @@ class Request:
         if len(self.tokens) == max_context_len:
             return FinishReason.CONTEXT
         return None
+
+
+def checked_stop(stop: Iterable[int]) -> frozenset[int]:
+    """Token ids that end a request.
+
+    Raises:
+        RequestError: no integers.
+    """
+    try:
+        return frozenset(index(token) for token in stop)
+    except TypeError as error:
+        raise RequestError(f"stop is {stop!r}, but it must be token ids: {error}; pass a list of integers") from None
 
 
 def checked_request(

@@ -29,7 +29,7 @@ class Sampling:
         seed: of the whole engine; each request adds its own id.
 
     Raises:
-        RequestError: a value out of range, NaN included.
+        RequestError: a value out of range, NaN included, or no number.
     """
 
     temperature: float = 0.0
@@ -37,6 +37,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind in (("temperature", (int, float)), ("top_p", (int, float)), ("seed", (int,))):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                wanted = "an integer" if kind == (int,) else "a number"
+                raise RequestError(f"{name} is {value!r}, but it must be {wanted}; use its default where in doubt")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise RequestError(f"temperature is {self.temperature}, but it must be finite and >= 0; use 0 for greedy")
         if not 0 < self.top_p <= 1:
