@@ -17,7 +17,8 @@ from draftmark_speculative.sampling import uniform
     ("settings", "named"),
     [({"temperature": float("nan")}, "temperature is nan"), ({"temperature": -1.0}, "temperature is -1"),
      ({"temperature": float("inf")}, "temperature is inf"), ({"top_p": 0.0}, "top_p is 0.0"),
-     ({"temperature": "hot"}, "temperature is 'hot'"), ({"top_p": None}, "top_p is None"), ({"seed": 1.5}, "seed is 1.5"),
+     ({"temperature": "hot"}, "temperature is 'hot'"), ({"top_p": None}, "top_p is None"),
+     ({"seed": 1.5}, "seed is 1.5"),
      ({"top_p": 1.5}, "top_p is 1.5"), ({"top_p": float("nan")}, "top_p is nan")],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(settings, named):
