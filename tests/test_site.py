@@ -57,6 +57,12 @@ def test_what_a_block_prints_is_no_link(tmp_path):
     assert "f[0](nowhere.py)" in (tmp_path / "page.md").read_text()
 
 
+def test_a_block_with_a_file_is_a_block(tmp_path):
+    """Its name becomes a title: Markdown would take the whole block for text."""
+    staging.Stage(tmp_path).write("page.md", "```toml file=a/b.toml\nx = 1\n```\n", ROOT / "docs" / "page.md")
+    assert (tmp_path / "page.md").read_text() == '```toml title="a/b.toml"\nx = 1\n```\n'
+
+
 def test_every_command_has_its_reference():
     """Each installed command stands on the page, and the page does not depend on the terminal's width."""
     page = commands.page()
@@ -94,9 +100,13 @@ def test_the_link_checker_finds_what_leads_nowhere(tmp_path):
     )
     (tmp_path / "b.html").write_text('<p id="here"></p><a href="a.html#top">a</a>')
     assert links.faults(tmp_path) == []
-    (tmp_path / "b.html").write_text('<a href="c.html">c</a><script src="https://example.org/x.js"></script>')
+    (tmp_path / "a.html").write_text('<h1 id="top">A</h1><code>```sh</code><a href="b.html#here">b</a>')
+    (tmp_path / "b.html").write_text(
+        '<p>```toml file=x y</p><a href="c.html">c</a><script src="https://example.org/x.js"></script>'
+    )
     assert links.faults(tmp_path) == [
         "a.html links to b.html#here: no anchor here",
         "b.html loads https://example.org/x.js from a network",
+        "b.html shows '```toml file=x y' as text: its block was not recognised",
         "b.html links to c.html: no such file",
     ]

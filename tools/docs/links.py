@@ -1,4 +1,4 @@
-"""Checks a built site: every link and anchor inside it leads somewhere, and no page loads anything from a network.
+"""Checks a built site: links and anchors lead somewhere, no network is asked, and no block is shown as text.
 
 python -m tools.docs.links build/site
 """
@@ -14,36 +14,50 @@ from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 """What a browser fetches by itself, by element."""
+VERBATIM = ("code", "pre", "script", "style")
 
 
 @dataclass
 class Page(HTMLParser):
-    """What one page links to, loads, and can be linked at."""
+    """What one page links to, loads, and can be linked at; `fences` are lines that should have begun a block."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)
+    fences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
+        self._verbatim = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an element's link, what it loads, and its id."""
         told = dict(attrs)
+        self._verbatim += tag in VERBATIM
         self.anchors.update(value for value in (told.get("id"), told.get("name")) if value)
         if tag == "a" and told.get("href"):
             self.links.append(str(told["href"]))
         elif tag in LOADED and told.get(LOADED[tag]) and told.get("rel") not in ("canonical", "prev", "next"):
             self.loaded.append(str(told[LOADED[tag]]))
 
+    def handle_endtag(self, tag: str) -> None:
+        """Leave what is shown as it is written."""
+        self._verbatim -= tag in VERBATIM
+
+    def handle_data(self, data: str) -> None:
+        """Note a fence that Markdown took for text."""
+        if not self._verbatim and "```" in data:
+            self.fences.append(data[data.index("```") :].split("\n")[0])
+
 
 def faults(site: Path) -> list[str]:
-    """One sentence for each link that leads nowhere and each thing that is loaded from elsewhere."""
+    """One sentence for each link that leads nowhere, thing that is loaded from elsewhere, and block that is none."""
     pages = {path: _page(path) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():
         name = path.relative_to(site)
         found += [f"{name} loads {one} from a network" for one in page.loaded if _is_away(one)]
+        found += [f"{name} shows {one!r} as text: its block was not recognised" for one in page.fences]
         here = [one for one in (*page.links, *page.loaded) if not _is_away(one)]
         found += [f"{name} links to {one}: {why}" for one in here if (why := _wrong(path, one, pages, site))]
     return list(dict.fromkeys(found))

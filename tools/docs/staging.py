@@ -20,6 +20,8 @@ from . import api, commands, matrix, notebooks
 from .kills import DOCS, ROOT, page_of_specification
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+FILE = re.compile(r"^(```\w+) file=(\S+)$", re.MULTILINE)
+"""How a page names the file that a block holds; a title on the site, for Markdown takes the line for text."""
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SHOWN = {".py": "python", ".toml": "toml", ".sh": "bash", ".cpp": "cpp", ".yml": "yaml", ".txt": "text", "": "text"}
 """Files that become a page, by suffix, and the language of their block; others are copied as they are."""
@@ -51,7 +53,7 @@ class Stage:
         """A page, its links turned to places of the site; `source` is what they count from."""
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self._linked(text, source, name), encoding="utf-8")
+        target.write_text(FILE.sub(r'\1 title="\2"', self._linked(text, source, name)), encoding="utf-8")
 
     def _named(self, source: Path) -> str:
         if source.is_relative_to(DOCS):
