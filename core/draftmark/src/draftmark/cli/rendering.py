@@ -52,7 +52,7 @@ def show(text: str = "", style: str = "") -> None:
     if out.is_terminal:
         out.print(text, style=style or None, soft_wrap=True)
     else:
-        print(text)
+        print(text, flush=True)
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> None:
