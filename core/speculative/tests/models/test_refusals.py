@@ -163,7 +163,7 @@ def test_a_forward_of_another_kind_is_one_sentence() -> None:
     """Whatever a family raises when it is driven like this, the message stays one sentence."""
     hf = tiny_hf_model("llama")
     hf.model.layers[0].mlp.register_forward_hook(lambda *_: (_ for _ in ()).throw(TypeError("no such\nkeyword")))
-    _refused(hf, re.escape("its forward raised TypeError: no such; use another model"))
+    _refused(hf, re.escape("its forward raised TypeError: no such keyword; use another model"))
 
 
 def test_a_refusal_leaves_the_model_as_it_was() -> None:
