@@ -70,6 +70,6 @@ def test_a_mutants_killers_are_the_bugs(tmp_path):
 
 
 def test_every_check_has_a_number():
-    """Rule 1 is the first of docs/rules.toml, and no two rules have one number."""
+    """Rule 1 is the first of draftmark_contract/rules.toml, and no two rules have one number."""
     numbers = [rule.number for rule in rules().values()]
     assert numbers == sorted(set(numbers)) and rules()["load.describes_itself"].number == 1

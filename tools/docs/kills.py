@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftmark_contract.check import Check, all_checks
+from draftmark_contract.judge.rules import ON_DEVICE, name_of, numbers
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 THREAD = re.compile(r"[\w./()-]+#\d+")
 NOTHING = ("not run yet", "**nothing**")
-ON_DEVICE = "_on_device"
+NUMBERS = ROOT / "core" / "contract" / "src" / "draftmark_contract" / "rules.toml"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Rule:
     """One numbered rule of the contract.
 
     Attributes:
-        number: its place in docs/rules.toml; never given to another rule.
+        number: its place in rules.toml; never given to another rule.
         check: the check that decides it, the host's where there are two.
         tiers: ``"host and device"``.
     """
@@ -69,7 +70,7 @@ def mutants(page: Path = DOCS / "contract-kills.md") -> dict[str, Mutant]:
             continue
         name, what, source, _, killers = cells
         known = found[name].killers if name in found else ()
-        new = () if killers in NOTHING else tuple(_rule_of(one) for one in killers.split(", "))
+        new = () if killers in NOTHING else tuple(one.removesuffix(ON_DEVICE) for one in killers.split(", "))
         found[name] = Mutant(name, what, frozenset(THREAD.findall(source)), tuple(dict.fromkeys(known + new)))
     return found
 
@@ -78,17 +79,16 @@ def rules() -> dict[str, Rule]:
     """Every rule by the name of its check, in the order of their numbers.
 
     Raises:
-        ValueError: docs/rules.toml lacks a check or names one that is not there.
+        ValueError: rules.toml lacks a check or names one that is not there.
     """
     by_name: dict[str, list[Check]] = {}
     for check in all_checks():
-        by_name.setdefault(_rule_of(check.name), []).append(check)
-    numbered: list[str] = tomllib.loads((DOCS / "rules.toml").read_text(encoding="utf-8"))["rules"]
-    gone = tomllib.loads((DOCS / "rules.toml").read_text(encoding="utf-8"))["gone"]
+        by_name.setdefault(name_of(check), []).append(check)
+    numbered, gone = numbers()
     wrong = sorted(set(by_name) - set(numbered)) + sorted(set(numbered) - set(by_name) - set(gone))
     if wrong or len(set(numbered)) < len(numbered):
         raise ValueError(
-            f"docs/rules.toml and the checks differ in {', '.join(wrong) or 'a name given twice'}; "
+            f"rules.toml and the checks differ in {', '.join(wrong) or 'a name given twice'}; "
             "`make pages` appends a new check; add one that is gone to `gone`"
         )
     return {
@@ -99,14 +99,9 @@ def rules() -> dict[str, Rule]:
 
 
 def number_new_checks() -> None:
-    """Append each check that has no number to docs/rules.toml, in the order of learning; no number changes."""
-    page = DOCS / "rules.toml"
-    text = page.read_text(encoding="utf-8")
+    """Append each check that has no number to rules.toml, in the order of learning; no number changes."""
+    text = NUMBERS.read_text(encoding="utf-8")
     known = tomllib.loads(text)["rules"]
-    new = [name for name in dict.fromkeys(_rule_of(check.name) for check in all_checks()) if name not in known]
-    page.write_text(text.replace("\n]\n", "".join(f'\n    "{name}",' for name in new) + "\n]\n", 1), encoding="utf-8")
-
-
-def _rule_of(check: str) -> str:
-    """A check's name without its tier; the one check that is on the device alone keeps its own."""
-    return check.removesuffix(ON_DEVICE)
+    new = [name for name in dict.fromkeys(map(name_of, all_checks())) if name not in known]
+    added = "".join(f'\n    "{name}",' for name in new)
+    NUMBERS.write_text(text.replace("\n]\n", f"{added}\n]\n", 1), encoding="utf-8")

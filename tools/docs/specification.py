@@ -2,7 +2,7 @@
 
     python -m tools.docs.specification
 
-Rules are numbered by docs/rules.toml, so that a number means one rule for ever.
+Rules are numbered by draftmark_contract/rules.toml, so that a number means one rule for ever.
 """
 
 from __future__ import annotations

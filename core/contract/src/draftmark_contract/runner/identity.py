@@ -25,8 +25,8 @@ STEP_PATH = (
 """Modules and packages of draftmark whose code runs, or decides sizes, from `open` to the end of a step."""
 BESIDE = ("errors", "version", "hookspecs")
 """What they import and does not run in a step: sentences, a number, and the declaration of the hooks."""
-NOT_JUDGING = ("cli/", "runner/")
-"""Parts of the suite that show what was judged…"""
+NOT_JUDGING = ("cli/", "runner/", "judge/", "rules.toml")
+"""Parts of the suite that show what was judged, or judge what is no plugin…"""
 JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py")
 """… but for these, which decide how an item ends."""
 PLUGIN, CORE, SUITE = "plugin", "core", "suite"

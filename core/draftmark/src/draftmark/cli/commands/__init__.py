@@ -14,11 +14,12 @@ from typing import Protocol, cast
 from ...errors import DraftmarkError
 
 GROUP = "draftmark.commands"
-ORDER = ("list", "doctor", "size", "generate", "contract", "prove", "bench", "new-backend")
+ORDER = ("list", "doctor", "size", "generate", "contract", "judge", "prove", "bench", "new-backend")
 """Of `draftmark --help`; commands of other distributions follow by name."""
 PARTS = {
     "generate": "pip install 'draftmark-speculative[hf]'",
     "contract": "pip install 'draftmark-contract[torch]'",
+    "judge": "pip install 'draftmark-contract[torch]'",
     "prove": "pip install 'draftmark-contract[proof]'",
     "bench": "pip install 'draftmark-contract[torch]'",
 }

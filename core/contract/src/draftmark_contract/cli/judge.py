@@ -1,0 +1,108 @@
+"""`draftmark judge ENGINE:TARGET`: ask a backend that was written for an engine what the contract asks of a plugin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+SUMMARY = "judge a backend of vLLM or SGLang as it is installed here"
+EXAMPLES = """\
+Without a target it lists the engines, their backends and what each needs to be installed.
+A backend is asked what can be asked through its engine's own interface. What cannot be asked is counted apart, and
+so is what the engine's own predicates refuse: neither is "right".
+Exit code 0: everything that was asked is right; 1: something is wrong, or it could not be judged; 2: wrong arguments.
+
+examples:
+  draftmark judge
+  draftmark judge vllm:CPU_ATTN
+  draftmark judge vllm:TRITON_ATTN --json verdict.json
+  draftmark judge vllm:TRITON_ATTN --list
+  draftmark judge vllm:FLASH_ATTN --device cuda -k graphs
+  draftmark judge sglang:triton --item 'numerics.match_float64[decode]'"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("target", metavar="ENGINE:TARGET", nargs="?", help="a backend, as the engine names it")
+    parser.add_argument("--device", help="torch device, e.g. cuda (default: the first that the backend is judged on)")
+    parser.add_argument("--list", action="store_true", help="its items, without running one")
+    parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
+    parser.add_argument("-k", metavar="TEXT", default="", help="run the items whose id contains this; gives no verdict")
+    parser.add_argument(
+        "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """List what can be judged, or judge it."""
+    from ..judge.engines import find
+
+    if args.target is None:
+        return _overview()
+    engine, info = find(args.target)
+    device = args.device or info.devices[0]
+    _check(args, info.devices, device)
+    if args.list:
+        return _list(engine, info.name, device)
+    return _judge(args, engine, info.name, device)
+
+
+def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> None:
+    from draftmark.cli.errors import ArgumentError
+
+    if device.partition(":")[0] not in devices:
+        raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(devices)}")
+    if args.json is not None and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        raise ArgumentError(f"--json {args.json} names no file in a folder that exists; make the folder first")
+
+
+def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -> int:
+    import sys
+
+    from ..judge.report import lines_of
+    from ..judge.run import judge
+
+    def say(line: str) -> None:
+        print(f"draftmark judge: {line}", file=sys.stderr)
+
+    verdict = judge(engine, target, device, args.item, args.k, say)  # type: ignore[arg-type]
+    if args.json is not None:
+        text = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"
+        Path(args.json).write_text(text, encoding="utf-8")
+    print("\n".join(lines_of(verdict)))
+    return verdict.exit_code
+
+
+def _list(engine: object, target: str, device: str) -> int:
+    from ..judge.rules import rules
+    from ..judge.run import listed
+
+    items, error = listed(engine, target, device)  # type: ignore[arg-type]
+    if error:
+        print(f"it could not be opened: {error}")
+        return 1
+    for item in items:
+        rule = rules().get(item["rule"])
+        print(f"{item['id']}  (rule {rule.number if rule else '?'})")
+    print(f"{len(items)} items")
+    return 0
+
+
+def _overview() -> int:
+    """Engines, their targets, and what each lacks here."""
+    from draftmark.cli.rendering import Column, show, show_table
+
+    from ..judge.engines import absent, engines, lacks
+
+    rows = []
+    for name, engine in engines().items():
+        show(f"{name}: {engine.version() or 'not installed'}")
+        for info in engine.targets():
+            state = lacks(engine, info) or "ready"
+            rows.append((f"{name}:{info.name}", ", ".join(info.devices), state, info.what))
+    for name, remedy in absent().items():
+        show(f"{name}: its targets are not installed; {remedy}")
+    if rows:
+        show_table((Column("target", style="bold"), Column("devices"), Column("here"), Column("what", wrap=True)), rows)
+    return 0

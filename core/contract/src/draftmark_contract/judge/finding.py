@@ -1,0 +1,56 @@
+"""What a wrong item says: the rule with its number and its bugs, what broke it, and a command that runs it alone."""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+
+from draftmark.errors import DraftmarkError
+
+from ..check import ContractViolation
+from ..runner.limits import TimeLimit
+from .item import Item
+from .rules import rules
+
+FRAMES = 4
+"""Frames of a traceback that are shown, the last ones."""
+
+
+def finding(error: BaseException | str, item: Item, command: str) -> str:
+    """Several lines, complete enough for a bug report.
+
+    Args:
+        error: what the item raised, or a sentence about how it ended.
+        command: what judges the target, without the item: ``"draftmark judge vllm:CPU_ATTN"``.
+    """
+    return "\n".join([*_head(item), *_said(error).splitlines(), *_known(item, error), again(command, item.id)])
+
+
+def again(command: str, item: str) -> str:
+    """The line with the command that runs this very item."""
+    return f"  run it again: {command} --item {shlex.quote(item)}"
+
+
+def _head(item: Item) -> list[str]:
+    rule = rules().get(item.rule)
+    lines = [f"rule {rule.number}, {rule.name}: {rule.text}"] if rule else [f"{item.rule}: no rule of the contract"]
+    return [*lines, f"asked here as: {item.asks}"] if item.asks else lines
+
+
+def _known(item: Item, error: BaseException | str) -> list[str]:
+    """The bugs of the rule, unless the violation names one of its own."""
+    if isinstance(error, ContractViolation) and error.details["known from"]:
+        return []
+    rule = rules().get(item.rule)
+    return [f"  known from: {', '.join(rule.bugs)}"] if rule and rule.bugs else []
+
+
+def _said(error: BaseException | str) -> str:
+    if isinstance(error, (str, ContractViolation, TimeLimit)):
+        return str(error)
+    if isinstance(error, DraftmarkError):
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    places = [f"  at {one.filename.rpartition('/')[2]}:{one.lineno} in {one.name}" for one in frames]
+    text = " ".join(str(error).split())
+    return "\n".join([f"raised {type(error).__name__}: {text[:400]}", *places])

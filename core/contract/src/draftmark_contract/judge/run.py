@@ -1,0 +1,178 @@
+"""Runs a target's items in a process of its own, and in another one where that process ends in an item."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftmark.cli.errors import ArgumentError
+
+from .finding import finding
+from .item import Item, Outcome, Result
+from .target import Engine
+from .verdict import Verdict, rules_left_out
+from .worker import BEGUN, ENDED, FAILED, OPENED, Order
+
+Say = Callable[[str], None]
+TAIL = 12
+"""Lines of what a process printed that are shown where it ended before it opened the target."""
+NEWS_S = 15.0
+"""Between two lines about how far a run is."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What workers have written so far.
+
+    Attributes:
+        about: the target with its items, or {} before it is open. failed: why it could not be opened.
+        results: by item. begun: the item that began last.
+    """
+
+    about: dict[str, Any]
+    failed: str
+    results: dict[str, Result]
+    begun: str
+
+    @classmethod
+    def read(cls, journal: Path) -> Heard:
+        """Of a journal; a line that a crash cut short is no line."""
+        about: dict[str, Any] = {}
+        failed, begun, results = "", "", {}
+        for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
+            try:
+                [(kind, value)] = json.loads(line).items()
+            except ValueError:
+                continue
+            if kind == OPENED:
+                about = value
+            elif kind == FAILED:
+                failed = value
+            elif kind == BEGUN:
+                begun = value
+            elif kind == ENDED:
+                results[value["item"]] = Result.from_json(value)
+        return cls(about, failed, results, begun)
+
+
+def judge(
+    engine: Engine, target: str, device: str, items: Sequence[str] = (), k: str = "", say: Say = lambda line: None
+) -> Verdict:
+    """Judge one backend.
+
+    Args:
+        items: ids to run alone; k: run those alone whose id contains it. Neither: all.
+        say: told from time to time how far it is.
+
+    Raises:
+        ArgumentError: an item is none of this target's, or nothing contains `k`.
+    """
+    named = f"{engine.name}:{target}"
+    with tempfile.TemporaryDirectory() as folder:
+        run = _Run(engine, Order(engine.name, target, device, _command(named, device), f"{folder}/journal"), say)
+        run.work(replace(run.order, list_only=True))
+        if not run.heard.about:
+            return Verdict(named, error=run.error())
+        known = [one["id"] for one in run.heard.about["items"]]
+        chosen = _chosen(known, items, k)
+        run.all_of(chosen)
+        about, selected = run.heard.about, len(chosen) < len(known)
+        left = rules_left_out([one["rule"] for one in about["items"]], about["left_out"])
+        results = [run.heard.results[one] for one in chosen if one in run.heard.results]
+        return Verdict(named, about["facts"], len(known), results, left, selected, "")
+
+
+def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
+    """The items of a target without running one; or none, and why it could not be opened."""
+    with tempfile.TemporaryDirectory() as folder:
+        order = Order(engine.name, target, device, "", f"{folder}/journal", list_only=True)
+        run = _Run(engine, order, lambda line: None)
+        run.work(order)
+        return run.heard.about.get("items", []), "" if run.heard.about else run.error()
+
+
+class _Run:
+    """Processes, one after another, with one journal."""
+
+    def __init__(self, engine: Engine, order: Order, say: Say) -> None:
+        self.order, self._say = order, say
+        self._journal = Path(order.journal)
+        self._log = self._journal.with_name("log")
+        self._environment = {**os.environ, **engine.environment(order.target, order.device)}
+        self.heard = Heard({}, "", {}, "")
+
+    def all_of(self, chosen: Sequence[str]) -> None:
+        """Run these items, in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
+        asks = {one["id"]: one for one in self.heard.about["items"]}
+        while left := [one for one in chosen if one not in self.heard.results]:
+            before = len(self.heard.results)
+            code = self.work(replace(self.order, items=tuple(left), skip=tuple(self.heard.results)))
+            begun = self.heard.begun
+            if begun in left and begun not in self.heard.results:
+                one = asks[begun]
+                item = Item(one["rule"], one["case"], lambda: None, one["asks"])
+                said = f"the process ended with code {code} in this item (a crash, os._exit or a hang)\n{self._tail()}"
+                self._append(Result(begun, Outcome.WRONG, finding(said, item, self.order.command)))
+            elif len(self.heard.results) == before:
+                return  # it ended outside of any item: the verdict counts what did not run
+
+    def work(self, order: Order) -> int:
+        """One process to its end; its exit code."""
+        path = self._journal.with_name("order")
+        path.write_text(order.as_json(), encoding="utf-8")
+        with self._log.open("ab") as log:
+            command = [sys.executable, "-m", "draftmark_contract.judge.worker", str(path)]
+            with subprocess.Popen(command, env=self._environment, stdout=log, stderr=log) as process:
+                try:
+                    return self._watch(process)
+                finally:
+                    process.kill()
+                    self.heard = Heard.read(self._journal)
+
+    def error(self) -> str:
+        """Why the target is not open."""
+        return self.heard.failed or f"its process ended before it was open:\n{self._tail()}"
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        told = time.monotonic()
+        while True:
+            try:
+                return process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - told > NEWS_S:
+                    told, heard = time.monotonic(), Heard.read(self._journal)
+                    self._say(f"{len(heard.results)} items have ended, now {heard.begun or 'opening'}")
+
+    def _append(self, result: Result) -> None:
+        with self._journal.open("a", encoding="utf-8") as journal:
+            journal.write("\n" + json.dumps({ENDED: result.as_json()}) + "\n")
+        self.heard = Heard.read(self._journal)
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line[:160]}" for line in lines[-TAIL:])
+
+
+def _chosen(known: Sequence[str], items: Sequence[str], k: str) -> list[str]:
+    for item in items:
+        if item not in known:
+            close = difflib.get_close_matches(item, known, 3)
+            near = f"; close to it are {', '.join(close)}" if close else ""
+            raise ArgumentError(f"--item {item!r} is none of its items{near}")
+    chosen = [one for one in known if (not items or one in items) and k in one]
+    if not chosen:
+        raise ArgumentError(f"-k {k!r} selects no item; `--list` shows them")
+    return chosen
+
+
+def _command(named: str, device: str) -> str:
+    return f"draftmark judge {named}" + (f" --device {device}" if device != "cpu" else "")

@@ -1,0 +1,101 @@
+"""The process that runs the items of one target: ``python -m draftmark_contract.judge.worker FILE``.
+
+It writes a line of JSON before and after each item, so that whoever started it knows where a crash was.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftmark.errors import DraftmarkError
+
+from ..runner.limits import LIMIT_S, time_limit
+from .engines import engines
+from .finding import finding
+from .item import Item, NotAsked, NotServed, Outcome, Result
+from .target import Target
+
+OPENED, BEGUN, ENDED, FAILED = "opened", "begun", "ended", "failed"
+"""Kinds of lines: the target with its items, an item, its result, and why the target could not be opened."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told.
+
+    Attributes:
+        engine, target, device: what to open.
+        command: see `finding`.
+        journal: the file that its lines are appended to.
+        items: ids to run, None for all. skip: ids that have ended already. list_only: run none.
+    """
+
+    engine: str
+    target: str
+    device: str
+    command: str
+    journal: str
+    items: tuple[str, ...] | None = None
+    skip: tuple[str, ...] = ()
+    list_only: bool = False
+
+    def as_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+def work(order: Order) -> int:
+    """Open the target and run its items; the exit code of the process."""
+    with Path(order.journal).open("a", encoding="utf-8") as journal:
+
+        def say(kind: str, value: Any) -> None:
+            journal.write(json.dumps({kind: value}) + "\n")
+            journal.flush()
+
+        try:
+            target = engines()[order.engine].open(order.target, order.device)
+            items = list(target.items())
+        except DraftmarkError as error:
+            say(FAILED, str(error))
+            return 1
+        say(OPENED, _about(target, items))
+        for item in items:
+            if order.list_only or item.id in order.skip or (order.items is not None and item.id not in order.items):
+                continue
+            say(BEGUN, item.id)
+            say(ENDED, run_item(item, order.command).as_json())
+    return 0
+
+
+def run_item(item: Item, command: str) -> Result:
+    """Run one item. Whatever the backend raises or hangs in becomes a result."""
+    start = time.monotonic()
+    outcome, message = Outcome.RIGHT, ""
+    try:
+        with time_limit(LIMIT_S):
+            item.run()
+    except KeyboardInterrupt:
+        raise
+    except NotServed as error:
+        outcome, message = Outcome.NOT_SERVED, str(error)
+    except NotAsked as error:
+        outcome, message = Outcome.NOT_ASKED, str(error)
+    except BaseException as error:  # an engine may raise anything, SystemExit included
+        outcome, message = Outcome.WRONG, finding(error, item, command)
+    return Result(item.id, outcome, message, round(time.monotonic() - start, 3))
+
+
+def _about(target: Target, items: list[Item]) -> dict[str, Any]:
+    asked = [{"id": one.id, "rule": one.rule, "case": one.case, "asks": one.asks} for one in items]
+    return {"facts": dict(target.facts), "left_out": dict(target.left_out), "items": asked}
+
+
+if __name__ == "__main__":
+    given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    lists = {name: None if given[name] is None else tuple(given[name]) for name in ("items", "skip")}
+    sys.exit(work(Order(**{**given, **lists})))

@@ -1,0 +1,114 @@
+"""The frame of `draftmark judge`, on an engine whose backends end in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Run:
+    """Runs the command where the fake engine is installed beside what is here."""
+    info = tmp_path / "fake_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "draftmark.cli", "judge", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_alone_it_lists_engines_targets_and_what_they_lack(judge: Run) -> None:
+    """A target that lacks a package is named with its pip line."""
+    said = judge()
+    assert said.returncode == 0, said.stderr
+    assert "fake: fake 1.0" in said.stdout
+    assert "fake:ABSENT" in said.stdout and "pip install no-such-module" in said.stdout
+
+
+def test_every_way_to_end_is_counted_apart(judge: Run, tmp_path: Path) -> None:
+    """A crash is wrong and the rest still runs; refused and unasked items, and unasked rules, are not right."""
+    said = judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
+    assert said.returncode == 1, said.stderr
+    assert "fake:MIXED of fake 1.0 (cpu): 6 items asked: 2 right, 4 wrong" in said.stdout
+    assert "not served: 1 items" in said.stdout and "1 x head_size not supported" in said.stdout
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["counts"] == {"right": 2, "wrong": 4, "not served": 1, "not asked": 1}
+    ended = {row["item"]: row for row in verdict["results"]}
+    assert "ended with code 9" in ended["padding.changes_no_live_byte[dies]"]["message"]
+    assert "a kernel's own words" in ended["repeats.give_the_same_bits[raises]"]["message"]
+    assert ended["history.equals_a_fresh_state[shrinks]"]["outcome"] == "right"
+    left = verdict["rules_not_asked"]
+    assert left["proof.needed_is_declared"] == "nothing is declared that could be proved"
+    assert "numerics.match_float64" not in left
+
+
+def test_a_finding_names_rule_bugs_batch_and_its_command(judge: Run) -> None:
+    """The first wrong item of a rule is printed in full; the command runs it alone, and it ends as before."""
+    said = judge("fake:MIXED", "-k", "match_float64")
+    for part in (
+        "numerics.match_float64[verify]",
+        "rule 22, numerics.match_float64: Every live row is within rounding of float64",
+        "asked here as: the builder and the layer run one step",
+        "batch: r0: L=3 rows=1",
+        "got: 1.5",
+        "expected: 2.5 ± 0.1",
+        "known from: vllm#43961, ROCm/ATOM#1591",
+        "run it again: draftmark judge fake:MIXED --item 'numerics.match_float64[verify]'",
+        "also wrong: [extend]",
+    ):
+        assert part in said.stdout, part
+    alone = judge("fake:MIXED", "--item", "numerics.match_float64[verify]")
+    assert alone.returncode == 1 and "1 items asked: 0 right, 1 wrong" in alone.stdout
+
+
+def test_a_backend_that_is_right_ends_with_0(judge: Run) -> None:
+    """The environment of the target reaches the process that judges."""
+    said = judge("fake:RIGHT")
+    assert said.returncode == 0, said.stdout
+    assert "2 items asked: 2 right, 0 wrong" in said.stdout
+
+
+def test_items_are_listed_without_running_one(judge: Run) -> None:
+    """Even the one that would end the process."""
+    said = judge("fake:MIXED", "--list")
+    assert said.returncode == 0 and "padding.changes_no_live_byte[dies]  (rule 26)" in said.stdout
+    assert "8 items" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("fake",), "names no backend that can be judged; fake has RIGHT, MIXED, BROKEN, ABSENT"),
+        (("fake:RIHGT",), "did you mean fake:RIGHT?"),
+        (("other:X",), "'other:X' names no engine; there are"),
+        (("fake:ABSENT",), "needs what is not installed here: pip install no-such-module"),
+        (("fake:RIGHT", "--device", "npu"), "can be judged on cpu, cuda"),
+        (("fake:RIGHT", "--item", "numerics.match_float64[decod]"), "close to it are numerics.match_float64[decode]"),
+        (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
+        (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    """Exit code 2, and the way out."""
+    said = judge(*arguments)
+    assert said.returncode == 2 and sentence in said.stderr, said.stderr
+
+
+def test_a_backend_that_does_not_open_is_said_once(judge: Run) -> None:
+    """With the engine's own sentence, and exit code 1."""
+    said = judge("fake:BROKEN")
+    assert said.returncode == 1
+    assert said.stdout == "fake:BROKEN could not be judged: its library cannot be loaded; reinstall it\n"
