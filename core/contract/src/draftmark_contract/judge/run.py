@@ -111,7 +111,7 @@ class _Run:
         self.heard = Heard({}, "", {}, "")
 
     def all_of(self, chosen: Sequence[str]) -> None:
-        """Run these items, in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
+        """Run these items in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
         asks = {one["id"]: one for one in self.heard.about["items"]}
         while left := [one for one in chosen if one not in self.heard.results]:
             before = len(self.heard.results)

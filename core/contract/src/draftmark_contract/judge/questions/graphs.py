@@ -1,0 +1,159 @@
+"""Captured steps: prepared and replayed with other content in the same memory, padded to the captured size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftmark.geometry import AttentionShape, Geometry, Mode
+
+from ...cases.forwards import ForwardCase, uniform
+from ..driver import Bench, Capturable
+from ..item import Item, NotServed
+from ..stage import Stage
+from ..step import Step, step_of
+from .asking import DRAFT, fitted, on_stage
+from .numerics import SMALL
+
+RIGHT, EAGER = "graphs.captured_run_is_right", "graphs.replay_equals_eager"
+TURNS, ORDER, PADDED = (
+    "graphs.programs_do_not_disturb_each_other",
+    "graphs.capture_order_does_not_matter",
+    "graphs.keys_are_closed_under_padding",
+)
+SIZES = (1, 4, 8)
+SHAPES: dict[str, AttentionShape] = {
+    "fp32": SMALL,
+    "window": replace(SMALL, window_left=19),
+    "bf16-128": replace(SMALL, q_dtype="bfloat16", kv_dtype="bfloat16", head_dim=128, num_qo_heads=8),
+    "page128": replace(SMALL, page_size=128),
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is captured: every request has `rows` rows."""
+
+    mode: Mode
+    rows: int
+
+
+def questions(bench: Bench) -> list[Item]:
+    """Each program alone, all in turn, and in both orders of capture."""
+    found = []
+    for name, shape in SHAPES.items():
+        geometry = fitted(bench, shape)
+        pages = max(one.num_pages for program in _programs(geometry) for one, _ in _rounds(geometry, program))
+        for program in _programs(geometry):
+            case = f"{name}-{program.mode.value}"
+            made: list[tuple[str, Any]] = [(RIGHT, _first), (EAGER, _many), (PADDED, _padded)]
+            for rule, body in made:
+                found.append(_item(bench, rule, case, geometry, pages, (program,), body))
+        if len(_programs(geometry)) > 1:
+            found.append(_item(bench, TURNS, name, geometry, pages, _programs(geometry), _in_turn))
+        found.append(_item(bench, ORDER, name, geometry, pages, _programs(geometry), _smallest_first))
+    return found
+
+
+class Graphs:
+    """Programs captured on one layer, and replays of them."""
+
+    def __init__(self, stage: Stage, programs: Sequence[Program], sizes: Sequence[int] = SIZES[::-1]) -> None:
+        self.stage = stage
+        self._graphs = {(one, size): stage.driver.capture(one.rows, size) for size in sizes for one in programs}
+
+    def holds(self, program: Program, forward: ForwardCase, size: int, seed: int, loose: int = 0) -> None:
+        """A replay of a batch that is padded to `size`; everything that holds after a step."""
+        graph = self._graphs[program, size]
+        step = step_of(forward, self.stage.bench.trees, padding=size - forward.live, loose=loose)
+
+        def replay(step: Step, *rows: Any) -> Any:
+            return self.stage.driver.replay(graph, step, *rows)
+
+        self.stage.holds(step, replay, seed=seed, what=f"the output of a replay for {size} requests")
+
+
+def _item(
+    bench: Bench, rule: str, case: str, geometry: Geometry, pages: int, programs: Sequence[Program], body: Any
+) -> Item:
+    def run(stage: Stage) -> None:
+        served = [one for one in programs if _served(stage.driver.capturable, one)]
+        if not served or (body is _in_turn and len(served) < 2):
+            names = ", ".join(one.mode.value for one in programs)
+            raise NotServed(f"full graphs of {names}: the backend declares {stage.driver.capturable.name}")
+        body(stage, served)
+
+    return on_stage(bench, rule, case, geometry, pages, run)
+
+
+def _served(declared: Capturable, program: Program) -> bool:
+    return declared >= (Capturable.ONE_ROW if program.rows == 1 else Capturable.UNIFORM)
+
+
+def _programs(geometry: Geometry) -> list[Program]:
+    rows = {Mode.DECODE: 1, Mode.VERIFY: DRAFT.num_draft_tokens}
+    return [Program(mode, n) for mode, n in rows.items() if mode in geometry.modes]
+
+
+def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int]]:
+    """Batches and the sizes they are padded to: 8 → 4 → 8 → 1 → 8, long and short, full and nearly empty."""
+    wall, page = geometry.limits.max_context_len - DRAFT.num_draft_tokens, geometry.attention.page_size
+    plans = [
+        ((wall, 1, wall - 1, 7, 40, 133), 8),
+        ((3, 0, page), 4),
+        ((1, 2, 0), 8),
+        ((page + 1,), 1),
+        ((wall, 129, 250, 1, 64, wall - 1), 8),
+        ((wall,), 4),
+        ((wall - 1, wall), 8),
+        ((5,), 8),
+    ]
+    return [
+        (uniform(f"{program.mode.value}-round{n}", geometry, program.mode, lens, len(lens), tree="chain", seed=n), size)
+        for n, (lens, size) in enumerate(plans)
+    ]
+
+
+def _first(stage: Stage, programs: Sequence[Program]) -> None:
+    """The first replay, and the same batch once more."""
+    graphs, (program,) = Graphs(stage, programs), programs
+    forward, size = _rounds(stage.geometry, program)[0]
+    for _ in range(2):
+        graphs.holds(program, forward, size, 0)
+
+
+def _many(stage: Stage, programs: Sequence[Program]) -> None:
+    graphs, (program,) = Graphs(stage, programs), programs
+    for number, (forward, size) in enumerate(_rounds(stage.geometry, program)):
+        graphs.holds(program, forward, size, number, loose=number % 3 * 20)
+
+
+def _padded(stage: Stage, programs: Sequence[Program]) -> None:
+    """Any number of live requests finds a size, one of eight too."""
+    graphs, (program,) = Graphs(stage, programs), programs
+    most = stage.geometry.limits.max_num_reqs
+    for live in range(1, most + 1):
+        lens = [37 * n % 200 for n in range(live)]
+        forward = uniform(f"{program.mode.value}-{live}", stage.geometry, program.mode, lens, live, tree="chain")
+        for size in (one for one in SIZES if one >= live):
+            graphs.holds(program, forward, size, live)
+
+
+def _in_turn(stage: Stage, programs: Sequence[Program]) -> None:
+    graphs = Graphs(stage, programs)
+    rounds = [_rounds(stage.geometry, program) for program in programs]
+    for number, turn in enumerate(zip(*rounds, strict=True)):
+        for program, (forward, size) in zip(programs, turn, strict=True):
+            graphs.holds(program, forward, size, number)
+        forward = turn[0][0]
+        stage.holds(
+            step_of(forward, stage.bench.trees), seed=number, what="the output of an eager step between replays"
+        )
+
+
+def _smallest_first(stage: Stage, programs: Sequence[Program]) -> None:
+    graphs = Graphs(stage, programs, sizes=SIZES)
+    for program in programs:
+        for number, (forward, size) in enumerate(_rounds(stage.geometry, program)):
+            graphs.holds(program, forward, size, number)

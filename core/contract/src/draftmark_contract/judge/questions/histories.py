@@ -1,0 +1,93 @@
+"""One layer over many steps: what an earlier, longer or larger step left behind must not show."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from draftmark.geometry import Geometry, Limits, Mode
+
+from ...cases.forwards import uniform
+from ...cases.histories import SEED, Draw, Engine
+from ...cases.histories import Step as Drawn
+from ...check import ContractViolation
+from ..driver import Bench
+from ..item import Item
+from ..stage import Stage
+from ..step import Step, step_of
+from .asking import fitted, on_stage
+from .numerics import SMALL, of_each_mode
+
+FRESH, RANDOM = "history.equals_a_fresh_state", "random_history.equals_the_oracle"
+LIMITS = Limits(max_num_reqs=5, max_context_len=200, max_extend_tokens=40, capture_batch_sizes=(1, 3))
+ACTIONS = 9
+"""Of `Engine`; the fifth runs all requests in some mode."""
+LENGTH = 14
+HISTORIES = 4
+LOOSE = {"exact": 0, "tight_bound": 0, "upper_bound": 33, "unknown": 1000}
+"""By how much the bounds of a drawn step pass its lengths."""
+DRAWN = "requests join, grow, leave, wait and come back on other pages; steps of every kind between"
+
+
+def questions(bench: Bench) -> list[Item]:
+    """Steps that grow and shrink, and drawn histories."""
+    found = []
+    shapes = {"fp32": SMALL, "window": replace(SMALL, window_left=19, logits_soft_cap=30.0)}
+    shapes["page128"] = replace(SMALL, page_size=128)
+    for name, shape in shapes.items():
+        geometry = fitted(bench, shape)
+        steps = _uneven(bench, geometry)
+        pages = max(step.forward.num_pages for step in steps)
+        found.append(on_stage(bench, FRESH, name, geometry, pages, partial(_in_turn, steps=steps)))
+        small = fitted(bench, shape, LIMITS)
+        pages = Engine(small).num_pages
+        for number in range(HISTORIES):
+            body = partial(_drawn, name=f"{name} {number}", trees=bench.trees)
+            found.append(on_stage(bench, RANDOM, f"{name}-{number}", small, pages, body, DRAWN))
+    return found
+
+
+def draws(name: str) -> list[Draw]:
+    """The history of this name, by the seed of the environment (0 unless it says otherwise)."""
+    dice = random.Random(f"{os.environ.get(SEED, '0')} {name}")
+    return [(dice.randrange(ACTIONS), *(dice.randrange(12) for _ in range(4))) for _ in range(LENGTH)]
+
+
+def _uneven(bench: Bench, geometry: Geometry) -> list[Step]:
+    """Long and many, then short and few, of every mode in turn, and back."""
+    wall = geometry.limits.max_context_len - 5
+    few = [one for one in of_each_mode(geometry, (3,))]
+    many = [one for one in of_each_mode(geometry, (wall, 129, 250, 1, 64, wall - 1))]
+    order = [*many, *few, *reversed(many), *reversed(few)]
+    if Mode.DECODE in geometry.modes:
+        order.append(uniform("decode-one", geometry, Mode.DECODE, (0,), 1))
+    return [step_of(forward, bench.trees) for forward in order]
+
+
+def _in_turn(stage: Stage, steps: Sequence[Step]) -> None:
+    done: list[str] = []
+    for number, step in enumerate(steps):
+        try:
+            stage.holds(step, seed=number)
+        except ContractViolation as error:
+            error.add_note(f"after {', '.join(done[-4:]) or 'nothing'}")
+            raise
+        done.append(step.forward.name)
+
+
+def _drawn(stage: Stage, name: str, trees: bool) -> None:
+    drawn: list[Drawn] = Engine(stage.geometry).steps(draws(name))
+    told: list[str] = []
+    for number, one in enumerate(drawn):
+        step = replace(step_of(one.forward, trees), loose=LOOSE[one.host])
+        if not step.forward.requests:
+            continue
+        told.append(f"{number}. {one}")
+        try:
+            stage.holds(step, seed=number)
+        except ContractViolation as error:
+            error.details["batch"] = "\n      ".join([*told[-5:], str(step)])
+            raise

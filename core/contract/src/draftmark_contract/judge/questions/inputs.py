@@ -1,0 +1,64 @@
+"""What a step may look like to the host, where its inputs lie, and that it gives the same bits again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ...cases.forward_sets import extends
+from ...check import ContractViolation
+from ...harness.tensors import raw
+from ..driver import Bench
+from ..item import Item
+from ..stage import Stage
+from ..step import Step, step_of
+from .asking import fitted, on_stage, runs
+from .numerics import SMALL, of_each_mode
+
+LENGTHS, REPEATS = "lengths.of_any_kind_give_one_result", "repeats.give_the_same_bits"
+VIEWS, ELSEWHERE = "inputs.may_be_views_of_one_projection", "inputs.may_lie_elsewhere_each_time"
+PURE = "purity.each_call_writes_its_own"
+LOOSE = "the host's lengths are upper bounds, as in asynchronous steps with drafts"
+
+
+def questions(bench: Bench) -> list[Item]:
+    """In every mode."""
+    found = []
+    for name, shape in {"fp32": SMALL, "window": replace(SMALL, window_left=19)}.items():
+        geometry = fitted(bench, shape)
+        for forward in of_each_mode(geometry, (40, 0, 133)):
+            step = step_of(forward, bench.trees)
+            steps = [replace(step, loose=n) for n in (1, geometry.attention.page_size + 1, 300)]
+            found.append(runs(bench, LENGTHS, f"{name}-{forward.name}", steps, asks=LOOSE))
+    geometry = fitted(bench, SMALL)
+    for forward in of_each_mode(geometry, (40, 0, 133)):
+        step = step_of(forward, bench.trees)
+        for rule, body in ((REPEATS, _repeats), (VIEWS, _views), (ELSEWHERE, _moved)):
+            found.append(on_stage(bench, rule, forward.name, geometry, forward.num_pages, partial(body, step=step)))
+    for forward in extends(geometry):
+        found.append(runs(bench, PURE, forward.name, [step_of(forward)], asks="only its own slots of KV change"))
+    return found
+
+
+def _repeats(stage: Stage, step: Step) -> None:
+    stage.load(step)
+    first = stage.goes_on(step)
+    for _ in range(2):
+        again = stage.goes_on(step)
+        if not torch.equal(raw(first), raw(again)):
+            worst = (first.double() - again.double()).abs().max().item()
+            raise ContractViolation("the same step gives other bits", batch=step, got=f"up to {worst:.3g} apart")
+
+
+def _views(stage: Stage, step: Step) -> None:
+    stage.tensors.fuse()
+    stage.holds(step)
+
+
+def _moved(stage: Stage, step: Step) -> None:
+    for number in range(3):
+        tensors = stage.tensors
+        tensors.q, tensors.k, tensors.v = (torch.empty_like(one) for one in (tensors.q, tensors.k, tensors.v))
+        stage.holds(step, seed=number)

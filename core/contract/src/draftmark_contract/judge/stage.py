@@ -1,0 +1,156 @@
+"""A driver with the tensors of the contract: runs a step, and says what must hold after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from draftmark.geometry import Geometry
+
+from ..cases.contents import Contents
+from ..check import ContractViolation
+from ..harness import holds
+from ..harness.contents import fill
+from ..harness.expected import store
+from ..harness.tensors import CaseTensors, raw
+from ..oracle import attention
+from .driver import Bench, Driver
+from .step import Step
+
+STALE = 448.0
+"""What lies in KV that is no row's: finite, as old KV is, and large, so that a weight of 1e-3 on it shows."""
+FP8_STEP = 2.0**-3
+"""Between neighbouring numbers of e4m3, relative; a rounded value lies within half of it."""
+Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Stage:
+    """One driver, and tensors for any step of its geometry."""
+
+    def __init__(self, bench: Bench, geometry: Geometry, num_pages: int) -> None:
+        self.bench, self.geometry = bench, geometry
+        self.driver: Driver = bench.open(geometry, num_pages)
+        self.tensors = CaseTensors(geometry, bench.device, num_pages)
+        size = geometry.attention.page_size
+        self._slots = torch.arange(num_pages * size, dtype=torch.int64, device=bench.device)
+
+    def holds(
+        self,
+        step: Step,
+        run: Runs | None = None,
+        contents: Contents = Contents.USUAL,
+        seed: int = 0,
+        what: str = "the output",
+    ) -> torch.Tensor:
+        """Run a step on new rows and a new cache, eagerly unless `run` says otherwise; output and KV must be right.
+
+        Returns:
+            The live rows of the output, a copy.
+        """
+        self.load(step, contents, seed)
+        return self.goes_on(step, run, what)
+
+    def load(self, step: Step, contents: Contents = Contents.USUAL, seed: int = 0) -> None:
+        """New rows, and a new cache in the layer's memory."""
+        fill(self.tensors, step.forward, contents, seed)
+        k, v = self._pools()
+        for pool in (k, v):
+            nothing = pool.float().isnan()
+            raw(pool)[nothing] = raw(torch.full((1,), STALE, dtype=pool.dtype, device=pool.device))
+        self._keep(step, (k, v), seed)
+        self.driver.write(self._slots, k, v)
+
+    def goes_on(self, step: Step, run: Runs | None = None, what: str = "the output") -> torch.Tensor:
+        """Run a step whose rows are on the tensors and whose cache is what the layer's memory holds."""
+        q, k, v = self.rows(step)
+        before = [tensor.clone() for tensor in (q, k, v)]
+        wanted = self._stored(step, self.driver.read(self._slots))
+        out = (run or self.driver.forward)(step, q, k, v)
+        self._cache_holds(step, wanted)
+        self._inputs_hold(step, before, (q, k, v))
+        self._output_holds(step, out, wanted, what)
+        return out[: step.forward.live_rows].clone()
+
+    def rows(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k and v of a step; rows of nobody are NaN."""
+        more = step.num_rows - step.forward.live_rows
+        found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
+        if not more:  # as they are: views stay views
+            return found[0], found[1], found[2]
+        padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
+        return padded[0], padded[1], padded[2]
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def _cache_holds(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Every stored row is at its own slot, and nothing else has changed."""
+        written = set(step.writes.values())
+        for name, got, want in zip("kv", self.driver.read(self._slots), wanted, strict=True):
+            differs = (raw(got) != raw(want)).flatten(1).any(1).nonzero().flatten().tolist()
+            wrong = [slot for slot in differs if slot not in written or not _rounded(got[slot], want[slot])]
+            if wrong:
+                owners = {slot: row for row, slot in step.truth.writes.items()}
+                raise ContractViolation(
+                    f"the {name} cache differs from the one where each row was stored at its own slot",
+                    batch=step,
+                    got=f"differences at slots {wrong[:8]}" + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
+                    expected=_owned([slot for slot in wrong if slot in owners], owners, step),
+                    formula="row j is stored at the slot of token L + j, and a row of slot -1 nowhere",
+                )
+
+    def _inputs_hold(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:
+        for name, old, new in zip("qkv", before, after, strict=True):
+            if not torch.equal(raw(old), raw(new)):
+                raise ContractViolation(f"the step changed its input {name}", batch=step, expected="inputs are read")
+
+    def _output_holds(
+        self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
+    ) -> None:
+        a, cache = self.geometry.attention, self.tensors.cache
+        # What fp8 holds was compared above: how it was rounded is not judged again here.
+        pools = self.driver.read(self._slots) if cache.k_scale is not None else wanted
+        q, order = self.tensors.q[: step.forward.live_rows], step.forward.rows
+        answer = attention.attend(q, *pools, step.truth.visible, order, a, (cache.k_scale, cache.v_scale))
+        slack = self.bench.slack.get(a.kv_dtype, 0.0)
+        if slack:
+            answer = replace(answer, strain=answer.strain + slack / (8 * attention.UNIT["float32"]))
+        holds.output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
+
+    # -- tensors ------------------------------------------------------------------------------------------
+
+    def _pools(self) -> tuple[torch.Tensor, torch.Tensor]:
+        cache, a = self.tensors.cache, self.geometry.attention
+        return cache.k.view(-1, a.num_kv_heads, a.head_dim), cache.v.view(-1, a.num_kv_heads, a.head_dim)
+
+    def _keep(self, step: Step, pools: tuple[torch.Tensor, torch.Tensor], seed: int) -> None:
+        """KV of the rows that are not stored: the engine has it already, and it is not what the step brings."""
+        slots = [step.truth.writes[row] for row in sorted(step.unstored)]
+        dice = torch.Generator().manual_seed(seed + 11)
+        for pool in pools:
+            values = torch.randn((len(slots), *pool.shape[1:]), generator=dice).to(pool.dtype)
+            where = torch.tensor(slots, dtype=torch.int64, device=pool.device)
+            raw(pool)[where] = raw(values).to(pool.device)
+
+    def _stored(self, step: Step, before: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pools as the step must leave them."""
+        pools = [pool.clone() for pool in before]
+        store(pools, step.writes, step.forward, self.tensors)
+        return pools[0], pools[1]
+
+
+def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether two fp8 values are neighbours: a scale may be a factor or a divisor. Other dtypes must be equal."""
+    if got.element_size() > 1:
+        return False
+    near = FP8_STEP * want.float().abs() + 2.0**-9
+    return bool(((got.float() - want.float()).abs() <= near).all())
+
+
+def _owned(slots: list[int], owners: dict[int, tuple[int, int]], step: Step) -> str:
+    if not slots:
+        return "none; no row owns any of these slots"
+    rows = [owners[slot] for slot in slots[:8]]
+    kept = [row for row in rows if row in step.unstored]
+    return f"none; of these, (request, row) {rows} own one" + (f", and {kept} are not to be stored" if kept else "")
