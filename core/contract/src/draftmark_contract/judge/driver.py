@@ -6,7 +6,7 @@ An engine implements `Driver` and gives a `Bench`; `questions` makes the items o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -77,6 +77,7 @@ class Bench:
         open: builds a driver with a pool of so many pages; raises `NotServed` with the predicates' reasons.
         device: torch device.
         page_sizes: the step that pages are multiples of.
+        dtypes: of queries; where float32 is none of them, float16 takes its place.
         modes: forwards that the engine has, by the names of `Mode`.
         trees: whether a verify tail may be a tree.
         slack: by kv_dtype, the share of Σ p|v| that the engine gives away on purpose: with fp8, quantised queries.
@@ -86,11 +87,15 @@ class Bench:
     open: Callable[[Geometry, int], Driver]
     device: str
     page_sizes: int = 16
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     modes: tuple[str, ...] = ("extend", "decode", "verify")
     trees: bool = False
     slack: dict[str, float] = field(default_factory=dict)
     slow: bool = False
 
-    def fit(self, attention: AttentionShape) -> int:
-        """The page size that is asked for: the shape's own, or the next that the backend serves."""
-        return -(-attention.page_size // self.page_sizes) * self.page_sizes
+    def fit(self, attention: AttentionShape) -> AttentionShape:
+        """The shape with the next page size that the backend serves, and the finest dtype where it is float32."""
+        exact = attention.q_dtype == "float32" and "float32" not in self.dtypes
+        size = -(-attention.page_size // self.page_sizes) * self.page_sizes
+        fitted = replace(attention, page_size=size)
+        return replace(fitted, q_dtype="float16", kv_dtype="float16") if exact else fitted

@@ -78,17 +78,18 @@ def judge(
     """
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
-        run = _Run(engine, Order(engine.name, target, device, _command(named, device), f"{folder}/journal"), say)
-        run.work(replace(run.order, list_only=True))
-        if not run.heard.about:
+        command = _command(named, device)
+        order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k)
+        run = _Run(engine, order, say)
+        run.all()
+        about = run.heard.about
+        if not about:
             return Verdict(named, error=run.error())
-        known = [one["id"] for one in run.heard.about["items"]]
-        chosen = _chosen(known, items, k)
-        run.all_of(chosen)
-        about, selected = run.heard.about, len(chosen) < len(known)
+        known = [one["id"] for one in about["items"]]
+        chosen = _chosen(known, order)
         left = rules_left_out([one["rule"] for one in about["items"]], about["left_out"])
         results = [run.heard.results[one] for one in chosen if one in run.heard.results]
-        return Verdict(named, about["facts"], len(known), results, left, selected, "")
+        return Verdict(named, about["facts"], len(known), results, left, len(chosen) < len(known))
 
 
 def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
@@ -110,20 +111,22 @@ class _Run:
         self._environment = {**os.environ, **engine.environment(order.target, order.device)}
         self.heard = Heard({}, "", {}, "")
 
-    def all_of(self, chosen: Sequence[str]) -> None:
-        """Run these items in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
-        asks = {one["id"]: one for one in self.heard.about["items"]}
-        while left := [one for one in chosen if one not in self.heard.results]:
+    def all(self) -> None:
+        """Run the items in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
+        while True:
             before = len(self.heard.results)
-            code = self.work(replace(self.order, items=tuple(left), skip=tuple(self.heard.results)))
+            code = self.work(replace(self.order, skip=tuple(self.heard.results)))
             begun = self.heard.begun
-            if begun in left and begun not in self.heard.results:
-                one = asks[begun]
-                item = Item(one["rule"], one["case"], lambda: None, one["asks"])
-                said = f"the process ended with code {code} in this item (a crash, os._exit or a hang)\n{self._tail()}"
-                self._append(Result(begun, Outcome.WRONG, finding(said, item, self.order.command)))
-            elif len(self.heard.results) == before:
-                return  # it ended outside of any item: the verdict counts what did not run
+            if begun and begun not in self.heard.results:
+                self._append(self._died(begun, code))
+            elif code == 0 or not self.heard.about or len(self.heard.results) == before:
+                return  # done, or it ended outside of any item: the verdict counts what did not run
+
+    def _died(self, begun: str, code: int) -> Result:
+        one = next(one for one in self.heard.about["items"] if one["id"] == begun)
+        item = Item(one["rule"], one["case"], lambda: None, one["asks"])
+        said = f"the process ended with code {code} in this item (a crash, os._exit or a hang)\n{self._tail()}"
+        return Result(begun, Outcome.WRONG, finding(said, item, self.order.command))
 
     def work(self, order: Order) -> int:
         """One process to its end; its exit code."""
@@ -162,15 +165,15 @@ class _Run:
         return "\n".join(f"  {line[:160]}" for line in lines[-TAIL:])
 
 
-def _chosen(known: Sequence[str], items: Sequence[str], k: str) -> list[str]:
-    for item in items:
+def _chosen(known: Sequence[str], order: Order) -> list[str]:
+    for item in order.items:
         if item not in known:
             close = difflib.get_close_matches(item, known, 3)
             near = f"; close to it are {', '.join(close)}" if close else ""
             raise ArgumentError(f"--item {item!r} is none of its items{near}")
-    chosen = [one for one in known if (not items or one in items) and k in one]
+    chosen = [one for one in known if order.wants(one)]
     if not chosen:
-        raise ArgumentError(f"-k {k!r} selects no item; `--list` shows them")
+        raise ArgumentError(f"-k {order.k!r} selects no item; `--list` shows them")
     return chosen
 
 

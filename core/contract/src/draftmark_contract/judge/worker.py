@@ -32,7 +32,8 @@ class Order:
         engine, target, device: what to open.
         command: see `finding`.
         journal: the file that its lines are appended to.
-        items: ids to run, None for all. skip: ids that have ended already. list_only: run none.
+        items: ids to run; () for all. k: run those alone whose id contains it.
+        skip: ids that have ended already. list_only: run none.
     """
 
     engine: str
@@ -40,9 +41,14 @@ class Order:
     device: str
     command: str
     journal: str
-    items: tuple[str, ...] | None = None
+    items: tuple[str, ...] = ()
+    k: str = ""
     skip: tuple[str, ...] = ()
     list_only: bool = False
+
+    def wants(self, item: str) -> bool:
+        """Whether it is to be run, as far as items and k say."""
+        return (not self.items or item in self.items) and self.k in item
 
     def as_json(self) -> str:
         """One line."""
@@ -65,7 +71,7 @@ def work(order: Order) -> int:
             return 1
         say(OPENED, _about(target, items))
         for item in items:
-            if order.list_only or item.id in order.skip or (order.items is not None and item.id not in order.items):
+            if order.list_only or item.id in order.skip or not order.wants(item.id):
                 continue
             say(BEGUN, item.id)
             say(ENDED, run_item(item, order.command).as_json())
@@ -97,5 +103,5 @@ def _about(target: Target, items: list[Item]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    lists = {name: None if given[name] is None else tuple(given[name]) for name in ("items", "skip")}
+    lists = {name: tuple(given[name]) for name in ("items", "skip")}
     sys.exit(work(Order(**{**given, **lists})))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
@@ -21,8 +20,7 @@ DRAFT = DraftShape(topk=1, num_steps=4, num_draft_tokens=5)
 def fitted(bench: Bench, attention: AttentionShape, limits: Limits = LIMITS, draft: DraftShape = DRAFT) -> Geometry:
     """The geometry with pages that the bench's backend serves, and the modes that its engine has."""
     modes = tuple(Mode(one) for one in bench.modes)
-    shape = replace(attention, page_size=bench.fit(attention))
-    return Geometry.create(shape, limits, draft if Mode.VERIFY in modes else DraftShape(), modes=modes)
+    return Geometry.create(bench.fit(attention), limits, draft if Mode.VERIFY in modes else DraftShape(), modes=modes)
 
 
 def runs(

@@ -60,7 +60,7 @@ def _match(bench: Bench, shape: str, step: Step) -> Item:
 
 def _odd(bench: Bench) -> dict[str, AttentionShape]:
     """Windows on both sides of a page, small and large caps, scales, pages of several sizes, one head and many."""
-    size = bench.fit(SMALL)
+    size = bench.fit(SMALL).page_size
     windows = (0, 1, size - 1, size, size + 1, 127, 128, 1000)
     found = {f"window{n}": replace(SMALL, window_left=n) for n in windows}
     found |= {f"window{n}-page128": replace(SMALL, window_left=n, page_size=128) for n in (63, 128)}

@@ -1,0 +1,37 @@
+"""What is taken of vLLM, from wherever this release keeps it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def first_of(*places: str) -> Any:
+    """The first of some ``"module:name"`` that can be imported.
+
+    Raises:
+        ImportError: none can.
+    """
+    said = []
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            said.append(f"{place}: {error}")
+    raise ImportError("; ".join(said))
+
+
+CommonAttentionMetadata = first_of(
+    "vllm.v1.attention.backend:CommonAttentionMetadata", "vllm.v1.attention.backends.utils:CommonAttentionMetadata"
+)
+AttentionCGSupport = first_of(
+    "vllm.v1.attention.backend:AttentionCGSupport", "vllm.v1.attention.backends.utils:AttentionCGSupport"
+)
+Attention = first_of(
+    "vllm.model_executor.layers.attention:Attention", "vllm.attention.layer:Attention", "vllm.attention:Attention"
+)
+BackendEnum = first_of(
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "vllm.attention.backends.registry:AttentionBackendEnum",
+)

@@ -1,0 +1,106 @@
+"""The runner's side of a step: persistent buffers, and vLLM's `CommonAttentionMetadata` as views of them.
+
+As in vLLM's runners: buffers are filled in place from step to step; a captured size has requests without rows behind
+the live ones, with length 0, null page 0 and slots of -1; bounds on the host are what the scheduler assumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+from draftmark_contract.judge.step import Step
+
+from .config import max_model_len, max_reqs, max_tokens, takes
+
+ALIGNMENT = 128
+"""Tokens that the width of vLLM's block tables is rounded to."""
+
+
+class RunnerBuffers:
+    """What the runner keeps at fixed addresses.
+
+    Attributes:
+        slots: int64 ``[max_tokens]``. table: int32 ``[max_reqs, columns]``.
+        starts, lens: int32, ``[max_reqs + 1]`` and ``[max_reqs]``; starts_host and bounds are the host's.
+    """
+
+    def __init__(self, geometry: Geometry, num_pages: int, device: str) -> None:
+        self.geometry, self.device = geometry, device
+        reqs, tokens = max_reqs(geometry), max_tokens(geometry)
+        columns = -(-(max_model_len(geometry) + ALIGNMENT) // geometry.attention.page_size) + 1
+        integers = {"dtype": torch.int32, "device": device}
+        self.starts, self.lens = torch.zeros(reqs + 1, **integers), torch.zeros(reqs, **integers)  # type: ignore[call-overload]
+        # What lies behind a request's pages is left over from others: page ids that belong to nobody now.
+        self.table = torch.full((reqs, columns), num_pages - 1, **integers)  # type: ignore[call-overload]
+        self.slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
+        self.starts_host, self.bounds = torch.zeros(reqs + 1, dtype=torch.int32), torch.zeros(reqs, dtype=torch.int32)
+        self.lens_host = torch.zeros(reqs, dtype=torch.int32)
+
+    def fill(self, step: Step, padded: int) -> None:
+        """Write a step of live requests, padded to so many requests."""
+        requests, wall = step.forward.requests, max_model_len(self.geometry)
+        starts = [0]
+        for one in requests:
+            starts.append(starts[-1] + one.rows)
+        lens = [one.prefix + one.rows for one in requests]
+        self._put(self.starts, starts + [starts[-1]] * (len(self.starts) - len(starts)))
+        self.starts_host.copy_(self.starts.cpu())
+        self._put(self.lens, lens + [0] * (len(self.lens) - len(lens)))
+        self.lens_host.copy_(self.lens.cpu())
+        bounds = [min(n + step.loose, wall) for n in lens]
+        self.bounds.copy_(torch.tensor(bounds + [0] * (len(self.bounds) - len(bounds)), dtype=torch.int32))
+        for number, one in enumerate(requests):
+            self._put(self.table[number], list(one.pages), whole=False)
+        self.table[len(requests) : padded].zero_()
+        self.slots.fill_(-1)
+        self._put(self.slots, [step.writes.get(row, -1) for row in step.forward.rows], whole=False)
+        at = [one.prefix + row for one in requests for row in range(one.rows)]
+        self.positions.zero_()
+        self._put(self.positions, at, whole=False)
+
+    def dummy(self, rows_each: int, requests: int) -> None:
+        """Write what a runner captures on: requests of nothing but their rows, which are stored nowhere."""
+        counts = [rows_each * n for n in range(requests + 1)]
+        self._put(self.starts, counts + counts[-1:] * (len(self.starts) - len(counts)))
+        self.starts_host.copy_(self.starts.cpu())
+        for lens in (self.lens, self.lens_host, self.bounds):
+            lens.zero_()
+            lens[:requests] = rows_each
+        self.table[:requests].zero_()
+        self.slots.fill_(-1)
+        self.positions.zero_()
+
+    def metadata(self, requests: int, rows: int, max_query_len: int, max_seq_len: int) -> Any:
+        """Views of the first requests and rows, as vLLM's builders take them."""
+        from .api import CommonAttentionMetadata
+
+        prefixes = (self.lens_host[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0)
+        values = {
+            "query_start_loc": self.starts[: requests + 1],
+            "query_start_loc_cpu": self.starts_host[: requests + 1],
+            "seq_lens": self.lens[:requests],
+            "num_reqs": requests,
+            "num_actual_tokens": rows,
+            "max_query_len": max_query_len,
+            "max_seq_len": max_seq_len,
+            "block_table_tensor": self.table[:requests],
+            "slot_mapping": self.slots[:rows],
+            "causal": True,
+            "positions": self.positions[:rows],
+            "is_prefilling": prefixes == 0,
+            "seq_lens_cpu_upper_bound": self.bounds[:requests],
+            # Of older releases: exact where nothing is in flight, else the bound.
+            "seq_lens_cpu": self.bounds[:requests],
+            "num_computed_tokens_cpu": (self.bounds[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0),
+            "_seq_lens_cpu": self.bounds[:requests],
+            "_num_computed_tokens_cpu": (self.bounds[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0),
+        }
+        return CommonAttentionMetadata(**takes(CommonAttentionMetadata, values))
+
+    def _put(self, tensor: torch.Tensor, values: list[int], whole: bool = True) -> None:
+        assert not whole or len(values) == len(tensor), "a buffer is filled whole"
+        tensor[: len(values)] = torch.tensor(values, dtype=tensor.dtype).to(self.device)

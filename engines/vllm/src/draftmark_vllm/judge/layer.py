@@ -1,0 +1,150 @@
+"""One of vLLM's attention layers with a builder and KV memory, all made by vLLM's own classes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+from draftmark_contract.judge.driver import SCALES
+from draftmark_contract.judge.item import NotServed
+
+from .config import FP8, LAYER, SECOND, dtype_of, takes, vllm_config
+from .memory import Memory
+from .predicates import reasons_against
+
+REFUSALS = (NotImplementedError, ValueError, AssertionError)
+"""What vLLM's classes raise when they are made for what they do not serve: a server ends there with the sentence."""
+
+
+class Layers:
+    """Two layers of one KV group: the first is run by itself, both where two are asked for.
+
+    Raises:
+        NotServed: vLLM's predicates, or the classes themselves, refuse the geometry.
+    """
+
+    def __init__(self, backend: Any, geometry: Geometry, num_pages: int, device: str) -> None:
+        if reasons := reasons_against(backend, geometry):
+            raise NotServed("; ".join(reasons))
+        self.backend, self.geometry, self.device = backend, geometry, torch.device(device)
+        self.config = vllm_config(geometry)
+        with self.current():
+            try:
+                self.layers = {name: self._layer(name) for name in (LAYER, SECOND)}
+                self.spec = self._spec()
+                self.builder = backend.get_builder_cls()(self.spec, list(self.layers), self.config, self.device)
+            except REFUSALS as error:
+                raise NotServed(f"refused when it is made: {' '.join(str(error).split())[:160]}") from error
+        self.caches = {}
+        for name, layer in self.layers.items():
+            cache, axis = self._cache(num_pages)
+            layer.kv_cache = [cache] if isinstance(layer.kv_cache, list) else cache
+            self.caches[name] = Memory(cache, axis, geometry)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Where vLLM looks its configuration up, and with the model's dtype and device as defaults."""
+        from vllm.config import set_current_vllm_config
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype_of(self.geometry.attention.q_dtype))
+        try:
+            with set_current_vllm_config(self.config), torch.inference_mode():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def run(
+        self, metadata: Any, slots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: str = LAYER
+    ) -> torch.Tensor:
+        """One layer's forward in vLLM's forward context; `metadata` of all layers."""
+        from vllm.forward_context import set_forward_context
+
+        of_layers = metadata if isinstance(metadata, dict) else dict.fromkeys(self.layers, metadata)
+        more = takes(set_forward_context, {"slot_mapping": dict.fromkeys(self.layers, slots)})
+        with self.current(), set_forward_context(of_layers, self.config, num_tokens=len(q), **more):
+            out: torch.Tensor = self.layers[name](q, k, v)
+        return out.view(len(q), *q.shape[1:])
+
+    def _layer(self, name: str) -> Any:
+        from .api import Attention
+
+        a = self.geometry.attention
+        layer = Attention(
+            a.num_qo_heads,
+            a.head_dim,
+            a.softmax_scale,
+            num_kv_heads=a.num_kv_heads,
+            cache_config=self.config.cache_config,
+            logits_soft_cap=a.logits_soft_cap or None,
+            per_layer_sliding_window=a.window_left + 1 if a.window_left >= 0 else None,
+            prefix=name,
+            attn_backend=self.backend,
+        ).to(self.device)
+        if a.kv_dtype == FP8:
+            _set_scales(layer)
+        return layer
+
+    def _spec(self) -> Any:
+        """The layer's own, with the page size that is asked for; a window does not change how pages are laid out."""
+        spec = next(iter(self.layers.values())).get_kv_cache_spec(self.config)
+        if spec.block_size != self.geometry.attention.page_size:
+            spec = replace(spec, block_size=self.geometry.attention.page_size)
+        customize = getattr(self.backend, "customize_spec", None)
+        return customize(spec) if customize else spec
+
+    def _cache(self, num_pages: int) -> tuple[torch.Tensor, int]:
+        """Memory in the backend's own shape and layout, and the axis that counts pages."""
+        if hasattr(self.backend, "supported_kv_cache_layouts"):
+            return self._by_layout(num_pages), 0
+        return self._by_shape(num_pages)
+
+    def _by_layout(self, num_pages: int) -> torch.Tensor:
+        """Since 0.29: logical ``[pages, head slots, tokens, content]``, in the first layout that the backend serves."""
+        spec, layouts = self.spec, self.backend.supported_kv_cache_layouts()
+        content = spec.state_content_size_bytes // spec.dtype.itemsize
+        shape = (num_pages, spec.num_heads, spec.block_size, content)
+        order = layouts[0].layer_view_order if layouts else (0, 1, 2, 3)
+        return _strided(shape, order, spec.dtype, self.device)
+
+    def _by_shape(self, num_pages: int) -> tuple[torch.Tensor, int]:
+        """To 0.28: the backend's shape and stride order; the page axis is the one that follows the number of pages."""
+        a, spec = self.geometry.attention, self.spec
+        dtype = "fp8" if a.kv_dtype == FP8 else "auto"
+
+        def shape_for(pages: int) -> tuple[int, ...]:
+            values = {"cache_dtype_str": dtype}
+            more = takes(self.backend.get_kv_cache_shape, values)
+            found = self.backend.get_kv_cache_shape(pages, spec.block_size, spec.num_kv_heads, spec.head_size, **more)
+            return tuple(found)
+
+        shape, other = shape_for(num_pages), shape_for(num_pages + 1)
+        axis = next(n for n, (one, two) in enumerate(zip(shape, other, strict=True)) if one != two)
+        try:
+            order = tuple(self.backend.get_kv_cache_stride_order())
+        except (AttributeError, NotImplementedError):
+            order = tuple(range(len(shape)))
+        return _strided(shape, order, spec.dtype, self.device), axis
+
+
+def _strided(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros of a logical shape whose axes lie in memory in this order, as vLLM allocates them."""
+    physical = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)
+    return physical.permute([order.index(axis) for axis in range(len(shape))])
+
+
+def _set_scales(layer: Any) -> None:
+    """The scales of fp8 wherever this release keeps copies of them."""
+    for letter, scale in zip("kv", SCALES, strict=True):
+        for name in [one for one in vars(layer) | layer._buffers if re.fullmatch(rf"_{letter}_scale(_\w+)?", one)]:
+            held = getattr(layer, name)
+            if isinstance(held, torch.Tensor):
+                held.fill_(scale)
+            elif isinstance(held, float):
+                setattr(layer, name, scale)

@@ -1,0 +1,43 @@
+"""The order that vLLM's runner gives the requests of a step whose builder asks for decodes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftmark_contract.judge.step import Step
+from draftmark_contract.oracle.history import Request
+
+
+def as_the_runner_orders(step: Step, builder: Any) -> tuple[Step, torch.Tensor]:
+    """The step with its requests reordered, and for each of its rows the row that was there before.
+
+    Decodes, then what goes on with a context, then first chunks: `reorder_batch_to_split_decodes_and_prefills`.
+    """
+    threshold = getattr(builder, "reorder_batch_threshold", None)
+    requests = step.forward.requests
+    numbers = list(range(len(requests)))
+    if threshold is not None:
+        numbers.sort(key=lambda number: _region(requests[number], threshold))
+    firsts = [sum(one.rows for one in requests[:number]) for number in numbers]
+    rows = [first + row for first, number in zip(firsts, numbers, strict=True) for row in range(requests[number].rows)]
+    rows += range(len(rows), step.num_rows)
+    forward = replace(step.forward, requests=tuple(requests[number] for number in numbers))
+    place = {number: n for n, number in enumerate(numbers)}
+    unstored = frozenset((place[number], row) for number, row in step.unstored)
+    return replace(step, forward=forward, unstored=unstored), torch.tensor(rows, dtype=torch.int64)
+
+
+def back(out: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows in the order that they had before."""
+    found = torch.empty_like(out)
+    found[order.to(out.device)] = out
+    return found
+
+
+def _region(request: Request, threshold: int) -> int:
+    if request.prefix == 0:
+        return 3
+    return 0 if request.rows <= threshold else 2

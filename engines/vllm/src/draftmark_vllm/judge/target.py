@@ -1,0 +1,101 @@
+"""One of vLLM's backends as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from draftmark import Geometry
+from draftmark_contract.judge.driver import Bench
+from draftmark_contract.judge.item import Item
+from draftmark_contract.judge.questions import questions
+
+from .driver import VllmDriver
+from .predicates import page_step
+
+OURS = "vLLM's backends declare no buffers, so there is nothing to compare with what batches need"
+LEFT_OUT = {
+    "load": "a rule about how a plugin is loaded; vLLM's backends are not plugins",
+    "supports": "a rule about supports(); what vLLM's predicates refuse is counted as not served",
+    "sizing": OURS,
+    "tightness": OURS,
+    "overflow": OURS,
+    "proof": OURS,
+    "metadata": "the meaning of a backend's own metadata is not declared; outputs and KV are judged instead",
+    "guards": "its buffers are allocated by itself, so there are no guard words around them",
+    "purity": "it has no plan() and write_metadata(), which the rule is about",
+    "tree_ops": "vLLM has no draft trees",
+    "late": "the rule needs buffers that the core stages for a backend",
+    "padding": "padded rows are declared by plugins alone",
+    "memory": "a rule about two opened backends of one plugin",
+    "engine": "a rule about forms and modes that vLLM does not have",
+    "layers": "a rule about shapes that differ within one builder's layers",
+    "history": "a rule about poisoned buffers of the backend's own",
+    "inputs": "vLLM runs a forward in one gradient mode",
+    "graphs": "a rule about captures that draftmark makes itself",
+    "repeats": "a rule about captures that draftmark makes itself",
+    "production": "left to a device",
+    "numerics": "needs a pool that nothing is reserved for, which vLLM's shapes do not allow here",
+}
+FP8_QUERY = 2.0**-3
+"""Of Σ p|v|: on a GPU vLLM quantises the queries too, to 3 bits behind the leading one, and kernels their weights."""
+
+
+class VllmTarget:
+    """See `draftmark_contract.judge.target.Target`."""
+
+    def __init__(self, name: str, backend: Any, device: str) -> None:
+        self.name, self.backend, self.device = name, backend, device
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """vLLM, torch, the device and what runs the kernels."""
+        import vllm
+
+        found = {"engine": f"vLLM {vllm.__version__}", "torch": f"torch {torch.__version__}"}
+        if self.device == "cpu":
+            return found | {"device": "cpu" + (", Triton's interpreter" if self.name == "TRITON_ATTN" else "")}
+        return found | {"device": torch.cuda.get_device_name(self.device)}
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """By module."""
+        return LEFT_OUT
+
+    def bench(self) -> Bench:
+        """For the common questions."""
+        on_gpu = self.device != "cpu"
+        return Bench(
+            open=self.open,
+            device=self.device,
+            page_sizes=page_step(self.backend),
+            dtypes=tuple(str(one).removeprefix("torch.") for one in self.backend.supported_dtypes),
+            slack={"float8_e4m3fn": FP8_QUERY} if on_gpu else {},
+            slow=self.name == "TRITON_ATTN" and not on_gpu,
+        )
+
+    def open(self, geometry: Geometry, num_pages: int) -> VllmDriver:
+        """A driver."""
+        return VllmDriver(self.backend, geometry, num_pages, self.device)
+
+    def items(self) -> Sequence[Item]:
+        """The common ones."""
+        return questions(self.bench())
+
+
+def backend_class(name: str) -> Any:
+    """vLLM's class of this name, by its registry.
+
+    Raises:
+        ImportError, KeyError, AttributeError, ValueError: this release has none, or it cannot be imported.
+    """
+    from .api import BackendEnum
+
+    member = BackendEnum[name]
+    if hasattr(member, "get_class"):
+        return member.get_class()
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return resolve_obj_by_qualname(member.get_path())
