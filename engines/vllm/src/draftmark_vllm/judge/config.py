@@ -114,10 +114,8 @@ def _known(of: Any, **values: Any) -> dict[str, Any]:
 
 def takes(called: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Those of `values` that a dataclass or a function of this release takes."""
-    if is_dataclass(called):
-        names = set(called.__dataclass_fields__)  # with those that are passed on to __post_init__ alone
-    else:
-        names = set(inspect.signature(called).parameters)
+    # Of a dataclass with those that are passed on to __post_init__ alone, which `fields` leaves out.
+    names = called.__dataclass_fields__ if is_dataclass(called) else inspect.signature(called).parameters
     return {name: value for name, value in values.items() if name in names}
 
 
