@@ -14,9 +14,9 @@ from draftmark_contract.judge.step import Step
 from draftmark_contract.oracle.history import Request, chain
 
 from .batch import RunnerBuffers
-from .config import LAYER, max_model_len
+from .config import LAYER, SECOND, max_model_len
 from .layer import Layers
-from .order import as_the_runner_orders, back
+from .order import Ordered, as_the_runner_orders
 
 
 @dataclass
@@ -46,8 +46,8 @@ class VllmDriver:
         self.layers = Layers(backend, geometry, num_pages, device)
         self.buffers = RunnerBuffers(geometry, num_pages, device)
         self.device = device
-        for name, memory in self.layers.caches.items():
-            memory.learn(lambda page, k, v, one=name: self._store(page, k, v, one))  # type: ignore[misc]
+        self.layers.caches[LAYER].learn(self._store)
+        self.layers.caches[SECOND].same_as(self.layers.caches[LAYER])
 
     @property
     def capturable(self) -> Capturable:
@@ -64,9 +64,13 @@ class VllmDriver:
 
     def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """One eager step: metadata of the live requests; rows of nobody lie behind theirs."""
-        ordered, order = as_the_runner_orders(step, self.layers.builder)
-        metadata, slots = self.prepare(ordered)
-        return back(self.layers.run(metadata, slots, q[order], k[order], v[order]), order)
+        ordered = self.ordered(step)
+        metadata, slots = self.prepare(ordered.step)
+        return ordered.back(self.layers.run(metadata, slots, *ordered.rows(q, k, v)))
+
+    def ordered(self, step: Step) -> Ordered:
+        """The step with its requests where the runner puts them for this builder."""
+        return as_the_runner_orders(step, self.layers.builder)
 
     def prepare(self, step: Step, **more: Any) -> tuple[Any, torch.Tensor]:
         """The builder's metadata of an eager step, and the slots of all its rows."""
@@ -131,24 +135,22 @@ class VllmDriver:
 
     # -- how pages are laid out ---------------------------------------------------------------------------
 
-    def _store(self, page: int, k: torch.Tensor, v: torch.Tensor, name: str) -> None:
-        """One request whose rows fill a page."""
-        a = self.geometry.attention
-        rows = [r for r in range(0, a.page_size, self._most)]
-        for first in rows:
-            count = min(self._most, a.page_size - first)
+    def _store(self, page: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """One request whose rows fill a page; as many at once as a step may have."""
+        a, most = self.geometry.attention, len(self.buffers.slots)
+        dtype = getattr(torch, a.q_dtype)
+        for first in range(0, a.page_size, most):
+            count = min(most, a.page_size - first)
             request = Request(first, (page,), chain(count), count)
             step = Step(ForwardCase("page", self.geometry, Mode.EXTEND, 0, (request,), True, page + 1, 1))
+            keys, values = (one[first : first + count].to(self.device, dtype) for one in (k, v))
+            if self.layers.writes_apart:
+                self.buffers.fill(step, 1)
+                self.layers.store(self.buffers.slots[:count], keys, values)
+                continue
             metadata, slots = self.prepare(step)
-            dtype = getattr(torch, a.q_dtype)
-            part = slice(first, first + count)
             q = torch.zeros(count, a.num_qo_heads, a.head_dim, dtype=dtype, device=self.device)
-            keys, values = (one[part].to(self.device, dtype) for one in (k, v))
-            self.layers.run(metadata, slots, q, keys, values, name)
-
-    @property
-    def _most(self) -> int:
-        return len(self.buffers.slots)
+            self.layers.run(metadata, slots, q, keys, values)
 
 
 def capturable(layers: Layers) -> Capturable:

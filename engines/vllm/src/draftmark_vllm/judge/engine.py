@@ -70,7 +70,10 @@ class VllmEngine:
 
         if device == "cpu" and target == "TRITON_ATTN":
             admit_triton()
-        from .target import VllmTarget, backend_class
+        from .target import VllmTarget, backend_class, ready_cpu
+
+        if device == "cpu":
+            ready_cpu()
 
         try:
             found = backend_class(target)

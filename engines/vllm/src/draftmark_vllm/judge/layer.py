@@ -60,17 +60,28 @@ class Layers:
         finally:
             torch.set_default_dtype(before)
 
-    def run(
-        self, metadata: Any, slots: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: str = LAYER
-    ) -> torch.Tensor:
-        """One layer's forward in vLLM's forward context; `metadata` of all layers."""
+    def run(self, metadata: Any, slots: torch.Tensor, *rows: torch.Tensor, name: str = LAYER) -> torch.Tensor:
+        """One layer's forward in vLLM's forward context; `metadata` of all layers, rows of q, k and v."""
         from vllm.forward_context import set_forward_context
 
         of_layers = metadata if isinstance(metadata, dict) else dict.fromkeys(self.layers, metadata)
         more = takes(set_forward_context, {"slot_mapping": dict.fromkeys(self.layers, slots)})
-        with self.current(), set_forward_context(of_layers, self.config, num_tokens=len(q), **more):
-            out: torch.Tensor = self.layers[name](q, k, v)
-        return out.view(len(q), *q.shape[1:])
+        with self.current(), set_forward_context(of_layers, self.config, num_tokens=len(rows[0]), **more):
+            out: torch.Tensor = self.layers[name](*rows)
+        return out.view(rows[0].shape)
+
+    @property
+    def writes_apart(self) -> bool:
+        """Whether the layer stores KV by a call of its own, and not inside its forward."""
+        inside = getattr(self.backend, "forward_includes_kv_cache_update", True)
+        return not inside and hasattr(self.layers[LAYER].impl, "do_kv_cache_update")
+
+    def store(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """That call, of the first layer."""
+        layer = self.layers[LAYER]
+        cache = layer.kv_cache[0] if isinstance(layer.kv_cache, list) else layer.kv_cache
+        with self.current():
+            layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
 
     def _layer(self, name: str) -> Any:
         from .api import Attention

@@ -65,6 +65,10 @@ class Memory:
         self._k, self._v = where.view(2, self.size, -1).to(self._pages.device)
         self._fill(0.0)
 
+    def same_as(self, other: Memory) -> None:
+        """Take over what was learned of another layer of the same shape."""
+        self._k, self._v = other._k, other._v
+
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store KV ``[slots, kv_heads, head_dim]`` in kv_dtype."""
         pages = self._of(slice(None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,32 @@ from draftmark_contract.judge.step import Step
 from draftmark_contract.oracle.history import Request
 
 
-def as_the_runner_orders(step: Step, builder: Any) -> tuple[Step, torch.Tensor]:
-    """The step with its requests reordered, and for each of its rows the row that was there before.
+@dataclass(frozen=True)
+class Ordered:
+    """A step with its requests in the runner's order.
+
+    Attributes:
+        step: the step. order: for each of its rows the row that was there before.
+    """
+
+    step: Step
+    order: torch.Tensor
+
+    def rows(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rows in the runner's order; the tensors themselves where that is the order that they have."""
+        if torch.equal(self.order, torch.arange(len(self.order))):
+            return tensors
+        return tuple(tensor[self.order.to(tensor.device)] for tensor in tensors)
+
+    def back(self, out: torch.Tensor) -> torch.Tensor:
+        """Rows in the order that they had before."""
+        found = torch.empty_like(out)
+        found[self.order.to(out.device)] = out
+        return found
+
+
+def as_the_runner_orders(step: Step, builder: Any) -> Ordered:
+    """The step with its requests reordered.
 
     Decodes, then what goes on with a context, then first chunks: `reorder_batch_to_split_decodes_and_prefills`.
     """
@@ -27,14 +51,7 @@ def as_the_runner_orders(step: Step, builder: Any) -> tuple[Step, torch.Tensor]:
     forward = replace(step.forward, requests=tuple(requests[number] for number in numbers))
     place = {number: n for n, number in enumerate(numbers)}
     unstored = frozenset((place[number], row) for number, row in step.unstored)
-    return replace(step, forward=forward, unstored=unstored), torch.tensor(rows, dtype=torch.int64)
-
-
-def back(out: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Rows in the order that they had before."""
-    found = torch.empty_like(out)
-    found[order.to(out.device)] = out
-    return found
+    return Ordered(replace(step, forward=forward, unstored=unstored), torch.tensor(rows, dtype=torch.int64))
 
 
 def _region(request: Request, threshold: int) -> int:

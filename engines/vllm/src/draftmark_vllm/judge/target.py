@@ -9,7 +9,7 @@ import torch
 
 from draftmark import Geometry
 from draftmark_contract.judge.driver import Bench
-from draftmark_contract.judge.item import Item
+from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
 
 from .driver import VllmDriver
@@ -56,8 +56,13 @@ class VllmTarget:
 
         found = {"engine": f"vLLM {vllm.__version__}", "torch": f"torch {torch.__version__}"}
         if self.device == "cpu":
-            return found | {"device": "cpu" + (", Triton's interpreter" if self.name == "TRITON_ATTN" else "")}
+            return found | {"device": "cpu, in Triton's interpreter" if self.interpreted else "cpu"}
         return found | {"device": torch.cuda.get_device_name(self.device)}
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs its kernels."""
+        return self.name == "TRITON_ATTN" and self.device == "cpu"
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -73,16 +78,29 @@ class VllmTarget:
             page_sizes=page_step(self.backend),
             dtypes=tuple(str(one).removeprefix("torch.") for one in self.backend.supported_dtypes),
             slack={"float8_e4m3fn": FP8_QUERY} if on_gpu else {},
-            slow=self.name == "TRITON_ATTN" and not on_gpu,
+            slow=self.interpreted,
         )
 
     def open(self, geometry: Geometry, num_pages: int) -> VllmDriver:
         """A driver."""
+        if self.interpreted and "bfloat16" in (geometry.attention.q_dtype, geometry.attention.kv_dtype):
+            raise NotAsked("Triton's interpreter has no arithmetic of bfloat16")
         return VllmDriver(self.backend, geometry, num_pages, self.device)
 
     def items(self) -> Sequence[Item]:
-        """The common ones."""
-        return questions(self.bench())
+        """The common ones, and vLLM's own."""
+        from . import drafting
+
+        bench = self.bench()
+        return [*questions(bench), *drafting.questions(bench)]
+
+
+def ready_cpu() -> None:
+    """What a model's matrices have done before the first attention of a server: ask the system for AMX."""
+    ask = getattr(torch.cpu, "_init_amx", None)
+    if ask is not None:
+        ask()
+    torch.set_num_threads(1)
 
 
 def backend_class(name: str) -> Any:

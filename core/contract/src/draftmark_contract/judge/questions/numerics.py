@@ -70,5 +70,5 @@ def _odd(bench: Bench) -> dict[str, AttentionShape]:
     found |= {f"page{n}": replace(SMALL, page_size=n) for n in (32, 48, 64, 256)}
     found |= {f"head{n}": replace(SMALL, head_dim=n) for n in (32, 80, 112, 192, 256)}
     found |= {f"heads{h}-{kv}": replace(SMALL, num_qo_heads=h, num_kv_heads=kv) for h, kv in ((1, 1), (12, 1), (14, 2))}
-    eight = replace(SMALL, q_dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    eight = replace(SMALL, q_dtype="float16", kv_dtype="float8_e4m3fn")
     return found | {"kv8": eight, "kv8-window": replace(eight, window_left=19), "kv8-128": replace(eight, head_dim=128)}

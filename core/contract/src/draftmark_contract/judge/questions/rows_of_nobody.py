@@ -24,7 +24,7 @@ def questions(bench: Bench) -> list[Item]:
         "bf16": replace(SMALL, q_dtype="bfloat16", kv_dtype="bfloat16"),
         "page128": replace(SMALL, page_size=128),
     }
-    shapes["kv8"] = replace(SMALL, q_dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    shapes["kv8"] = replace(SMALL, q_dtype="float16", kv_dtype="float8_e4m3fn")
     for name, shape in shapes.items():
         geometry = fitted(bench, shape)
         for forward in of_each_mode(geometry, (40, 0, 133)):

@@ -1,0 +1,134 @@
+"""What only vLLM asks of a backend: layers that share metadata, KV groups that share a build, and drafters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from draftmark import Mode
+from draftmark_contract.cases.forwards import uniform
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.driver import Bench
+from draftmark_contract.judge.item import Item, NotServed
+from draftmark_contract.judge.questions.asking import fitted, on_stage
+from draftmark_contract.judge.questions.numerics import SMALL, of_each_mode
+from draftmark_contract.judge.stage import Stage
+from draftmark_contract.judge.step import Step, step_of
+
+from .config import LAYER, SECOND
+from .driver import VllmDriver
+
+LAYERS, FRESH, REPLAY = (
+    "purity.metadata_serves_every_layer",
+    "history.equals_a_fresh_state",
+    "graphs.replay_equals_eager",
+)
+GROUPS = "update_block_table for a second KV group leaves the first group's metadata as they were"
+DRAFTS = "draft steps are built by build_for_drafting after a verify step, and the next verify step after them"
+REFRESH = "update_draft_decode_metadata makes captured metadata those of the lengths that now stand on the device"
+STEPS = 3
+"""Draft steps of a round."""
+
+
+def questions(bench: Bench) -> list[Item]:
+    """Of vLLM alone."""
+    found = []
+    for name, shape in {"small": SMALL, "window": replace(SMALL, window_left=19)}.items():
+        geometry = fitted(bench, shape)
+        for forward in of_each_mode(geometry, (40, 0, 133)):
+            step, pages = step_of(forward), forward.num_pages
+            case = f"{name}-{forward.name}"
+            found.append(on_stage(bench, LAYERS, f"{case}-layers", geometry, pages, partial(_two_layers, step=step)))
+            body = partial(_second_group, step=step)
+            found.append(on_stage(bench, LAYERS, f"{case}-groups", geometry, pages, body, GROUPS))
+        verify = uniform("verify", geometry, Mode.VERIFY, (40, 17, 133), 3, tree="chain")
+        pages = verify.num_pages + 3
+        body = partial(_rounds, step=step_of(verify))
+        found.append(on_stage(bench, FRESH, f"{name}-drafting", geometry, pages, body, DRAFTS))
+        body = partial(_refreshed, step=step_of(verify))
+        found.append(on_stage(bench, REPLAY, f"{name}-draft-refresh", geometry, pages, body, REFRESH))
+    return found
+
+
+def _driver(stage: Stage) -> VllmDriver:
+    return cast(VllmDriver, stage.driver)
+
+
+def _two_layers(stage: Stage, step: Step) -> None:
+    """One build serves both layers of the group: with equal caches their outputs are equal."""
+    driver = _driver(stage)
+    stage.load(step)
+    slots = torch.arange(stage.tensors.cache.k.shape[0] * stage.geometry.attention.page_size)
+    driver.layers.caches[SECOND].write(slots, *driver.read(slots))
+    outs: list[torch.Tensor] = []
+
+    def run(step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        ordered = driver.ordered(step)
+        metadata, slots = driver.prepare(ordered.step)
+        for name in (SECOND, LAYER):
+            outs.append(ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v), name=name)))
+        return outs[-1]
+
+    stage.goes_on(step, run)
+    if not torch.equal(outs[0], outs[1]):
+        raise ContractViolation("two layers with equal caches and rows differ, of one build", batch=step)
+
+
+def _second_group(stage: Stage, step: Step) -> None:
+    driver = _driver(stage)
+    builder = driver.layers.builder
+    if not getattr(builder, "supports_update_block_table", False):
+        raise NotServed("update_block_table: the builder declares that it has none")
+
+    def run(step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        ordered = driver.ordered(step)
+        metadata, slots = driver.prepare(ordered.step)
+        table = driver.buffers.table[: len(step.forward.requests)]
+        with driver.layers.current():
+            builder.update_block_table(metadata, torch.ones_like(table), torch.full_like(slots, -1))
+        return ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v)))
+
+    stage.holds(step, run)
+
+
+def _rounds(stage: Stage, step: Step) -> None:
+    """A verify step, the drafts behind it, and the verify step of the next round."""
+    stage.holds(step)
+    for number in range(STEPS):
+        stage.holds(_decode(step, number), partial(_draft, _driver(stage), number), seed=number)
+    stage.holds(step, seed=9)
+
+
+def _draft(driver: VllmDriver, number: int, step: Step, *rows: torch.Tensor) -> torch.Tensor:
+    driver.buffers.fill(step, len(step.forward.requests))
+    common = driver.common(step, len(step.forward.requests), step.forward.live_rows)
+    with driver.layers.current():
+        metadata = driver.layers.builder.build_for_drafting(common_attn_metadata=common, draft_index=number)
+    return driver.layers.run(metadata, driver.buffers.slots[: step.num_rows], *rows)
+
+
+def _refreshed(stage: Stage, step: Step) -> None:
+    driver = _driver(stage)
+    builder = driver.layers.builder
+    if not getattr(builder, "supports_draft_decode_metadata_update", False):
+        raise NotServed("update_draft_decode_metadata: the builder declares that it has none")
+    count = len(step.forward.requests)
+    captured = driver.capture(1, count)
+
+    def run(step: Step, *rows: torch.Tensor) -> Any:
+        driver.buffers.fill(step, count)
+        with driver.layers.current():
+            builder.update_draft_decode_metadata(captured.metadata)
+        return driver.layers.run(captured.metadata, driver.buffers.slots[:count], *rows)
+
+    for number in range(STEPS):
+        stage.holds(_decode(step, number), run, seed=number)
+
+
+def _decode(step: Step, number: int) -> Step:
+    """The drafts' step of this number: one row each, behind the tokens of the steps before."""
+    lens = [one.prefix + number for one in step.forward.requests]
+    return step_of(uniform(f"draft{number}", step.geometry, Mode.DECODE, lens, len(lens)))
