@@ -81,6 +81,12 @@ def test_a_backend_that_is_right_ends_with_0(judge: Run) -> None:
     assert "2 items asked: 2 right, 0 wrong" in said.stdout
 
 
+def test_a_sample_takes_so_many_items_of_each_rule(judge: Run) -> None:
+    """One of three here; five rules have one item."""
+    said = judge("fake:MIXED", "--sample", "1")
+    assert "4 items asked: 2 right, 2 wrong" in said.stdout, said.stdout
+
+
 def test_items_are_listed_without_running_one(judge: Run) -> None:
     """Even the one that would end the process."""
     said = judge("fake:MIXED", "--list")
@@ -97,6 +103,7 @@ def test_items_are_listed_without_running_one(judge: Run) -> None:
         (("fake:ABSENT",), "needs what is not installed here: pip install no-such-module"),
         (("fake:RIGHT", "--device", "npu"), "can be judged on cpu, cuda"),
         (("fake:RIGHT", "--item", "numerics.match_float64[decod]"), "close to it are numerics.match_float64[decode]"),
+        (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it counts from 0 on"),
         (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
         (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
     ],

@@ -18,6 +18,7 @@ examples:
   draftmark judge vllm:CPU_ATTN
   draftmark judge vllm:TRITON_ATTN --json verdict.json
   draftmark judge vllm:TRITON_ATTN --list
+  draftmark judge vllm:TRITON_ATTN --sample 3
   draftmark judge vllm:FLASH_ATTN --device cuda -k graphs
   draftmark judge sglang:triton --item 'numerics.match_float64[decode]'"""
 
@@ -29,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="its items, without running one")
     parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
     parser.add_argument("-k", metavar="TEXT", default="", help="run the items whose id contains this; gives no verdict")
+    few = "at most N items of each rule, evenly spread; gives no verdict"
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument(
         "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
     )
@@ -53,6 +56,8 @@ def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> N
 
     if device.partition(":")[0] not in devices:
         raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(devices)}")
+    if args.sample < 0:
+        raise ArgumentError(f"--sample is {args.sample}, but it counts from 0 on; 0 stands for all")
     if args.json is not None and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
         raise ArgumentError(f"--json {args.json} names no file in a folder that exists; make the folder first")
 
@@ -66,7 +71,7 @@ def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -
     def say(line: str) -> None:
         print(f"draftmark judge: {line}", file=sys.stderr)
 
-    verdict = judge(engine, target, device, args.item, args.k, say)  # type: ignore[arg-type]
+    verdict = judge(engine, target, device, args.item, args.k, args.sample, say)  # type: ignore[arg-type]
     if args.json is not None:
         text = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"
         Path(args.json).write_text(text, encoding="utf-8")

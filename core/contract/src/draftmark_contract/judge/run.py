@@ -65,12 +65,18 @@ class Heard:
 
 
 def judge(
-    engine: Engine, target: str, device: str, items: Sequence[str] = (), k: str = "", say: Say = lambda line: None
+    engine: Engine,
+    target: str,
+    device: str,
+    items: Sequence[str] = (),
+    k: str = "",
+    sample: int = 0,
+    say: Say = lambda line: None,
 ) -> Verdict:
     """Judge one backend.
 
     Args:
-        items: ids to run alone; k: run those alone whose id contains it. Neither: all.
+        items: ids to run alone. k: run those alone whose id contains it. sample: at most so many of each rule.
         say: told from time to time how far it is.
 
     Raises:
@@ -79,7 +85,7 @@ def judge(
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
         command = _command(named, device)
-        order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k)
+        order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
         run = _Run(engine, order, say)
         run.all()
         about = run.heard.about
@@ -171,7 +177,7 @@ def _chosen(known: Sequence[str], order: Order) -> list[str]:
             close = difflib.get_close_matches(item, known, 3)
             near = f"; close to it are {', '.join(close)}" if close else ""
             raise ArgumentError(f"--item {item!r} is none of its items{near}")
-    chosen = [one for one in known if order.wants(one)]
+    chosen = order.chosen(known)
     if not chosen:
         raise ArgumentError(f"-k {order.k!r} selects no item; `--list` shows them")
     return chosen

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from draftmark.errors import DraftmarkError
 
 from ..runner.limits import LIMIT_S, time_limit
+from ..runner.session import DEVICE_LOST
 from .engines import engines
 from .finding import finding
 from .item import Item, NotAsked, NotServed, Outcome, Result
@@ -33,6 +35,7 @@ class Order:
         command: see `finding`.
         journal: the file that its lines are appended to.
         items: ids to run; () for all. k: run those alone whose id contains it.
+        sample: at most so many of each rule, evenly spread; 0 for all.
         skip: ids that have ended already. list_only: run none.
     """
 
@@ -43,12 +46,18 @@ class Order:
     journal: str
     items: tuple[str, ...] = ()
     k: str = ""
+    sample: int = 0
     skip: tuple[str, ...] = ()
     list_only: bool = False
 
-    def wants(self, item: str) -> bool:
-        """Whether it is to be run, as far as items and k say."""
-        return (not self.items or item in self.items) and self.k in item
+    def chosen(self, known: Sequence[str]) -> list[str]:
+        """Of all ids those to run, in their order."""
+        wanted = [one for one in known if (not self.items or one in self.items) and self.k in one]
+        by_rule: dict[str, list[str]] = {}
+        for one in wanted:
+            by_rule.setdefault(one.partition("[")[0], []).append(one)
+        step = {rule: -(-len(mine) // self.sample) if self.sample else 1 for rule, mine in by_rule.items()}
+        return [one for rule, mine in by_rule.items() for one in mine[:: step[rule]]]
 
     def as_json(self) -> str:
         """One line."""
@@ -70,12 +79,29 @@ def work(order: Order) -> int:
             say(FAILED, str(error))
             return 1
         say(OPENED, _about(target, items))
+        wanted = set(order.chosen([item.id for item in items])) - set(order.skip)
         for item in items:
-            if order.list_only or item.id in order.skip or not order.wants(item.id):
+            if order.list_only or item.id not in wanted:
                 continue
             say(BEGUN, item.id)
-            say(ENDED, run_item(item, order.command).as_json())
+            result = run_item(item, order.command)
+            say(ENDED, result.as_json())
+            if result.outcome is Outcome.WRONG and _lost(order.device):
+                return DEVICE_LOST
     return 0
+
+
+def _lost(device: str) -> bool:
+    """Whether an item cost the process its device, as an illegal access does: the rest needs another process."""
+    if device == "cpu":
+        return False
+    import torch
+
+    try:
+        torch.ones(1, device=device).add(1).cpu()
+    except RuntimeError:
+        return True
+    return False
 
 
 def run_item(item: Item, command: str) -> Result:

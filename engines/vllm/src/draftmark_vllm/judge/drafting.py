@@ -61,7 +61,7 @@ def _two_layers(stage: Stage, step: Step) -> None:
     """One build serves both layers of the group: with equal caches their outputs are equal."""
     driver = _driver(stage)
     stage.load(step)
-    slots = torch.arange(stage.tensors.cache.k.shape[0] * stage.geometry.attention.page_size)
+    slots = torch.arange(stage.tensors.cache.k.shape[0] * stage.geometry.attention.page_size, device=stage.bench.device)
     driver.layers.caches[SECOND].write(slots, *driver.read(slots))
     outs: list[torch.Tensor] = []
 

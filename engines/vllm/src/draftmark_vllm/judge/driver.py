@@ -108,14 +108,14 @@ class VllmDriver:
             self.layers.builder.build(common_prefix_len=0, common_attn_metadata=common)
         if graph.graph is None:
             return self.layers.run(graph.metadata, self.buffers.slots[:rows], q, k, v)
-        for own, given in ((graph.q, q), (graph.k, k), (graph.v, v)):
-            assert own is not None
-            own.copy_(given)
-        assert graph.out is not None
-        graph.out.fill_(float("nan"))
-        graph.graph.replay()
-        torch.cuda.synchronize()
-        return graph.out.clone()
+        assert graph.q is not None and graph.k is not None and graph.v is not None and graph.out is not None
+        with torch.inference_mode():
+            for own, given in ((graph.q, q), (graph.k, k), (graph.v, v)):
+                own.copy_(given)
+            graph.out.fill_(float("nan"))
+            graph.graph.replay()
+            torch.cuda.synchronize()
+            return graph.out.clone()
 
     def _record(self, made: Captured, rows: int) -> None:
         a = self.geometry.attention

@@ -73,7 +73,7 @@ class VllmEngine:
         from .target import VllmTarget, backend_class, ready_cpu
 
         if device == "cpu":
-            ready_cpu()
+            ready_cpu(target, self.version() or "vllm")
 
         try:
             found = backend_class(target)

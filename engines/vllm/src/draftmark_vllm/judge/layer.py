@@ -43,7 +43,8 @@ class Layers:
                 raise NotServed(f"refused when it is made: {' '.join(str(error).split())[:160]}") from error
         self.caches = {}
         for name, layer in self.layers.items():
-            cache, axis = self._cache(num_pages)
+            with self.current(), torch.inference_mode(False):
+                cache, axis = self._cache(num_pages)
             layer.kv_cache = [cache] if isinstance(layer.kv_cache, list) else cache
             self.caches[name] = Memory(cache, axis, geometry)
 

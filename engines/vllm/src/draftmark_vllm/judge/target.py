@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata as md
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from draftmark import Geometry
+from draftmark.errors import DraftmarkError
 from draftmark_contract.judge.driver import Bench
 from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
@@ -95,8 +97,20 @@ class VllmTarget:
         return [*questions(bench), *drafting.questions(bench)]
 
 
-def ready_cpu() -> None:
-    """What a model's matrices have done before the first attention of a server: ask the system for AMX."""
+def ready_cpu(name: str, version: str) -> None:
+    """What a model's matrices have done before the first attention of a server: ask the system for AMX.
+
+    Raises:
+        DraftmarkError: vLLM's kernels are not there, since its library was built for another torch.
+    """
+    from vllm import _custom_ops
+
+    if name == "CPU_ATTN" and not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
+        needed = [one for one in md.requires(version.split(" ")[0]) or () if one.startswith("torch==")]
+        raise DraftmarkError(
+            f"the kernels of {version} do not load with torch {torch.__version__} ({_custom_ops.__name__} has none); "
+            f"install {needed[0].partition(';')[0] if needed else 'the torch that it requires'}"
+        )
     ask = getattr(torch.cpu, "_init_amx", None)
     if ask is not None:
         ask()

@@ -37,7 +37,8 @@ def runs(
         stage = Stage(bench, steps[0].geometry, max(step.forward.num_pages for step in steps))
         for number, step in enumerate(steps):
             for one in contents:
-                stage.holds(step, contents=one, seed=number)
+                what = f"with {one} contents the output" if len(contents) > 1 else "the output"
+                stage.holds(step, contents=one, seed=number, what=what)
 
     return Item(rule, case, run, asks)
 
