@@ -7,13 +7,14 @@ import importlib.metadata as md
 import pytest
 
 from draftmark_engines import EngineError
-from draftmark_vllm import cpu, registration
+from draftmark_vllm import cpu, judge, registration
 
 
 def test_the_entry_points_are_vllms() -> None:
     """What vLLM loads in every process, and the platform that it asks for."""
     found = {entry.group: entry.load() for entry in md.distribution("draftmark-vllm").entry_points}
-    assert found == {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
+    ours = {"vllm.general_plugins": registration.register, "vllm.platform_plugins": cpu.platform}
+    assert found == ours | {"draftmark.judges": judge.ENGINE}
 
 
 def test_two_plugins_that_claim_custom_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

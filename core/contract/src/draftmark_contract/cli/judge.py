@@ -8,10 +8,11 @@ from pathlib import Path
 
 SUMMARY = "judge a backend of vLLM or SGLang as it is installed here"
 EXAMPLES = """\
-Without a target it lists the engines, their backends and what each needs to be installed.
-A backend is asked what can be asked through its engine's own interface. What cannot be asked is counted apart, and
-so is what the engine's own predicates refuse: neither is "right".
-Exit code 0: everything that was asked is right; 1: something is wrong, or it could not be judged; 2: wrong arguments.
+Without a target it lists the engines, their backends and what each lacks here.
+A backend is asked what its engine's own interface lets one ask. What cannot be
+asked is counted apart, and so is what the engine's own predicates refuse.
+Exit code 0: everything that was asked is right; 1: something is wrong, or it
+could not be judged; 2: wrong arguments.
 
 examples:
   draftmark judge
@@ -29,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="torch device, e.g. cuda (default: the first that the backend is judged on)")
     parser.add_argument("--list", action="store_true", help="its items, without running one")
     parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
-    parser.add_argument("-k", metavar="TEXT", default="", help="run the items whose id contains this; gives no verdict")
+    parser.add_argument("-k", metavar="TEXT", help="run the items whose id contains this; gives no verdict")
     few = "at most N items of each rule, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument(
@@ -71,7 +72,7 @@ def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -
     def say(line: str) -> None:
         print(f"draftmark judge: {line}", file=sys.stderr)
 
-    verdict = judge(engine, target, device, args.item, args.k, args.sample, say)  # type: ignore[arg-type]
+    verdict = judge(engine, target, device, args.item, args.k or "", args.sample, say)  # type: ignore[arg-type]
     if args.json is not None:
         text = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n"
         Path(args.json).write_text(text, encoding="utf-8")
