@@ -14,6 +14,7 @@ from draftmark_contract.judge.driver import Bench
 from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
 
+from .config import FP8
 from .driver import VllmDriver
 from .predicates import page_step
 
@@ -87,6 +88,8 @@ class VllmTarget:
         """A driver."""
         if self.interpreted and "bfloat16" in (geometry.attention.q_dtype, geometry.attention.kv_dtype):
             raise NotAsked("Triton's interpreter has no arithmetic of bfloat16")
+        if self.interpreted and geometry.attention.kv_dtype == FP8:
+            raise NotAsked("vLLM's Triton kernels store fp8 KV only where the device says that it can")
         return VllmDriver(self.backend, geometry, num_pages, self.device)
 
     def items(self) -> Sequence[Item]:
