@@ -22,7 +22,7 @@ examples:
   draftmark judge vllm:TRITON_ATTN --sample 3
   draftmark judge vllm:FLASH_ATTN --device cuda -k graphs
   draftmark judge sglang:flashinfer --release 0.5.12.post1 -k sizing
-  draftmark judge sglang:triton --item 'numerics.match_float64[decode]'"""
+  draftmark judge sglang:triton --item 'numerics.match_float64[page16-decode]'"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
