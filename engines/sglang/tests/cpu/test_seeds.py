@@ -1,6 +1,7 @@
 """The five failures that this project exists for, through SGLang: what each had is taken away, and texts stay equal.
 
-Each failure itself, in a reconstruction of what the engine did, is in core/draftmark/tests/regressions.
+Each failure itself is in core/draftmark/tests/regressions, in a reconstruction of what the engine did, and in
+test_released_seeds.py, in the release that had it.
 """
 
 from __future__ import annotations

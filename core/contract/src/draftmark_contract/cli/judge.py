@@ -21,13 +21,17 @@ examples:
   draftmark judge vllm:TRITON_ATTN --list
   draftmark judge vllm:TRITON_ATTN --sample 3
   draftmark judge vllm:FLASH_ATTN --device cuda -k graphs
-  draftmark judge sglang:triton --item 'numerics.match_float64[decode]'"""
+  draftmark judge sglang:flashinfer --release 0.5.12.post1 -k sizing
+  draftmark judge sglang:triton --item 'numerics.match_float64[page16-decode]'"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("target", metavar="ENGINE:TARGET", nargs="?", help="a backend, as the engine names it")
     parser.add_argument("--device", help="torch device, e.g. cuda (default: the first that the backend is judged on)")
+    parser.add_argument(
+        "--release", metavar="VERSION", default="", help="a released version of the engine; downloaded once"
+    )
     parser.add_argument("--list", action="store_true", help="its items, without running one")
     parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
     parser.add_argument("-k", metavar="TEXT", help="run the items whose id contains this; gives no verdict")
@@ -44,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.target is None:
         return _overview()
-    engine, info = find(args.target)
+    engine, info = find(args.target, args.release)
     device = args.device or info.devices[0]
     _check(args, info.devices, device)
     if args.list:

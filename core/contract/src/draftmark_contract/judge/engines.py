@@ -10,7 +10,7 @@ from typing import cast
 from draftmark.cli.errors import ArgumentError
 from draftmark.errors import DraftmarkError
 
-from .target import GROUP, Engine, TargetInfo
+from .target import GROUP, Engine, OfReleases, TargetInfo
 
 ADAPTERS = {"sglang": "pip install draftmark-sglang", "vllm": "pip install draftmark-vllm"}
 """Engines of draftmark's own distributions, which may be absent, and what brings their targets."""
@@ -48,8 +48,8 @@ def lacks(engine: Engine, target: TargetInfo) -> str:
     return f"pip install {' '.join(target.needs)}" if missing else ""
 
 
-def find(named: str) -> tuple[Engine, TargetInfo]:
-    """The engine and the target of ``ENGINE:TARGET``.
+def find(named: str, release: str = "") -> tuple[Engine, TargetInfo]:
+    """The engine and the target of ``ENGINE:TARGET``, at a release of the engine's where one is named.
 
     Raises:
         ArgumentError: there is none of that name, or what it needs is not installed.
@@ -60,11 +60,20 @@ def find(named: str) -> tuple[Engine, TargetInfo]:
         raise ArgumentError(f"{named!r} needs the targets of {name}: {absent()[name]}")
     if name not in known:
         raise ArgumentError(f"{named!r} names no engine; there are {', '.join(known) or 'none'}: `draftmark judge`")
-    infos = {info.name: info for info in known[name].targets()}
+    engine = _at(known[name], release) if release else known[name]
+    infos = {info.name: info for info in engine.targets()}
     if not colon or target not in infos:
         near = difflib.get_close_matches(target.upper(), infos, 1) or difflib.get_close_matches(target, infos, 1)
         hint = f"did you mean {name}:{near[0]}?" if near else f"{name} has {', '.join(infos)}"
         raise ArgumentError(f"{named!r} names no backend that can be judged; {hint}")
-    if remedy := lacks(known[name], infos[target]):
+    if remedy := lacks(engine, infos[target]):
         raise ArgumentError(f"{named} needs what is not installed here: {remedy}")
-    return known[name], infos[target]
+    return engine, infos[target]
+
+
+def _at(engine: Engine, release: str) -> Engine:
+    if not isinstance(engine, OfReleases):
+        raise ArgumentError(
+            f"--release {release}: {engine.name} is judged as it is installed here; install that release"
+        )
+    return engine.at(release)

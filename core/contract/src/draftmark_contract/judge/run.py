@@ -84,7 +84,7 @@ def judge(
     """
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
-        command = _command(named, device)
+        command = _command(named, device, getattr(engine, "release", ""))
         order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
         run = _Run(engine, order, say)
         try:
@@ -186,5 +186,6 @@ def _chosen(known: Sequence[str], order: Order) -> list[str]:
     return chosen
 
 
-def _command(named: str, device: str) -> str:
-    return f"draftmark judge {named}" + (f" --device {device}" if device != "cpu" else "")
+def _command(named: str, device: str, release: str) -> str:
+    more = (f" --release {release}" if release else "") + (f" --device {device}" if device != "cpu" else "")
+    return f"draftmark judge {named}{more}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .item import Item
 
@@ -75,3 +75,15 @@ class Engine(Protocol):
         Raises:
             DraftmarkError: it cannot be opened; a sentence with the remedy.
         """
+
+
+@runtime_checkable
+class OfReleases(Engine, Protocol):
+    """An engine that can also be judged at a release that is not installed."""
+
+    @property
+    def release(self) -> str:
+        """The release, or "" for the installed one."""
+
+    def at(self, release: str) -> Engine:
+        """The same engine at a release. `environment` may fetch it, and puts it before what is installed."""

@@ -1,0 +1,198 @@
+"""Runs scenes on the real attention backends of a running SGLang: fresh ones, of its own classes, on its own pools."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftmark import Mode
+
+from .batches import forward_batch
+from .requests import Placed, place
+from .setups import HEAD_DIM, HEADS, KV_HEADS, LARGEST, Scene, Setup
+
+TRAP = 1000.0
+"""What KV slots hold that no row may see: a row that gives one any weight is far off."""
+Patch = Callable[[Any], Any]
+"""A backend's class to the class that is judged in its place; what tests of the checks make faulty ones with."""
+
+
+@dataclass
+class Ran:
+    """What one forward left.
+
+    Attributes:
+        placed: its requests. step: of a draft round.
+        q, k, v, out: rows, heads, head_dim; `out` as the backend returned it.
+        before, after: K and V of the pool, ``[slots, kv_heads, head_dim]``.
+        writes: the slot that each row stores.
+    """
+
+    placed: Placed
+    step: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    before: tuple[torch.Tensor, torch.Tensor]
+    after: tuple[torch.Tensor, torch.Tensor]
+    writes: list[int]
+
+
+class Driver:
+    """The backends of one scheduler.
+
+    Args:
+        scheduler: SGLang's own.
+        patch: see `Patch`.
+    """
+
+    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = lambda kind: kind) -> None:
+        self.setup, self.scheduler, self._patch = setup, scheduler, patch
+        self._target = scheduler.tp_worker.model_runner
+        self._worker: Any = getattr(scheduler.draft_worker, "_draft_worker", None) if setup.speculates else None
+        self._draft = getattr(self._worker, "draft_runner", None)
+
+    def runner(self, mode: Mode) -> Any:
+        """SGLang's `ModelRunner` of a mode: the target's or the draft model's."""
+        return self._draft if mode in (Mode.DRAFT, Mode.DRAFT_EXTEND) else self._target
+
+    def backend(self, mode: Mode, window: int = -1) -> Any:
+        """A new backend of SGLang's class for a mode, on SGLang's runner, whose model says that it has a window."""
+        runner = self.runner(mode)
+        runner.sliding_window_size = window if window >= 0 else None
+        if mode is Mode.DRAFT:
+            kind = self._patch(type(self._worker.draft_attn_backend))
+            return kind(runner, self.setup.topk, self.setup.num_steps)
+        made = self._worker.draft_extend_attn_backend if mode is Mode.DRAFT_EXTEND else runner.attn_backend
+        return self._patch(type(made))(runner)
+
+    def place(self, scene: Scene) -> Placed:
+        """Give a scene's requests pages, write `req_to_token`, and fill the pool."""
+        runner = self.runner(scene.mode)
+        pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
+        placed = place(scene, self.setup, pool.get_key_buffer(0).shape[0] // self.setup.page_size)
+        table.zero_()
+        for n, slots in enumerate(placed.slots):
+            table[n + 1, : len(slots)] = torch.tensor(slots, dtype=table.dtype)
+        make = torch.Generator().manual_seed(scene.seed)
+        for buffer in (pool.get_key_buffer(0), pool.get_value_buffer(0)):
+            buffer.fill_(TRAP)
+            buffer[0] = 0.0
+            for one, slots in zip(placed.requests, placed.slots, strict=True):
+                prefix = torch.tensor(slots[: one.prefix], dtype=torch.int64)
+                buffer[prefix] = torch.randn(len(prefix), *buffer.shape[1:], generator=make)
+        return placed
+
+    def eagerly(self, scene: Scene, backend: Any) -> list[Ran]:
+        """One forward, or the steps of one round."""
+        placed = self.place(scene)
+        batch = forward_batch(placed, self.runner(scene.mode))
+        backend.init_forward_metadata(batch)
+        if scene.mode is Mode.DRAFT:
+            return [self.step(placed, backend.attn_backends[i], batch, i) for i in range(self.setup.num_steps - 1)]
+        return [self.step(placed, backend, batch, 0)]
+
+    def layer(self, scene: Scene) -> Any:
+        """SGLang's layer object."""
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        return RadixAttention(
+            HEADS,
+            HEAD_DIM,
+            HEAD_DIM**-0.5,
+            KV_HEADS,
+            0,
+            logit_cap=scene.soft_cap,
+            sliding_window_size=scene.window,
+        )
+
+    def step(self, placed: Placed, backend: Any, batch: Any, step: int) -> Ran:
+        scene = placed.scene
+        if scene.mode is Mode.DRAFT:
+            batch = step_of(batch, self.setup, step)
+        count = len(batch.out_cache_loc)
+        make = torch.Generator().manual_seed(1000 + scene.seed + step)
+        q, k, v = (torch.randn(count, heads, HEAD_DIM, generator=make) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        pool = self.runner(scene.mode).token_to_kv_pool
+        before = pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()
+        writes = batch.out_cache_loc.tolist()
+        out = self.forward(backend, scene, q, k, v, batch)
+        after = pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()
+        return Ran(placed, step, q, k, v, out, before, after, writes)
+
+    def forward(
+        self, backend: Any, scene: Scene, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
+    ) -> torch.Tensor:
+        """SGLang's own call of a layer's attention."""
+        decodes = scene.mode in (Mode.DECODE, Mode.DRAFT)
+        call = backend.forward_decode if decodes else backend.forward_extend
+        out: torch.Tensor = call(q.reshape(len(q), -1).clone(), k.clone(), v.clone(), self.layer(scene), batch)
+        return out.view(len(q), HEADS, HEAD_DIM).clone()
+
+
+def step_of(batch: Any, setup: Setup, step: int) -> Any:
+    """The batch as SGLang's draft loop hands it to a step: that step's slots and positions."""
+    one = copy.copy(batch)
+    slots = batch.out_cache_loc.view(batch.batch_size, setup.topk, setup.num_steps)
+    one.out_cache_loc = slots[:, :, step].reshape(-1).contiguous()
+    one.positions = batch.positions + step
+    return one
+
+
+class Graph:
+    """A backend's metadata as one captured graph would see it: what the capture bound, and the numbers it baked in.
+
+    The kernels of a replay run on the tensors and with the Python numbers that the backend held when it was captured,
+    while `init_forward_metadata_out_graph` is called afresh. So whatever a replay puts elsewhere than in those tensors
+    is lost, on a laptop as on a device.
+    """
+
+    def __init__(self, driver: Driver, mode: Mode, window: int = -1) -> None:
+        self.driver, self.mode, self.window = driver, mode, window
+        self.backend = driver.backend(mode, window)
+        setup = driver.setup
+        rows = {Mode.DECODE: 1, Mode.DRAFT: setup.topk}.get(mode, setup.num_draft_tokens)
+        self.backend.init_cuda_graph_state(LARGEST, LARGEST * rows)
+        self._static: Any = None
+        self._bound: list[Any] = []
+
+    @property
+    def _parts(self) -> list[Any]:
+        return list(self.backend.attn_backends) if self.mode is Mode.DRAFT else [self.backend]
+
+    def capture(self) -> list[Ran]:
+        """Capture on padding alone, as SGLang does, and what the captured run gave."""
+        placed = self.driver.place(Scene("capture", self.mode, (), tree="chain", window=self.window))
+        self._static = forward_batch(placed, self.driver.runner(self.mode), LARGEST)
+        self.backend.init_forward_metadata_out_graph(self._static, in_capture=True)
+        self._in_graph(self._static)
+        self._bound = [copy.copy(part.forward_metadata) for part in self._parts]
+        return self._run(placed)
+
+    def replay(self, scene: Scene) -> list[Ran]:
+        """Fill the static inputs with a scene, padded; prepare; and run what was captured."""
+        placed = self.driver.place(scene)
+        view = forward_batch(placed, self.driver.runner(self.mode), LARGEST)
+        for name in ("req_pool_indices", "seq_lens", "out_cache_loc", "positions"):
+            getattr(self._static, name).copy_(getattr(view, name))
+            setattr(view, name, getattr(self._static, name))
+        view.num_padding = LARGEST - len(scene.prefixes)
+        self.backend.init_forward_metadata_out_graph(view)
+        return self._run(placed)
+
+    def _in_graph(self, batch: Any) -> None:
+        if hasattr(self.backend, "init_forward_metadata_in_graph"):
+            self.backend.init_forward_metadata_in_graph(batch)
+
+    def _run(self, placed: Placed) -> list[Ran]:
+        ran = []
+        self._in_graph(self._static)
+        for step, (part, bound) in enumerate(zip(self._parts, self._bound, strict=True)):
+            part.forward_metadata = copy.copy(bound)
+            ran.append(self.driver.step(placed, part, self._static, step))
+        return ran

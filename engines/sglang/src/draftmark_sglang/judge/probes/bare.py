@@ -1,0 +1,56 @@
+"""Objects of a release's classes without their constructors, and what a release does not have."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from draftmark_contract.judge.item import NotAsked
+
+
+def member(module: str, name: str) -> Any:
+    """A class or function of the installed SGLang.
+
+    Raises:
+        NotAsked: this release has none of that name.
+    """
+    try:
+        return getattr(importlib.import_module(f"sglang.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        raise NotAsked(f"this release has no sglang.{module}.{name}: {error}") from error
+
+
+def bare(kind: Any, **attributes: Any) -> Any:
+    """An object of a class, without its constructor.
+
+    A method that reads an attribute that it lacks raises `NotAsked`: this release reads more than the probe knows.
+    """
+
+    def lacks(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotAsked(f"{kind.__name__} of this release reads {name!r}, which the probe does not set")
+
+    made: Any = object.__new__(type(kind.__name__, (kind,), {"__getattr__": lacks}))
+    for name, value in attributes.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def translator(req_to_token: torch.Tensor) -> Any:
+    """What newer releases read KV slots through: here, `req_to_token` itself."""
+
+    def read_source(plan: Any, *, req_pool_indices: torch.Tensor, **_: Any) -> Any:
+        return SimpleNamespace(
+            row_ids=req_pool_indices,
+            ids=req_to_token,
+            row_stride=req_to_token.stride(0),
+            entry_page_size=1,
+            is_translated=False,
+            v2p=None,
+        )
+
+    return SimpleNamespace(read_source=read_source, is_translating=False, reads_are_translated=False)

@@ -1,0 +1,89 @@
+"""Graph buffers of backends that size them from numbers: Ascend's block tables, and Triton's verify mask."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.item import NotAsked
+
+from ..device_facts import full_masks
+from .bare import bare, member
+
+PAGE, CONTEXT, DRAFTS, REQUESTS, LENGTH = 16, 64, 6, 2, 60
+
+
+def check_ascend() -> None:
+    """The graph's block table has a column for the drafts of a request at the context's end.
+
+    Raises:
+        ContractViolation: it ends at the context.
+    """
+    made = bare(
+        member("srt.hardware_backend.npu.attention.ascend_backend", "AscendAttnBackend"),
+        device="cpu",
+        max_context_len=CONTEXT,
+        page_size=PAGE,
+        speculative_num_draft_tokens=DRAFTS,
+        is_hybrid_swa=False,
+        use_sliding_window_kv_pool=False,
+        dcp_size=1,
+        is_dllm_model=False,
+    )
+    try:
+        made.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
+    except RuntimeError as error:  # from 0.5.18 on it asks for the server's settings, which nobody has published here
+        raise NotAsked(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
+    columns, need = made.graph_metadata["block_tables"].shape[1], -(-(LENGTH + DRAFTS) // PAGE)
+    if need > columns:
+        raise ContractViolation(
+            f"the graph's block table is short by {need - columns} columns",
+            batch=_said(),
+            got=f"{columns} columns",
+            expected=f"{need}",
+            formula="ceil((length + num_draft_tokens) / page_size)",
+            bug="sglang#22778",
+        )
+
+
+def check_verify_mask() -> None:
+    """The verify mask of Triton's graph holds a row of (length + drafts) entries for each draft of each request.
+
+    Raises:
+        ContractViolation: it holds less.
+    """
+    made = bare(
+        member("srt.layers.attention.triton_backend", "TritonAttnBackend"),
+        device="cpu",
+        max_context_len=CONTEXT,
+        num_draft_tokens=DRAFTS,
+        skip_prefill=False,
+        is_draft_runner=False,
+        num_head=4,
+        max_kv_splits=8,
+        v_head_dim=16,
+        swa_v_head_dim=None,
+        sliding_window_size=None,
+        use_sliding_window_kv_pool=False,
+        dllm_attention=None,
+        lean_total_programs=1,
+        lean_block_m=16,
+    )
+    full_masks()
+    made.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
+    old = vars(made).get("cuda_graph_custom_mask")
+    mask: torch.Tensor = made.verify_mask.buffer if old is None else old
+    have, need = mask.numel(), REQUESTS * DRAFTS * (LENGTH + DRAFTS)
+    if need > have:
+        raise ContractViolation(
+            f"the graph's verify mask is short by {need - have} entries",
+            batch=_said(),
+            got=f"{have} entries",
+            expected=f"{need}",
+            formula="requests * num_draft_tokens * (length + num_draft_tokens)",
+            bug="sglang#29450",
+        )
+
+
+def _said() -> str:
+    return f"verification: lengths {[LENGTH] * REQUESTS}, {DRAFTS} drafts, context {CONTEXT}, page size {PAGE}"

@@ -1,0 +1,140 @@
+"""What a running SGLang is asked: each function raises what `draftmark_contract.judge.item` says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from draftmark import Mode
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.item import NotServed
+
+from .device_facts import full_masks
+from .driver import Driver, Graph, Ran
+from .guards import GuardWords
+from .served import serve_to_the_end
+from .setups import Scene, at_the_wall, eager_scenes, replayed
+from .truth import check_rows, check_stores
+
+BUGS = {Mode.VERIFY: "sglang#39287", Mode.DECODE: "sglang#32087", Mode.DRAFT: "sglang#32087"}
+"""Public threads about the window of a mode in SGLang's Triton backend."""
+
+
+def rows(driver: Driver, name: str) -> None:
+    """A forward's rows are attention over what each sees, in float64."""
+    scene = _scene(driver, name)
+    for ran in _ran(driver, scene):
+        check_rows(ran, _bug(scene))
+
+
+def stores(driver: Driver, name: str) -> None:
+    """A forward stores its rows in the slots it was given, and changes no other byte of the pool."""
+    for ran in _ran(driver, _scene(driver, name)):
+        check_stores(ran)
+
+
+def unknown_lengths(driver: Driver, name: str) -> None:
+    """The same forward without lengths on the host."""
+    scene = replace(_scene(driver, name), lengths_on_host=False)
+    backend = driver.backend(scene.mode, scene.window)
+    if getattr(backend, "needs_cpu_seq_lens", True):
+        raise NotServed("its needs_cpu_seq_lens says that it must be told lengths on the host")
+    for ran in driver.eagerly(scene, backend):
+        check_rows(ran, "sglang#26738")
+
+
+def history(driver: Driver) -> None:
+    """Forwards of all modes in turn on one backend, growing and shrinking."""
+    backend = driver.backend(Mode.DECODE)
+    scenes = [one for one in eager_scenes(driver.setup) if one.window < 0 and not one.soft_cap]
+    served = [one for one in scenes if one.mode is not Mode.DRAFT]
+    for scene in (*served, *reversed(served)):
+        if driver.runner(scene.mode) is driver.runner(Mode.DECODE):
+            for ran in driver.eagerly(scene, backend):
+                check_rows(ran)
+
+
+def same_bits(driver: Driver, name: str) -> None:
+    """The same forward twice."""
+    scene = _scene(driver, name)
+    first, second = (driver.eagerly(scene, driver.backend(scene.mode, scene.window)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        if not torch.equal(one.out, other.out):
+            raise ContractViolation("the same forward gives other bits the second time", batch=name)
+
+
+def captured(driver: Driver, mode: str, window: int) -> None:
+    """What runs while a graph is captured, on padding alone, is finite."""
+    for ran in _graph(driver, mode, window).capture():
+        if not bool(ran.out.isfinite().all()):
+            raise ContractViolation("the captured run is not finite", batch=f"capture of {mode}", bug="sglang#26521")
+
+
+def replays(driver: Driver, mode: str, window: int) -> None:
+    """Replays of one captured graph for batches that grow, shrink and change."""
+    graph = _graph(driver, mode, window)
+    graph.capture()
+    for scene in replayed(driver.setup, Mode(mode), window):
+        for ran in graph.replay(scene):
+            check_rows(ran, _bug(scene))
+
+
+def padding(driver: Driver, mode: str) -> None:
+    """Padded requests of a replay store in page 0 alone."""
+    graph = _graph(driver, mode, -1)
+    graph.capture()
+    for scene in replayed(driver.setup, Mode(mode))[:2]:
+        for ran in graph.replay(scene):
+            check_stores(ran)
+
+
+def wall(driver: Driver, mode: str, below: int, in_a_graph: bool) -> None:
+    """All requests near the context's end: no byte around what the backend allocates is written, rows are right."""
+    scene, words = at_the_wall(driver.setup, Mode(mode), below), GuardWords()
+    full_masks()
+    with words:
+        if in_a_graph:
+            graph = _graph(driver, mode, -1)
+            graph.capture()
+            ran = graph.replay(scene)
+        else:
+            ran = driver.eagerly(scene, driver.backend(scene.mode))
+    words.check(f"{mode}, {len(scene.prefixes)} requests of {scene.prefixes[0]} tokens, context {_context(driver)}")
+    for one in ran:
+        check_rows(one)
+
+
+def served(driver: Driver) -> None:
+    """One request in the running scheduler, up to the context's end."""
+    serve_to_the_end(driver.scheduler, driver.setup)
+
+
+def _bug(scene: Scene) -> str:
+    return BUGS.get(scene.mode, "") if scene.window >= 0 else ""
+
+
+def _context(driver: Driver) -> int:
+    length: int = driver.runner(Mode.DECODE).model_config.context_len
+    return length
+
+
+def _scene(driver: Driver, name: str) -> Scene:
+    return next(one for one in eager_scenes(driver.setup) if one.name == name)
+
+
+def _ran(driver: Driver, scene: Scene) -> list[Ran]:
+    full_masks()
+    return driver.eagerly(scene, driver.backend(scene.mode, scene.window))
+
+
+def _graph(driver: Driver, mode: str, window: int) -> Graph:
+    full_masks()
+    try:
+        return Graph(driver, Mode(mode), window)
+    except NotImplementedError as error:
+        raise NotServed(f"it has no graphs: init_cuda_graph_state raises NotImplementedError {error}") from error
+    except AttributeError as error:
+        if "init_cuda_graph_state" not in str(error):
+            raise
+        raise NotServed("it has no graphs: there is no init_cuda_graph_state") from error

@@ -1,0 +1,67 @@
+"""Released versions of SGLang, side by side: each in a folder of its own, with the transformers that it names.
+
+Only the wheels are fetched, never what they require: torch and everything else is the environment's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from draftmark.errors import DraftmarkError
+
+VARIABLE = "DRAFTMARK_RELEASES"
+"""Environment variable that names the folder of all releases."""
+TOKENIZERS = {"5.19": ">=0.23.1,<0.24"}
+"""What a transformers of that beginning takes; older ones take `OLDER`."""
+OLDER = ">=0.22,<=0.23.0"
+
+
+def folder_of(release: str) -> Path:
+    """Where a release is, or will be."""
+    home = os.environ.get(VARIABLE) or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftmark"
+    return Path(home) / f"sglang-{release}"
+
+
+def prepare(release: str) -> None:
+    """Download a release, unless it is there.
+
+    Raises:
+        DraftmarkError: the name is none of a release, or pip could not fetch it.
+    """
+    if not re.fullmatch(r"\d+(\.\d+)*(\.post\d+|rc\d+)?", release):
+        raise DraftmarkError(f"release {release!r} is no version; write one as PyPI does, e.g. 0.5.12.post1")
+    folder = folder_of(release)
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        _install(scratch, f"sglang=={release}")
+        transformers = _requirement(Path(scratch), f"sglang-{release}", "transformers")
+        if transformers:
+            _install(scratch, transformers)
+            version = transformers.partition("==")[2]
+            taken = next((spec for start, spec in TOKENIZERS.items() if version.startswith(start)), OLDER)
+            _install(scratch, f"tokenizers{taken}")
+        Path(scratch).rename(folder)
+        Path(scratch).mkdir()  # what `TemporaryDirectory` removes
+
+
+def _requirement(folder: Path, distribution: str, name: str) -> str:
+    """The requirement that a distribution's metadata names, e.g. ``"transformers==5.6.0"``; "" for none."""
+    metadata = (folder / f"{distribution}.dist-info" / "METADATA").read_text(encoding="utf-8")
+    found = re.search(rf"^Requires-Dist: ({name}==[\w.]+)\s*$", metadata, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _install(folder: str, requirement: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary", ":all:", "--target", folder, requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["pip said nothing"]
+        raise DraftmarkError(f"pip could not fetch {requirement}: {last[0]}")

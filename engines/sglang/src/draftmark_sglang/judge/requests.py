@@ -1,0 +1,77 @@
+"""The requests of a scene in SGLang's pools: pages, rows of `req_to_token`, and which slot each token has."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from draftmark import Mode
+from draftmark_contract.cases.trees import verify_tree
+from draftmark_contract.oracle.history import Request, chain
+
+from .setups import Scene, Setup
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A scene's requests with their pages; request n has row n + 1 of `req_to_token`, since row 0 is SGLang's padding.
+
+    Attributes:
+        requests: what the contract's oracle reads. Of draft steps: the committed tokens alone.
+        slots: of each request, the KV slot of each position of its row.
+    """
+
+    scene: Scene
+    setup: Setup
+    requests: tuple[Request, ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """(request, row) of each query row, in order; of a draft step each branch is a row."""
+        count = [self.setup.topk] * len(self.requests) if self.scene.mode is Mode.DRAFT else None
+        return [
+            (n, row)
+            for n, one in enumerate(self.requests)
+            for row in range(count[n] if count is not None else one.rows)
+        ]
+
+    def draft_slot(self, request: int, branch: int, step: int) -> int:
+        """Where SGLang stores a draft token (`speculative/spec_utils.py`, `assign_draft_cache_locs`)."""
+        length, page, steps = self.scene.prefixes[request], self.setup.page_size, self.setup.num_steps
+        if page == 1 or self.setup.topk == 1:
+            return self.slots[request][length + branch * steps + step]
+        last = length % page
+        pages = -(-(last + steps) // page)
+        return self.slots[request][length - last + branch * pages * page + last + step]
+
+
+def place(scene: Scene, setup: Setup, num_pages: int) -> Placed:
+    """Hand out shuffled pages, enough for every request's longest tail; page 0 is SGLang's padding page."""
+    size, dice = setup.page_size, random.Random(f"{scene.name} {scene.seed}")
+    needs = [-(-_positions(scene, setup, n) // size) for n in range(len(scene.prefixes))]
+    ids = dice.sample(range(1, num_pages), sum(needs))
+    requests, slots = [], []
+    for n, (prefix, need) in enumerate(zip(scene.prefixes, needs, strict=True)):
+        pages = tuple(ids.pop() for _ in range(need))
+        requests.append(_request(scene, setup, n, prefix, pages))
+        slots.append(tuple(page * size + offset for page in pages for offset in range(size)))
+    return Placed(scene, setup, tuple(requests), tuple(slots))
+
+
+def _request(scene: Scene, setup: Setup, n: int, prefix: int, pages: tuple[int, ...]) -> Request:
+    if scene.mode is Mode.DRAFT:
+        return Request(prefix, pages, (), 0)
+    rows = {Mode.DECODE: 1, Mode.VERIFY: setup.num_draft_tokens, Mode.DRAFT_EXTEND: setup.num_draft_tokens}
+    tail = rows.get(scene.mode) or scene.rows[n]
+    tree = scene.mode is Mode.VERIFY and scene.tree != "chain"
+    return Request(prefix, pages, verify_tree(scene.tree, tail, scene.seed + n) if tree else chain(tail), tail)
+
+
+def _positions(scene: Scene, setup: Setup, n: int) -> int:
+    """Positions of a request's row that a forward of the scene may name."""
+    prefix, page = scene.prefixes[n], setup.page_size
+    if scene.mode is not Mode.DRAFT:
+        return prefix + max(1, setup.num_draft_tokens, *(scene.rows or (1,)))
+    pages = -(-(prefix % page + setup.num_steps) // page)
+    return max(prefix + setup.topk * setup.num_steps, prefix - prefix % page + setup.topk * pages * page)

@@ -1,0 +1,113 @@
+"""What SGLang is set up for, and the forwards that its backends are asked to run. No torch, no SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftmark import Mode
+
+HEADS, KV_HEADS, HEAD_DIM, CONTEXT, REQUESTS, LARGEST = 4, 2, 16, 96, 4, 3
+"""A tiny model's; `LARGEST` requests are what graphs are captured for."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One server: a page size, and EAGLE's three numbers; all 0 where it does not speculate."""
+
+    name: str
+    page_size: int
+    topk: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it drafts and verifies."""
+        return self.topk > 0
+
+
+SETUPS = {
+    one.name: one
+    for one in (
+        Setup("page16", 16),
+        Setup("page1-tree", 1, 3, 4, 6),
+        Setup("page16-chain", 16, 1, 4, 5),
+        Setup("page64-tree", 64, 3, 3, 6),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One forward, or one round of draft steps.
+
+    Attributes:
+        prefixes: committed tokens of each live request.
+        rows: of an EXTEND, the rows of each request; elsewhere the mode says them.
+        tree: of VERIFY, a kind of `draftmark_contract.cases.trees.verify_tree`.
+        window: positions to the left that a row sees beside itself, as SGLang's layers say it, or -1.
+        soft_cap: cap of the logits, or 0.
+        lengths_on_host: whether the host knows them.
+        mixed: whether an EXTEND is called mixed.
+    """
+
+    name: str
+    mode: Mode
+    prefixes: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    tree: str = "random"
+    window: int = -1
+    soft_cap: float = 0.0
+    lengths_on_host: bool = True
+    mixed: bool = False
+    seed: int = 0
+
+
+PLAIN = (5, 33, 17)
+WINDOW = 6
+
+
+def eager_scenes(setup: Setup) -> list[Scene]:
+    """Forwards of every mode of a setup, each on a backend of its own."""
+    scenes = [
+        Scene("extend", Mode.EXTEND, (0, 16, 7), (9, 4, 1)),
+        Scene("mixed", Mode.EXTEND, (30, 0, 12), (1, 11, 1), mixed=True),
+        Scene("decode", Mode.DECODE, PLAIN),
+        Scene("decode-cap", Mode.DECODE, PLAIN, soft_cap=2.0),
+        Scene("extend-cap", Mode.EXTEND, (8, 20), (5, 3), soft_cap=2.0),
+        Scene("extend-window", Mode.EXTEND, (0, 16, 3), (9, 4, 8), window=WINDOW),
+        Scene("decode-window", Mode.DECODE, (5, 33, WINDOW), window=WINDOW),
+    ]
+    if setup.speculates:
+        kind = "random" if setup.topk > 1 else "chain"
+        scenes += [
+            Scene(f"verify-{kind}", Mode.VERIFY, PLAIN, tree=kind),
+            Scene("verify-window", Mode.VERIFY, PLAIN, tree=kind, window=WINDOW),
+            Scene("draft", Mode.DRAFT, (5, 33)),
+            Scene("draft-window", Mode.DRAFT, (5, 33), window=WINDOW),
+            Scene("draft-extend", Mode.DRAFT_EXTEND, PLAIN),
+            Scene("draft-extend-window", Mode.DRAFT_EXTEND, PLAIN, window=WINDOW),
+        ]
+        if setup.topk > 1:
+            scenes.append(Scene("verify-star", Mode.VERIFY, PLAIN, tree="star"))
+    return scenes
+
+
+def replayed_modes(setup: Setup) -> list[Mode]:
+    """Modes that SGLang captures."""
+    return [Mode.DECODE, *((Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND) if setup.speculates else ())]
+
+
+def replayed(setup: Setup, mode: Mode, window: int = -1) -> list[Scene]:
+    """Batches that one graph of `LARGEST` requests is replayed for: it grows, shrinks and changes its contents."""
+    kind = "random" if setup.topk > 1 else "chain"
+    batches = ((9,), (20, 1)) if mode is Mode.DRAFT else ((9,), (40, 1, 23), (3,))
+    return [
+        Scene(f"replay {n}", mode, prefixes, tree=kind, window=window, seed=n) for n, prefixes in enumerate(batches)
+    ]
+
+
+def at_the_wall(setup: Setup, mode: Mode, below: int) -> Scene:
+    """All requests `below` tokens below the context's end."""
+    kind = "random" if setup.topk > 1 else "chain"
+    return Scene("wall", mode, (CONTEXT - below,) * LARGEST, tree=kind)

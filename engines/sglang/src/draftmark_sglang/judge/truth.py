@@ -1,0 +1,124 @@
+"""What each row of a run must be: the contract's own oracle, on the slots that SGLang's pools name."""
+
+from __future__ import annotations
+
+import torch
+
+from draftmark import Mode
+from draftmark.geometry import AttentionShape
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.oracle.attention import attend, tolerance
+from draftmark_contract.oracle.truth import Row, enumerate_truth
+
+from .driver import Ran
+from .requests import Placed
+from .setups import HEAD_DIM, HEADS, KV_HEADS
+
+
+def visible(placed: Placed, step: int) -> dict[Row, tuple[int, ...]]:
+    """KV slots that each row may see."""
+    scene = placed.scene
+    if scene.mode is not Mode.DRAFT:
+        return enumerate_truth(placed.requests, placed.setup.page_size, scene.window).visible
+    found = {}
+    for n, one in enumerate(placed.requests):
+        oldest = max(0, one.prefix + step - scene.window) if scene.window >= 0 else 0
+        for branch in range(placed.setup.topk):
+            own = [placed.draft_slot(n, branch, s) for s in range(step + 1) if one.prefix + s >= oldest]
+            found[n, branch] = (*sorted((*placed.slots[n][oldest : one.prefix], *own)),)
+    return found
+
+
+def check_rows(ran: Ran, bug: str = "") -> None:
+    """Every live row is within rounding of float64, and every padded one finite.
+
+    Raises:
+        ContractViolation: the first that is not.
+    """
+    placed, scene = ran.placed, ran.placed.scene
+    shape = AttentionShape(
+        HEADS,
+        KV_HEADS,
+        HEAD_DIM,
+        placed.setup.page_size,
+        q_dtype="float32",
+        kv_dtype="float32",
+        window_left=scene.window,
+        logits_soft_cap=scene.soft_cap,
+    )
+    rows, seen = placed.rows, visible(placed, ran.step)
+    k, v = (pool.clone() for pool in ran.before)
+    live = len(rows)
+    where = torch.tensor(ran.writes[:live], dtype=torch.int64)
+    k[where], v[where] = ran.k[:live], ran.v[:live]
+    answer = attend(ran.q[:live], k, v, seen, rows, shape)
+    off = (ran.out[:live].double() - answer.out).abs()
+    wrong = ~(off <= tolerance(answer, "float32", shape))
+    if wrong.any():
+        _report(ran, rows, seen, answer.out, wrong, bug)
+    if not bool(ran.out.isfinite().all()):
+        bad = int((~ran.out.isfinite()).flatten(1).any(1).nonzero()[0])
+        raise ContractViolation(
+            f"row {bad}, which belongs to a padded request, is not finite", batch=_words(ran), bug=bug
+        )
+
+
+def _report(
+    ran: Ran,
+    rows: list[Row],
+    seen: dict[Row, tuple[int, ...]],
+    expected: torch.Tensor,
+    wrong: torch.Tensor,
+    bug: str,
+) -> None:
+    bad = wrong.flatten(1).any(1).nonzero().flatten().tolist()
+    first = bad[0]
+    n, row = rows[first]
+    head, dim = (int(one) for one in wrong[first].nonzero()[0])
+    raise ContractViolation(
+        f"request {n}, row {row} is not attention over the {len(seen[n, row])} tokens that it sees "
+        f"({len(bad)} of {len(rows)} rows are wrong: {_short(rows, bad)})",
+        batch=_words(ran),
+        got=f"out[head {head}, {dim}] = {float(ran.out[first, head, dim]):.6f}",
+        expected=f"{float(expected[first, head, dim]):.6f}",
+        bug=bug,
+    )
+
+
+def check_stores(ran: Ran) -> None:
+    """Each row's K and V lie in its slot, and no other slot but page 0's has changed.
+
+    Raises:
+        ContractViolation: the first slot of which this is not so.
+    """
+    live = len(ran.placed.rows)
+    mine = set(ran.writes[:live])
+    for name, rows, before, after in zip("KV", (ran.k, ran.v), ran.before, ran.after, strict=True):
+        want = before.clone()
+        want[torch.tensor(ran.writes[:live], dtype=torch.int64)] = rows[:live]
+        changed = (want != after).flatten(1).any(1)
+        changed[: ran.placed.setup.page_size] = False
+        if changed.any():
+            slot = int(changed.nonzero()[0])
+            what = "a row's own slot does not hold it" if slot in mine else "a slot that no row stores has changed"
+            raise ContractViolation(
+                f"{what}: {name} of slot {slot}", batch=_words(ran), got=after[slot, 0, :2].tolist()
+            )
+
+
+def _words(ran: Ran) -> str:
+    scene, setup = ran.placed.scene, ran.placed.setup
+    step = f" step {ran.step}" if scene.mode is Mode.DRAFT else ""
+    more = f", window {scene.window}" if scene.window >= 0 else ""
+    more += f", cap {scene.soft_cap}" if scene.soft_cap else ""
+    if scene.mode is Mode.DRAFT:
+        lines = [f"L={one.prefix}, {setup.topk} branches" for one in ran.placed.requests]
+    else:
+        lines = [str(one) for one in ran.placed.requests]
+    head = f"{scene.name}: {scene.mode.value}{step}, page size {setup.page_size}{more}"
+    return "\n      ".join([head, *(f"r{n}: {line}" for n, line in enumerate(lines))])
+
+
+def _short(rows: list[Row], bad: list[int], most: int = 6) -> str:
+    shown = ", ".join(f"r{rows[one][0]} row {rows[one][1]}" for one in bad[:most])
+    return shown + (", …" if len(bad) > most else "")

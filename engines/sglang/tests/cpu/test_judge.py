@@ -1,0 +1,129 @@
+"""`draftmark judge sglang:triton` can fail: backends derived from SGLang's own, each with one defect, are found wrong.
+
+A station forks from this process, so that a defect reaches the running scheduler's process as a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from draftmark_contract.check import ContractViolation
+from draftmark_contract.judge.item import NotServed
+from draftmark_sglang.judge.items import NEAR
+from draftmark_sglang.judge.station import Station
+
+Patch = Callable[[Any], Any]
+
+
+@contextmanager
+def _station(setup: str, patch: Patch = lambda kind: kind, backend: str = "triton") -> Iterator[Station]:
+    station = Station(setup, backend, "cpu", patch)
+    try:
+        yield station
+    finally:
+        station.end()
+
+
+def _sees_every_draft(kind: Any) -> Any:
+    """A verification without its mask: sglang#32269."""
+
+    def init_forward_metadata(self: Any, batch: Any) -> None:
+        kind.init_forward_metadata(self, batch)
+        self.forward_metadata.custom_mask = None
+
+    return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
+
+
+def _keeps_the_capture(kind: Any) -> Any:
+    """A replay that leaves the index buffers as they were captured: sglang#26019."""
+
+    def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
+        if in_capture:
+            kind.init_forward_metadata_out_graph(self, batch, in_capture=True)
+
+    return type(kind.__name__, (kind,), {"init_forward_metadata_out_graph": init_forward_metadata_out_graph})
+
+
+def _moves_its_buffer(kind: Any) -> Any:
+    """A replay that fills a new tensor, which no captured kernel reads: sglang#27664."""
+
+    def init_forward_metadata_out_graph(self: Any, batch: Any, in_capture: bool = False) -> None:
+        if not in_capture:
+            self.cuda_graph_kv_indices = torch.zeros_like(self.cuda_graph_kv_indices)
+        kind.init_forward_metadata_out_graph(self, batch, in_capture=in_capture)
+
+    return type(kind.__name__, (kind,), {"init_forward_metadata_out_graph": init_forward_metadata_out_graph})
+
+
+def _stores_one_further(kind: Any) -> Any:
+    """Rows stored in the next slot."""
+
+    def forward_decode(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, **named: Any) -> Any:
+        batch.out_cache_loc = batch.out_cache_loc + 1
+        return kind.forward_decode(self, q, k, v, layer, batch, **named)
+
+    return type(kind.__name__, (kind,), {"forward_decode": forward_decode})
+
+
+def _counts_one_too_few(kind: Any) -> Any:
+    """Index buffers sized by a sum that stayed behind: sglang#26753."""
+
+    def init_forward_metadata(self: Any, batch: Any) -> None:
+        batch.seq_lens_sum -= 3
+        kind.init_forward_metadata(self, batch)
+
+    return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
+
+
+def test_sgl_own_is_right() -> None:
+    """What the defects below are asked, SGLang's own Triton backend answers."""
+    with _station("page16") as station:
+        station.ask("stores", "decode")
+        station.ask("replays", "decode", -1)
+    with _station("page1-tree") as station:
+        station.ask("rows", "verify-random")
+        station.ask("wall", "verify", NEAR, False)
+
+
+@pytest.mark.parametrize(
+    ("setup", "patch", "question", "said"),
+    [
+        ("page1-tree", _sees_every_draft, ("rows", "verify-random"), "is not attention over the"),
+        ("page16", _keeps_the_capture, ("replays", "decode", -1), "is not attention over the"),
+        ("page16", _moves_its_buffer, ("replays", "decode", -1), "is not attention over the"),
+        ("page16", _stores_one_further, ("stores", "decode"), "a slot that no row stores has changed|does not hold it"),
+        ("page1-tree", _counts_one_too_few, ("wall", "verify", NEAR, False), "3 elements were written behind its end"),
+    ],
+    ids=lambda one: one.__name__.strip("_") if callable(one) else None,
+)
+def test_a_defect_is_found(setup: str, patch: Patch, question: tuple[Any, ...], said: str) -> None:
+    """By the item that is about it."""
+    with _station(setup, patch) as station, pytest.raises(ContractViolation, match=said):
+        station.ask(*question)
+
+
+def test_a_backend_without_graphs_is_not_asked_for_replays() -> None:
+    """It is not right, and not wrong."""
+    with _station("page16", backend="torch_native") as station:
+        station.ask("rows", "decode")
+        with pytest.raises(NotServed, match="it has no graphs"):
+            station.ask("replays", "decode", -1)
+
+
+def test_a_process_that_ends_is_told() -> None:
+    """And the next question begins another one."""
+
+    def dies(kind: Any) -> Any:
+        import os
+
+        return type(kind.__name__, (kind,), {"forward_extend": lambda *given, **named: os._exit(3)})
+
+    with _station("page16", dies) as station:
+        with pytest.raises(RuntimeError, match="SGLang's process ended in this item"):
+            station.ask("rows", "extend")
+        station.ask("rows", "decode")

@@ -1,0 +1,33 @@
+"""Where a scene's requests lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark import Mode
+from draftmark_sglang.judge.requests import place
+from draftmark_sglang.judge.setups import SETUPS, Scene, eager_scenes, replayed, replayed_modes
+
+DRAFTING = [one for one in SETUPS.values() if one.speculates]
+
+
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=str)
+def test_no_two_requests_share_a_slot(setup) -> None:  # type: ignore[no-untyped-def]
+    """Of every scene, and page 0, which is SGLang's padding, belongs to nobody."""
+    scenes = [*eager_scenes(setup), *(one for mode in replayed_modes(setup) for one in replayed(setup, mode))]
+    for scene in scenes:
+        slots = [slot for row in place(scene, setup, 2048 // setup.page_size).slots for slot in row]
+        assert len(slots) == len(set(slots)) and min(slots) >= setup.page_size, scene.name
+
+
+@pytest.mark.parametrize("setup", DRAFTING, ids=str)
+def test_each_branch_has_slots_of_its_own(setup) -> None:  # type: ignore[no-untyped-def]
+    """Behind the prefix, and on other pages than another branch's first one where pages hold several tokens."""
+    placed = place(Scene("draft", Mode.DRAFT, (5, 33)), setup, 2048 // setup.page_size)
+    for n, length in enumerate((5, 33)):
+        mine = [[placed.draft_slot(n, t, s) for s in range(setup.num_steps)] for t in range(setup.topk)]
+        flat = [slot for branch in mine for slot in branch]
+        assert len(flat) == len(set(flat)) and not set(flat) & set(placed.slots[n][:length])
+        pages = [{slot // setup.page_size for slot in branch} for branch in mine]
+        if setup.page_size > 1:
+            assert all(not one & other for i, one in enumerate(pages) for other in pages[:i])

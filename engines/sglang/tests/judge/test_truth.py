@@ -1,0 +1,104 @@
+"""What a run is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark import Mode
+from draftmark_contract.check import ContractViolation
+from draftmark_sglang.judge.driver import TRAP, Ran
+from draftmark_sglang.judge.requests import place
+from draftmark_sglang.judge.setups import HEAD_DIM, HEADS, KV_HEADS, SETUPS, Scene
+from draftmark_sglang.judge.truth import check_rows, check_stores, visible
+
+SETUP = SETUPS["page1-tree"]
+
+
+def _right(scene: Scene) -> Ran:
+    """A run of a backend that is right: a softmax of each row over what it sees, without the contract's oracle."""
+    placed = place(scene, SETUP, 512)
+    make = torch.Generator().manual_seed(1)
+    before = tuple(torch.full((512, KV_HEADS, HEAD_DIM), TRAP) for _ in range(2))
+    rows = [(n, row) for n, one in enumerate(placed.requests) for row in range(one.rows)]
+    for pool in before:
+        for one, slots in zip(placed.requests, placed.slots, strict=True):
+            for slot in slots[: one.prefix]:
+                pool[slot] = torch.randn(KV_HEADS, HEAD_DIM, generator=make)
+    q, k, v = (torch.randn(len(rows), heads, HEAD_DIM, generator=make) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    writes = [placed.slots[n][placed.requests[n].prefix + row] for n, row in rows]
+    after = tuple(pool.clone() for pool in before)
+    after[0][writes], after[1][writes] = k, v
+    out = torch.empty_like(q)
+    for at, (n, row) in enumerate(rows):
+        request = placed.requests[n]
+        here = request.prefix + request.depth(row)
+        seen = [slot for i, slot in enumerate(placed.slots[n][: request.prefix]) if _near(scene, here - i)]
+        seen += [
+            placed.slots[n][request.prefix + slot]
+            for slot in request.lineage(row)
+            if _near(scene, here - request.prefix - request.depth(slot))
+        ]
+        for head in range(HEADS):
+            group = head // (HEADS // KV_HEADS)
+            weights = torch.softmax(after[0][seen, group] @ q[at, head] / HEAD_DIM**0.5, 0)
+            out[at, head] = weights @ after[1][seen, group]
+    return Ran(placed, 0, q, k, v, out, before, after, writes)
+
+
+def _near(scene: Scene, distance: int) -> bool:
+    return scene.window < 0 or distance <= scene.window
+
+
+@pytest.mark.parametrize("window", [-1, 6])
+@pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.DECODE])
+def test_a_right_run_is_right(mode: Mode, window: int) -> None:
+    """Trees and windows included."""
+    ran = _right(Scene("right", mode, (9, 3), window=window))
+    check_rows(ran)
+    check_stores(ran)
+
+
+def test_one_key_too_few_is_wrong() -> None:
+    """A window that is one key short is told by request and row, with the thread that it is known from."""
+    scene = Scene("short", Mode.DECODE, (9, 3), window=6)
+    short = _right(replace(scene, window=5))
+    placed = place(scene, SETUP, 512)
+    with pytest.raises(
+        ContractViolation, match=r"request 0, row 0 is not attention over the 7 tokens .*1 of 2"
+    ) as told:
+        check_rows(replace(short, placed=replace(short.placed, scene=scene, requests=placed.requests)), "sglang#32087")
+    assert told.value.details["known from"] == "sglang#32087"
+
+
+def test_a_padded_row_must_be_finite() -> None:
+    """Rows behind the live ones may be anything but NaN."""
+    ran = _right(Scene("padded", Mode.DECODE, (9,)))
+    wide = replace(ran, out=torch.cat([ran.out, torch.full_like(ran.out, float("nan"))]))
+    with pytest.raises(ContractViolation, match="row 1, which belongs to a padded request, is not finite"):
+        check_rows(wide)
+
+
+def test_a_row_stored_elsewhere_is_wrong() -> None:
+    """Its own slot does not hold it, or somebody else's changed."""
+    ran = _right(Scene("stores", Mode.DECODE, (9, 3)))
+    lost = ran.after[0].clone()
+    lost[ran.writes[1]] = 0
+    with pytest.raises(ContractViolation, match="a row's own slot does not hold it"):
+        check_stores(replace(ran, after=(lost, ran.after[1])))
+    other = ran.after[1].clone()
+    other[ran.placed.slots[0][2]] = 0
+    with pytest.raises(ContractViolation, match="a slot that no row stores has changed"):
+        check_stores(replace(ran, after=(ran.after[0], other)))
+
+
+def test_a_draft_step_sees_its_own_branch() -> None:
+    """And of the window, positions: the newest are its own drafts."""
+    placed = place(Scene("draft", Mode.DRAFT, (9,), window=2), SETUP, 512)
+    seen = visible(placed, 1)
+    assert set(seen) == {(0, 0), (0, 1), (0, 2)}
+    for branch in range(3):
+        own = {placed.draft_slot(0, branch, 0), placed.draft_slot(0, branch, 1)}
+        assert set(seen[0, branch]) == own | {placed.slots[0][8]}

@@ -1,0 +1,38 @@
+"""The page of findings is what its data and the recorded runs say."""
+
+from __future__ import annotations
+
+from draftmark_contract.judge.engines import engines
+from draftmark_contract.judge.rules import rules
+from tools.docs import findings
+
+
+def test_the_page_is_what_its_data_says() -> None:
+    """docs/findings.md is what docs/findings.toml and docs/findings-run.json make: `make pages` writes it."""
+    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(findings.read(), findings.kept())
+
+
+def test_each_finding_was_run_and_ended_as_it_says() -> None:
+    """Wrong in its release, right in the one that has it right; a line without a run is none."""
+    runs = findings.kept()["findings"]
+    for one in findings.read():
+        assert runs[one.id][one.release]["outcome"] == "wrong", one.id
+        assert not one.right or runs[one.id][one.right]["outcome"] == "right", one.id
+    assert set(runs) == {one.id for one in findings.read()}
+
+
+def test_each_command_names_a_backend_and_a_rule() -> None:
+    """Of an installed engine's targets, and of the contract."""
+    known = engines()
+    for one in findings.read():
+        name, target = one.target.split(":")
+        if name in known:
+            assert target in {info.name for info in known[name].targets()}, one.id
+        assert one.rule in rules() and one.state in ("fixed", "open", "unreported"), one.id
+
+
+def test_what_is_known_of_a_run_is_shown() -> None:
+    """A finding that did not run says so, and a release that was not asked is not said to be right."""
+    one = findings.read()[0]
+    page = findings.page([one], {"findings": {}, "verdicts": {}})
+    assert "# not run" in page and "none judged" in page and one.command() in page
