@@ -10,6 +10,7 @@ from draftmark.geometry import Geometry
 
 from ..backend_under_test import BackendUnderTest
 from ..check import Case, Check, ContractViolation, Refused, Tier
+from ..judge.rules import name_of, rules
 from ..sizing.batches import brief
 from .limits import TimeLimit
 
@@ -21,7 +22,7 @@ def explanation(error: BaseException, check: Check, case: Case, subject: Backend
     are notes, such as how the batch of a failed replay ends eagerly (`harness.eagerly`).
     """
     violation = error if isinstance(error, ContractViolation) else None
-    lines = [f"{check.name}: {check.doc}", str(violation) if violation else _raised(error)]
+    lines = [f"{check.name}{_number(check)}: {check.doc}", str(violation) if violation else _raised(error)]
     if (violation is None or violation.details["batch"] is None) and subject.current is not None:
         at = subject.current
         lines.append(f"  batch: {brief(at) if isinstance(at, Geometry) else at}")
@@ -30,6 +31,12 @@ def explanation(error: BaseException, check: Check, case: Case, subject: Backend
         lines.append(f"  bugs of this class: {', '.join(check.bugs)}")
     device = subject.device if subject.tier is Tier.DEVICE else ""
     return "\n".join([*lines, again(subject.backend.name, check.item(case), device)])
+
+
+def _number(check: Check) -> str:
+    """The rule's number in the specification; a check of somebody's own has none."""
+    rule = rules().get(name_of(check))
+    return f" (rule {rule.number})" if rule else ""
 
 
 def again(backend: str, item: str, device: str = "") -> str:
