@@ -28,7 +28,7 @@ def test_each_command_names_a_backend_and_a_rule() -> None:
         name, target = one.target.split(":")
         if name in known:
             assert target in {info.name for info in known[name].targets()}, one.id
-        assert one.rule in rules() and one.state in ("fixed", "open", "unreported"), one.id
+        assert one.rule in rules() and one.state in ("fixed", "open", "unmerged", "unreported"), one.id
 
 
 def test_what_is_known_of_a_run_is_shown() -> None:

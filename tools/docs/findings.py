@@ -149,7 +149,7 @@ def page(findings: Sequence[Finding], all_runs: dict[str, Any]) -> str:
     """The page."""
     parts = [HEAD]
     for title, states in (
-        ("In current releases", ("open", "unreported")),
+        ("In current releases", ("open", "unmerged", "unreported")),
         ("In older releases, since fixed", ("fixed",)),
     ):
         mine = [one for one in findings if one.state in states]
@@ -170,7 +170,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
     rule = rules()[one.rule]
     engine, backend = one.target.split(":")
     threads = ", ".join(map(_link, one.threads))
-    threads += {"unreported": " (related)", "open": " (open)"}.get(one.state, "")
+    threads += {"unreported": " (related)", "open": " (open)", "unmerged": " (closed, not merged)"}.get(one.state, "")
     right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "right" else ""
     cells = [
         f'<a id="{one.id}"></a>{ENGINES[engine]} {one.release} `{backend}`',
