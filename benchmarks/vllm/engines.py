@@ -44,8 +44,8 @@ class Engine:
         backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
         drafts: n-gram drafts a step, 0 for none.
         random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
-        acceptance: of the drafts, by vLLM's synthetic rejection sampler: each is accepted with this probability if those
-            before it are; None for the model's own.
+        acceptance: of the drafts, by vLLM's synthetic rejection sampler: each is accepted with this probability if
+            those before it are; None for the model's own.
         batches: requests of the steps that are captured as graphs.
         shared: weights and KV lie in the memory of a `fleet`.
         kv_bytes: of the KV pages; None lets vLLM measure.

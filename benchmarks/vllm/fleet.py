@@ -124,9 +124,7 @@ def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> N
     threading.Event().wait()
 
 
-def _serve(
-    engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any
-) -> None:
+def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any) -> None:
     try:
         began = time.monotonic()
         # Each looks for free ports behind its own, and compiles into a folder of its own.

@@ -52,9 +52,7 @@ def run(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
     return _row(case, engine, began, first, time.perf_counter(), sum(counts.values()) - at_first, steps)
 
 
-def _row(
-    case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int
-) -> dict[str, Any]:
+def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:
     about = {
         "case": case.name,
         "phase": "prefill" if not case.steps else "verify" if engine.drafts else "decode",

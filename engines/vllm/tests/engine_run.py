@@ -58,7 +58,8 @@ class Said:
 class Asked:
     """An engine and what it is asked.
 
-    `arguments` are vLLM's own, beside those that every test has; `sampling` its `SamplingParams`, `settings` draftmark's.
+    `arguments` are vLLM's own, beside those that every test has, and `sampling` its `SamplingParams`; `settings` are
+    draftmark's.
     """
 
     model: str

@@ -5,7 +5,6 @@ Needs an environment of its own (`make test-vllm`); skipped where vLLM is not in
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest

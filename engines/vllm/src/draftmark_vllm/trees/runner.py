@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -135,9 +136,7 @@ def _tree_runner(base: type) -> type:
             seed = self.model_config.seed or 0
             return [Choice.of(self.requests[one].sampling_params, one, seed) for one in self.input_batch.req_ids]
 
-        def _walk(
-            self, logits: torch.Tensor, metadata: Any, choices: list[Choice | None], trees: StepTrees
-        ) -> Kept:
+        def _walk(self, logits: torch.Tensor, metadata: Any, choices: list[Choice | None], trees: StepTrees) -> Kept:
             requests = len(choices)
             counts = [0] * requests if metadata is None else list(metadata.num_draft_tokens)
             ends = trees.starts[1:]
@@ -148,7 +147,7 @@ def _tree_runner(base: type) -> type:
             targets = choose(logits[: len(rows)], each, self.positions[at])
             ids = self.input_ids.gpu[at].tolist()
             first = starts_of([n + 1 for n in counts])
-            drafts = [ids[a + 1 : b] for a, b in zip(first, first[1:], strict=False)]
+            drafts = [ids[a + 1 : b] for a, b in pairwise(first)]
             return walk(drafts, trees.parents, targets)
 
         def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
