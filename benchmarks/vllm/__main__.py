@@ -124,7 +124,7 @@ class Benchmark:
                 if isinstance(found, dict):
                     self.add("failed", {**about, "why": found["failed"]})
                 else:
-                    self.add("equality", {**about, **compare(found, first), "texts": found})
+                    self.add("equality", {**about, **compare(found, first), "tokens": found})
         finally:
             fleet.close()
 
