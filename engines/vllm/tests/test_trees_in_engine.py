@@ -46,7 +46,7 @@ def test_texts_of_looked_up_trees_are_plain_ones(model: str, plain: Said) -> Non
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
-def test_a_second_branch_is_taken_and_its_kv_moves(model: str, plain: Said, page_size: int, monkeypatch: Any) -> None:
+def test_a_second_branch_is_taken_and_its_kv_moves(model: str, plain: Said, page_size: int) -> None:
     """Drafts whose first branch is wrong and whose second is the text: most of it is accepted, and what follows is
     right too, which reads the KV that was moved."""
     said = trees(model, ORACLE, page_size, environment={"DRAFTMARK_ORACLE": repr(plain.tokens)})
@@ -54,15 +54,15 @@ def test_a_second_branch_is_taken_and_its_kv_moves(model: str, plain: Said, page
     assert said.accepted > 2 * said.rounds > 0, said
 
 
-def test_sampled_texts_with_trees_are_those_without(model: str) -> None:
-    """With a seed and without: what is sampled at a position hangs on the request and the position alone."""
+@pytest.mark.parametrize("sampling", [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 9}])
+def test_sampled_texts_with_trees_are_those_without(model: str, sampling: dict[str, Any]) -> None:
+    """What is sampled at a position hangs on the request's seed and the position, whatever got there."""
     # In one piece: vLLM sets a seeded generator back after each chunk of a prompt, which torch's on a CPU cannot do.
-    whole = {"max_num_batched_tokens": 512}
-    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
-    for sampling, more in ((seeded, whole), ({"temperature": 1, "top_k": 9}, {})):
-        without, said = (trees(model, drafts, sampling=sampling, arguments=more) for drafts in (None, LOOK_UP))
-        assert said.tokens == without.tokens
-        assert said.rounds > 0
+    more = {"sampling": {**sampling, "seed": 5}, "arguments": {"max_num_batched_tokens": 512}}
+    without = trees(model, None, **more)
+    said = trees(model, ORACLE, environment={"DRAFTMARK_ORACLE": repr(without.tokens)}, **more)
+    assert said.tokens == without.tokens
+    assert said.accepted > 2 * said.rounds > 0, said
 
 
 def test_requests_with_logprobs_have_vllms_own_sampler(model: str) -> None:
