@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +82,10 @@ class Asked:
         send.close()
         try:
             found = receive.recv()
+            process.join()
         except EOFError:
-            found = "the process ended without a result"
-        process.join()
+            process.join()
+            found = f"the process ended without a result, with exit code {process.exitcode}"
         if isinstance(found, str):
             raise RuntimeError(found)
         assert isinstance(found, Said)
@@ -95,7 +97,7 @@ def _child(asked: Asked, send: Any) -> None:
         os.environ.update({**ENVIRONMENT, **asked.environment})
         send.send(_said(asked))
     except BaseException as error:
-        send.send(f"{type(error).__name__}: {error}")
+        send.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     send.close()
     os._exit(0)  # vLLM's own shutdown may wait for what is gone
 

@@ -32,7 +32,7 @@ def test_without_settings_the_defaults_hold() -> None:
     ("given", "said"),
     [
         ({"draftmark": "cuda_triton"}, "draftmark = 'cuda_triton', but it is a table"),
-        ({"draftmark": {"bakend": "x"}}, "draftmark.bakend, but there are backend, debug only"),
+        ({"draftmark": {"bakend": "x"}}, "draftmark.bakend, but there are backend, debug, branches only"),
         ({"draftmark": {"debug": "yes"}}, "draftmark.debug = 'yes', but it is true or false"),
     ],
 )

@@ -45,7 +45,7 @@ def test_texts_of_looked_up_trees_are_plain_ones(model: str, plain: Said) -> Non
     assert said.accepted > 0
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("page_size", [64, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_second_branch_is_taken_and_its_kv_moves(model: str, plain: Said, page_size: int) -> None:
     """Drafts whose first branch is wrong and whose second is the text: most of it is accepted, and what follows is
     right too, which reads the KV that was moved."""
@@ -54,7 +54,11 @@ def test_a_second_branch_is_taken_and_its_kv_moves(model: str, plain: Said, page
     assert said.accepted > 2 * said.rounds > 0, said
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "top_k": 9}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.8, "top_p": 0.9}, pytest.param({"temperature": 1.0, "top_k": 9}, marks=pytest.mark.slow)],
+    ids=["top_p", "top_k"],
+)
 def test_sampled_texts_with_trees_are_those_without(model: str, sampling: dict[str, Any]) -> None:
     """What is sampled at a position hangs on the request's seed and the position, whatever got there."""
     # In one piece: vLLM sets a seeded generator back after each chunk of a prompt, which torch's on a CPU cannot do.
