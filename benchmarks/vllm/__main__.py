@@ -12,6 +12,7 @@ import importlib.metadata as md
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from functools import partial
@@ -38,6 +39,8 @@ PACKAGES = (
     "draftmark-vllm",
     "draftmark-cuda-triton",
 )
+MEMORIZER = "memorizer"
+"""The model of the texts, by its name in a plan."""
 START = 40
 """Seconds that small engines need, compiled for the first time."""
 LONG_PREFILL = 1 << 14
@@ -51,6 +54,17 @@ class Benchmark:
         self.plan, self.out, self.folder = json.loads(asked.plan.read_text()), asked.out, asked.models
         self.device, self.repeat, self.until = asked.device, asked.repeat, time.monotonic() + asked.seconds
         self.result = _head()
+        self._training = self._train()
+
+    def _train(self) -> subprocess.Popen[bytes] | None:
+        """Begin to train the model of the texts, which is done long before they are asked for."""
+        missing = {one["checkpoint"] for one in self.plan.get("equality", ()) if "checkpoint" in one} - {
+            path.name for path in self.folder.glob("*")
+        }
+        if MEMORIZER not in missing:
+            return None
+        command = [sys.executable, "-m", "benchmarks.vllm.memorizer", str(self.folder / MEMORIZER)]
+        return subprocess.Popen([*command, "--device", self.device])
 
     def left(self) -> float:
         """Seconds."""
@@ -118,10 +132,13 @@ class Benchmark:
             return
         if not engines:
             return
+        if self._training is not None and self._training.wait():
+            self.result["not_run"].append("equality: the model was not trained")
+            return
         fleet = Fleet(engines, self.folder, _ready, self.device)
         try:
             fleet.wait(min(self.plan.get("start_seconds", 150), self.left()))
-            said = fleet.ask_all(texts)
+            said = fleet.ask_all(partial(texts, self.folder))
             first = said[0]
             for number, engine in enumerate(engines):
                 about = {name: getattr(engine, name) for name in ("backend", "dtype", "page_size", "drafts", "eager")}

@@ -50,7 +50,7 @@ class Engine:
         shared: weights and KV lie in the memory of a `fleet`.
         kv_bytes: of the KV pages; None lets vLLM measure.
         skip_prefill: requests may have their KV without computing it, see `connector`.
-        checkpoint: a model folder to load instead of a shape; texts need one.
+        checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one.
     """
 
     shape: str
@@ -99,7 +99,7 @@ class Engine:
         if self.skip_prefill:
             more["kv_transfer_config"] = CONFIG
         return {
-            "model": self.checkpoint or str(model(folder, self)),
+            "model": str(folder / self.checkpoint if self.checkpoint else model(folder, self)),
             "load_format": LOAD_FORMAT if self.shared else "auto" if self._has_weights else "dummy",
             "skip_tokenizer_init": True,
             "dtype": self.dtype,

@@ -14,12 +14,12 @@ from .engines import Engine
 NEW_TOKENS = 96
 
 
-def texts(llm: Any, engine: Engine) -> list[list[int]]:
-    """Tokens that follow every prompt of the engine's checkpoint."""
+def texts(folder: Path, llm: Any, engine: Engine) -> list[list[int]]:
+    """Tokens that follow every prompt of the engine's checkpoint, in a folder of models."""
     from vllm import SamplingParams
 
     assert engine.checkpoint is not None, "texts need a trained model"
-    asked = [{"prompt_token_ids": one} for one in json.loads((Path(engine.checkpoint) / "prompts.json").read_text())]
+    asked = [{"prompt_token_ids": one} for one in json.loads((folder / engine.checkpoint / "prompts.json").read_text())]
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
     return [list(out.outputs[0].token_ids) for out in llm.generate(asked, sampling, use_tqdm=False)]
 
