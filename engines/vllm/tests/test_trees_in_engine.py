@@ -5,19 +5,21 @@ Needs an environment of its own (`make test-vllm`); skipped where vLLM is not in
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from draftmark_engines import EngineError
+from draftmark_vllm.trees.runner import with_trees
 from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import Asked, Said
 
 WORKER = "draftmark_vllm.trees.worker.CpuTreeWorker"
 LOOK_UP = {"method": "custom_class", "model": "draftmark_vllm.trees.look_up.LookUpTrees", "num_speculative_tokens": 7}
 ORACLE = LOOK_UP | {"model": "engines.vllm.tests.oracle.SecondBranch"}
-CHAIN = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
 def trees(model: str, drafts: dict[str, Any] | None, page_size: int = 16, **more: Any) -> Said:
@@ -96,14 +98,23 @@ def test_combs_of_our_trained_head_are_plain_texts_and_longer_than_its_chains(tm
     assert said.accepted / said.rounds > chain.accepted / chain.rounds > 0
 
 
+def test_drafts_by_other_methods_are_refused(model: str) -> None:
+    """In one sentence, before weights are loaded."""
+    drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
+    with pytest.raises(RuntimeError, match="trees of drafts by draft_model are not served; use the method eagle3"):
+        trees(model, drafts)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("runner", "sentence"),
     [
-        ({"speculative_config": {"method": "suffix", "num_speculative_tokens": 4}}, "trees of drafts by suffix"),
-        ({"async_scheduling": True}, "trees need to know on the host what was accepted"),
+        ({}, "trees need vLLM's runner V1"),
+        ({"use_async_scheduling": True}, "trees need to know on the host what was accepted"),
+        ({"use_async_scheduling": False, "uses_mrope": True}, "the model has M-RoPE positions"),
     ],
 )
-def test_what_does_not_go_with_trees_is_refused(model: str, arguments: dict[str, Any], sentence: str) -> None:
-    """In one sentence, before weights are loaded."""
-    with pytest.raises(RuntimeError, match=sentence):
-        trees(model, None, arguments=arguments)
+def test_runners_that_do_not_go_with_trees_are_refused(runner: dict[str, bool], sentence: str) -> None:
+    """What this CPU's vLLM never is, in one sentence."""
+    methods = {"_prepare_inputs": None, "propose_draft_token_ids": None} if runner else {}
+    with pytest.raises(EngineError, match=sentence):
+        with_trees(SimpleNamespace(**methods, **runner))
