@@ -139,7 +139,7 @@ class Benchmark:
         try:
             fleet.wait(min(self.plan.get("start_seconds", 150), self.left()))
             said = fleet.ask_all(partial(texts, self.folder))
-            first = said[0]
+            first = next((said[number] for number in range(len(engines)) if isinstance(said[number], list)), [])
             for number, engine in enumerate(engines):
                 about = {name: getattr(engine, name) for name in ("backend", "dtype", "page_size", "drafts", "eager")}
                 found = said[number]

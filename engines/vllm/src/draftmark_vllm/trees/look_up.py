@@ -46,7 +46,8 @@ class LookUpTrees:
             sampled_token_ids: of each request, those of the last step; none where its prompt is not through.
             num_tokens_no_spec: tokens of each request. token_ids_cpu: the tokens, one row a request.
         """
-        self.parents, drafts = [], []
+        self.parents = []
+        drafts: list[list[int]] = []
         for number, sampled in enumerate(sampled_token_ids):
             count = int(num_tokens_no_spec[number])
             if not sampled or count >= self._max_len:
