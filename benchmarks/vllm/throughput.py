@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .engines import SHAPES, Engine, prompts
@@ -15,46 +14,30 @@ PERIOD = 32
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that begin together. warm: runs before the one that counts."""
+    """Requests that begin together.
+
+    Attributes:
+        steps: decode or verify steps to time; 0 times the prefill alone.
+        uneven: every other prompt never repeats itself, so that steps have requests with drafts and without.
+    """
 
     batch: int
     context: int
-    new_tokens: int
-    warm: int = 1
+    steps: int = 0
+    uneven: bool = False
 
     @property
     def name(self) -> str:
         """As in ``64x1k``."""
-        return f"{self.batch}x{self.context // 1024}k"
+        return f"{self.batch}x{self.context // 1024}k" + ("-uneven" if self.uneven else "")
 
 
-def measure(cases: list[Case]) -> Any:
-    """Return the work of one engine's process: rows of every case."""
-
-    def work(engine: Engine, folder: Path) -> list[dict[str, Any]]:
-        from vllm import LLM
-
-        began = time.monotonic()
-        llm = LLM(**engine.arguments(folder))
-        start = round(time.monotonic() - began, 1)
-        rows = []
-        for case in cases:
-            for _ in range(case.warm):
-                _run(llm, engine, case)
-            rows += _run(llm, engine, case)
-        return [{**row, "engine_start_s": start} for row in rows]
-
-    return work
-
-
-def _run(llm: Any, engine: Engine, case: Case) -> list[dict[str, Any]]:
-    """One pass: until every request has its first token it prefills, from then on it decodes."""
-    from vllm import SamplingParams
-
+def run(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
+    """Run a case once. A decode's prompts count as computed where the engine can skip that, see `connector`."""
     loop = llm.llm_engine
-    sampling = SamplingParams(temperature=0, max_tokens=case.new_tokens, ignore_eos=True, detokenize=False)
-    vocabulary = SHAPES[engine.shape]["vocab_size"]
-    asked = prompts(case.batch, case.context, vocabulary, PERIOD if engine.drafts else 0)
+    skipped = bool(case.steps and engine.skip_prefill)
+    asked = _prompts(case, engine)
+    sampling = _sampling(case, engine, skipped)
     counts = {str(number): 0 for number in range(case.batch)}
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
@@ -66,22 +49,56 @@ def _run(llm: Any, engine: Engine, case: Case) -> list[dict[str, Any]]:
         steps += bool(first)
         if not first and all(counts.values()):
             first, at_first = time.perf_counter(), sum(counts.values())
-    ended, made = time.perf_counter(), sum(counts.values()) - at_first
-    common = {
+    return _row(case, engine, began, first, time.perf_counter(), sum(counts.values()) - at_first, steps)
+
+
+def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:
+    about = {
         "case": case.name,
+        "phase": "prefill" if not case.steps else "verify" if engine.drafts else "decode",
         "backend": engine.backend,
         "page_size": engine.page_size,
         "num_gpus": engine.num_gpus,
         "drafts": engine.drafts,
+        "acceptance": engine.acceptance,
     }
-    tokens = case.batch * case.context
-    return [
-        {**common, "phase": "prefill", "tokens_per_s": round(tokens / (first - began), 1), "tokens": tokens},
-        {
-            **common,
-            "phase": "verify" if engine.drafts else "decode",
-            "tokens_per_s": round(made / (ended - first), 1),
-            "tokens": made,
-            "steps": steps,
-        },
-    ]
+    if not case.steps:
+        tokens = case.batch * case.context
+        return {**about, "tokens": tokens, "tokens_per_s": round(tokens / (first - began), 1)}
+    each = 1000 * (ended - first) / max(1, steps)
+    return {**about, "tokens": made, "tokens_per_s": round(made / (ended - first), 1), "step_ms": round(each, 3)}
+
+
+def _sampling(case: Case, engine: Engine, skipped: bool) -> Any:
+    from vllm import SamplingParams
+
+    from .connector import THERE
+
+    each = 1 + engine.drafts if engine.acceptance == 1 else 1
+    return SamplingParams(
+        temperature=0,
+        max_tokens=1 + case.steps * each,
+        ignore_eos=True,
+        detokenize=False,
+        extra_args=THERE if skipped else None,
+    )
+
+
+_made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
+
+
+def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
+    period = PERIOD if engine.drafts and case.steps else 0
+    if (case, period) not in _made:
+        vocabulary = SHAPES[engine.shape]["vocab_size"]
+        found = prompts(case.batch, case.context, vocabulary, period)
+        if case.uneven:
+            found[1::2] = prompts(case.batch, case.context, vocabulary)[1::2]
+        _made[case, period] = found
+    return _made[case, period]
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of repetitions of one case: the median speed, and every one of them."""
+    ordered = sorted(rows, key=lambda row: float(row["tokens_per_s"]))
+    return {**ordered[len(ordered) // 2], "all": [row["tokens_per_s"] for row in rows]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,24 +45,31 @@ class Said:
 
     Attributes:
         tokens: of every prompt. ahead: of each token how much its log-probability passes the next best.
-        drafted, accepted: tokens, over the whole run.
+        drafted, accepted: tokens, over the whole run. rounds: in which a request brought drafts.
     """
 
     tokens: list[list[int]]
     ahead: list[list[float]]
     drafted: int = 0
     accepted: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An engine and what it is asked. `arguments` are vLLM's own, beside those that every test has."""
+    """An engine and what it is asked.
+
+    `arguments` are vLLM's own, beside those that every test has, and `sampling` its `SamplingParams`; `settings` are
+    draftmark's.
+    """
 
     model: str
     backend: str | None = None
     prompts: Any = field(default_factory=token_prompts)
     new_tokens: int = NEW_TOKENS
     logprobs: bool = False
+    sampling: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -74,9 +82,10 @@ class Asked:
         send.close()
         try:
             found = receive.recv()
+            process.join()
         except EOFError:
-            found = "the process ended without a result"
-        process.join()
+            process.join()
+            found = f"the process ended without a result, with exit code {process.exitcode}"
         if isinstance(found, str):
             raise RuntimeError(found)
         assert isinstance(found, Said)
@@ -88,7 +97,7 @@ def _child(asked: Asked, send: Any) -> None:
         os.environ.update({**ENVIRONMENT, **asked.environment})
         send.send(_said(asked))
     except BaseException as error:
-        send.send(f"{type(error).__name__}: {error}")
+        send.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     send.close()
     os._exit(0)  # vLLM's own shutdown may wait for what is gone
 
@@ -98,17 +107,12 @@ def _said(asked: Asked) -> Said:
 
     ours: dict[str, Any] = {}
     if asked.backend is not None:
-        settings = {"backend": asked.backend, "debug": True}
+        settings = {"backend": asked.backend, "debug": True, **asked.settings}
         ours = {"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}}
     llm = LLM(model=asked.model, **{**USUAL, **ours, **asked.arguments})
     prompts = [{"prompt_token_ids": one} for one in asked.prompts]
-    sampling = SamplingParams(
-        temperature=0,
-        max_tokens=asked.new_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        logprobs=2 if asked.logprobs else None,
-    )
+    usual = {"temperature": 0, "max_tokens": asked.new_tokens, "ignore_eos": True, "detokenize": False}
+    sampling = SamplingParams(**{**usual, "logprobs": 2 if asked.logprobs else None, **asked.sampling})
     outs = [out.outputs[0] for out in llm.generate(prompts, sampling, use_tqdm=False)]
     counts = {one.name: int(getattr(one, "value", 0)) for one in llm.get_metrics() if "spec_decode" in one.name}
     return Said(
@@ -116,6 +120,7 @@ def _said(asked: Asked) -> Said:
         [[_ahead(entry) for entry in out.logprobs or ()] for out in outs],
         counts.get("vllm:spec_decode_num_draft_tokens", 0),
         counts.get("vllm:spec_decode_num_accepted_tokens", 0),
+        counts.get("vllm:spec_decode_num_drafts", 0),
     )
 
 

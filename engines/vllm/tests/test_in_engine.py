@@ -38,8 +38,15 @@ def ours(model: str, page_size: int, backend: str = "reference", **more) -> Said
     return Asked(model, backend, arguments={"block_size": page_size, **more}).run()
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("drafts", [None, NGRAM], ids=["plain", "ngram"])
+@pytest.mark.parametrize(
+    ("drafts", "page_size"),
+    [
+        pytest.param(None, 64, id="plain-64"),
+        pytest.param(NGRAM, 16, id="ngram-16"),
+        pytest.param(None, 16, id="plain-16", marks=pytest.mark.slow),
+        pytest.param(NGRAM, 64, id="ngram-64", marks=pytest.mark.slow),
+    ],
+)
 def test_texts_are_vllms_own(folder: Path, page_size: int, drafts: dict[str, object] | None) -> None:
     """Chunked prompts beside decodes and verifies, uneven ones too, in float32."""
     said = ours(tiny(folder), page_size, speculative_config=drafts)
@@ -88,13 +95,27 @@ def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
 
-def test_two_ranks_agree(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafts", "page_size", "chunk"),
+    [
+        pytest.param(NGRAM, 16, 64, id="ngram-16-chunked"),
+        pytest.param(NGRAM, 64, 512, id="ngram-64-whole", marks=pytest.mark.slow),
+        pytest.param(None, 64, 64, id="plain-64-chunked", marks=pytest.mark.slow),
+        pytest.param(None, 16, 512, id="plain-16-whole", marks=pytest.mark.slow),
+    ],
+)
+def test_two_ranks_agree(folder: Path, drafts: dict[str, object] | None, page_size: int, chunk: int) -> None:
     """Tensor parallelism: the texts of one rank, and in every step the same metadata on both."""
     asked = Asked(
         tiny(folder),
         "reference",
         environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-        arguments={"block_size": 16, "tensor_parallel_size": 2, "speculative_config": NGRAM},
+        arguments={
+            "block_size": page_size,
+            "tensor_parallel_size": 2,
+            "speculative_config": drafts,
+            "max_num_batched_tokens": chunk,
+        },
     )
     assert asked.run().tokens == plain(tiny(folder)).tokens
 
@@ -124,7 +145,16 @@ def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:
 
 
 @pytest.mark.smollm2
-def test_our_trained_head_drafts_for_smollm2(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "chunk"),
+    [
+        pytest.param(16, 64, id="16-chunked"),
+        pytest.param(64, 64, id="64-chunked", marks=pytest.mark.slow),
+        pytest.param(16, 512, id="16-whole", marks=pytest.mark.slow),
+        pytest.param(64, 512, id="64-whole", marks=pytest.mark.slow),
+    ],
+)
+def test_our_trained_head_drafts_for_smollm2(folder: Path, page_size: int, chunk: int) -> None:
     """EAGLE-3 with the head of this repository: the texts of plain decoding, and drafts that are accepted."""
     from transformers import AutoTokenizer
 
@@ -134,7 +164,8 @@ def test_our_trained_head_drafts_for_smollm2(folder: Path) -> None:
     prompts = [tokenizer(text)["input_ids"] for text in texts]
     wanted = Asked(model, prompts=prompts, arguments={"block_size": 32}).run()
     drafts = {"method": "eagle3", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
-    said = Asked(model, "reference", prompts, arguments={"block_size": 16, "speculative_config": drafts}).run()
+    arguments = {"block_size": page_size, "max_num_batched_tokens": chunk, "speculative_config": drafts}
+    said = Asked(model, "reference", prompts, arguments=arguments).run()
     assert said.tokens == wanted.tokens
     assert said.accepted > 0.1 * said.drafted > 0, f"{said.accepted} of {said.drafted} drafts were accepted"
 
@@ -144,7 +175,7 @@ def test_our_trained_head_drafts_for_smollm2(folder: Path) -> None:
     [
         ({"backend": "none_such"}, {}, "there is no backend 'none_such'; give one of those installed"),
         ({"backend": "cuda_flashinfer"}, {}, "backend cuda_flashinfer is not installed; pip install"),
-        ({"bakend": "reference"}, {}, "draftmark.bakend, but there are backend, debug only"),
+        ({"bakend": "reference"}, {}, "draftmark.bakend, but there are backend, debug, branches only"),
         ({}, {"block_size": 24}, "block_size not supported"),
         ({}, {"kv_cache_dtype": "fp8"}, "kv_dtype float8_e4m3fn is not served: the reference stores KV as"),
     ],

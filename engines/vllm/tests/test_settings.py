@@ -12,12 +12,15 @@ from draftmark_vllm.limits import chosen_backend, engine_limits, layer_shape
 from draftmark_vllm.settings import Settings
 
 
-def config(draft: object = None, captured: list[int] | None = None, **draftmark: object) -> SimpleNamespace:
+def config(
+    draft: object = None, captured: list[int] | None = None, worker: str = "auto", **draftmark: object
+) -> SimpleNamespace:
     """What the adapter reads of a `VllmConfig`."""
     return SimpleNamespace(
         additional_config={"draftmark": draftmark} if draftmark else {},
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         speculative_config=draft,
+        parallel_config=SimpleNamespace(worker_cls=worker),
         model_config=SimpleNamespace(max_model_len=512),
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=captured),
     )
@@ -32,7 +35,7 @@ def test_without_settings_the_defaults_hold() -> None:
     ("given", "said"),
     [
         ({"draftmark": "cuda_triton"}, "draftmark = 'cuda_triton', but it is a table"),
-        ({"draftmark": {"bakend": "x"}}, "draftmark.bakend, but there are backend, debug only"),
+        ({"draftmark": {"bakend": "x"}}, "draftmark.bakend, but there are backend, debug, branches only"),
         ({"draftmark": {"debug": "yes"}}, "draftmark.debug = 'yes', but it is true or false"),
     ],
 )
@@ -57,6 +60,17 @@ def test_limits_are_vllms() -> None:
     assert (plain.num_draft_tokens, plain.host_lag, plain.max_num_reqs, plain.max_model_len) == (1, False, 8, 512)
     drafts = engine_limits(config(SimpleNamespace(num_speculative_tokens=4), captured=[1, 512]))
     assert (drafts.num_draft_tokens, drafts.host_lag, drafts.max_num_tokens) == (5, True, 512)
+    assert drafts.branches == 1
+
+
+def test_trees_have_as_many_branches_as_the_user_says() -> None:
+    """Where the worker is one of `trees` and drafts; otherwise drafts are chains."""
+    draft, worker = SimpleNamespace(num_speculative_tokens=6), "draftmark_vllm.trees.worker.TreeWorker"
+    assert engine_limits(config(draft, worker=worker)).branches == 2
+    assert engine_limits(config(draft, worker=worker, branches=3)).branches == 3
+    assert engine_limits(config(None, worker=worker)).branches == 1
+    with pytest.raises(EngineError, match=r"draftmark.branches = 1, but a tree has 2 or more"):
+        engine_limits(config(draft, worker=worker, branches=1))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class EngineLimits:
         max_model_len: KV positions that a request ever has, drafts included: an engine trims them at this wall.
         max_num_tokens: query rows of one step, padding included.
         num_draft_tokens: rows that a verify step brings of each request, its root included; 1 without drafts.
+        branches: of a tree of drafts; 1 where drafts are chains.
         host_lag: the host may know only bounds of the lengths (asynchronous scheduling).
         row_budgets: rows of the steps in which the device decides how many each request has.
     """
@@ -39,6 +40,7 @@ class EngineLimits:
     num_draft_tokens: int = 1
     host_lag: bool = False
     row_budgets: tuple[int, ...] = ()
+    branches: int = 1
 
 
 def window_left(sliding_window: int | None) -> int:
@@ -76,7 +78,7 @@ def geometry_for(
                 row_budgets=limits.row_budgets if Mode.RAGGED_VERIFY in served else (),
                 max_kv_len=limits.max_model_len,
             ),
-            DraftShape(num_draft_tokens=limits.num_draft_tokens),
+            DraftShape(topk=limits.branches, num_draft_tokens=limits.num_draft_tokens),
             device,
             served,
             forms,

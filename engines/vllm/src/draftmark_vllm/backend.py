@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 
 from draftmark_engines import EngineError
 
-from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of
+from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
 from .pages import head_slots
 from .registration import check_claim
 from .served import Geometries
@@ -99,9 +99,11 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
                 dtype,
                 kv_cache_dtype,
             )
-            Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
+            made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
+        if serves_trees(config) and not made.ragged:
+            return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
         return None
 
     # -- layout of KV since 0.29, and what 0.28 asks of it ----------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +14,13 @@ from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_di
 
 from . import reservation
 from .checking import check_batch
-from .limits import chosen_backend, engine_limits, profile_of
+from .limits import chosen_backend, engine_limits, profile_of, serves_trees
 from .served import Geometries, Served
 from .settings import Settings
 from .spans import spans
 from .step import Step, StepBuffers, refresh
+from .trees.step_trees import current
+from .trees.tails import TreeTails
 
 Part = tuple[slice, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
@@ -52,6 +54,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         backend = chosen_backend(vllm_config, device.type)
         self._served = Served(backend, self._shapes(), limits, profile_of(device), device)
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device)
+        self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
         # Inside a graph no plan is made, and no host length is known.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
@@ -90,6 +93,8 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         parts = []
         for span in cut:
             batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
+            if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+                batch = replace(batch, tail=self._tails.write(span, current()))
             if self._debug and not capture:
                 self._check(batch)
             self._served.prepare(batch)

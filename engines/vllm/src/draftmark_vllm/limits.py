@@ -15,6 +15,8 @@ from .settings import Settings
 DEFAULT_PAGE_SIZE = 16
 """Asked about where vLLM has not decided on one yet; it is a multiple of this one then."""
 
+TREE_WORKERS = "draftmark_vllm.trees."
+
 
 def engine_limits(config: Any) -> EngineLimits:
     """Read the limits of a `VllmConfig`."""
@@ -30,7 +32,14 @@ def engine_limits(config: Any) -> EngineLimits:
         num_draft_tokens=verify_rows,
         # With drafts the host does not know how many were accepted: in asynchronous steps, and while drafting.
         host_lag=draft is not None,
+        branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
     )
+
+
+def serves_trees(config: Any) -> bool:
+    """Whether drafts are trees: the user has named a worker of `trees`."""
+    named = getattr(config.parallel_config, "worker_cls", None)
+    return config.speculative_config is not None and str(named).startswith(TREE_WORKERS)
 
 
 def chosen_backend(config: Any, device: str) -> LoadedBackend:

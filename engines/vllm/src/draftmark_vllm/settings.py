@@ -16,10 +16,12 @@ class Settings:
         backend: the draftmark backend that serves; None for the default of the device.
         debug: check every step: each batch against its geometry, vLLM's KV slots against those that draftmark derives,
             and the ranks against each other. It waits for the device.
+        branches: of a tree of drafts, where the worker is one of `trees`.
     """
 
     backend: str | None = None
     debug: bool = False
+    branches: int = 2
 
     @classmethod
     def read(cls, additional_config: object) -> Settings:
@@ -37,6 +39,9 @@ class Settings:
                 raise EngineError(f"additional_config has draftmark.{name}, but there are {', '.join(known)} only")
         if not isinstance(given.get("debug", False), bool):
             raise EngineError(f"additional_config has draftmark.debug = {given['debug']!r}, but it is true or false")
+        branches = given.get("branches", 2)
+        if not isinstance(branches, int) or isinstance(branches, bool) or branches < 2:
+            raise EngineError(f"additional_config has draftmark.branches = {branches!r}, but a tree has 2 or more")
         return cls(**given)  # the backend's name is judged where it is looked up
 
     @staticmethod

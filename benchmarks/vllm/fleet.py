@@ -1,0 +1,161 @@
+"""Engines that start and warm up together, each in a process of its own, and then are asked one at a time.
+
+vLLM takes most of its start to compile, on one core of the host: side by side ten starts take as long as one. Engines
+with ``shared`` have their weights and KV in one `memory`. Nothing is timed before all have warmed up, or ended.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .engines import Engine, say
+
+Work = Callable[[Any, Engine], Any]
+"""What an engine's process does when asked: with vLLM's `LLM` and the engine."""
+
+
+class Fleet:
+    """Processes of engines. The parent must not have touched the device: they are forks, so vLLM is imported once.
+
+    Args:
+        warm: what each does before it is ready.
+        weights, kv_bytes: of the shared memory; 0 for none.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], folder: Path, warm: Work, device: str, weights: int = 0, kv_bytes: int = 0
+    ) -> None:
+        self.engines, self.failed, self.ready_s = list(engines), {}, {}
+        context, began = multiprocessing.get_context("fork"), time.monotonic()
+        self._context, self._began, self._keeper = context, began, None
+        if weights:
+            self._keeper, self._keeper_link = _start(context, _keep, weights, kv_bytes, device, len(self.engines))
+            self._handles = self._keeper_link.recv()
+        lock = context.Lock()
+        self._links, self._processes = [], []
+        for number, engine in enumerate(self.engines):
+            handle = self._handles[number] if weights and engine.shared else None
+            process, link = _start(context, _serve, engine, folder, warm, number, handle, lock)
+            self._processes.append(process)
+            self._links.append(link)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait until every engine is ready, or as many seconds are over; end those that are not. Return the ready."""
+        for number, link in enumerate(self._links):
+            left = self._began + seconds - time.monotonic()
+            found = _receive(link) if link.poll(max(0, left)) else {"failed": "it was not ready in time"}
+            if "failed" in found:
+                self.failed[number] = found["failed"]
+                say({"failed": found["failed"], "engine": asdict(self.engines[number])})
+                self._processes[number].kill()
+            else:
+                self.ready_s[number] = found["ready_s"]
+                say({"ready": number, **found, "backend": self.engines[number].backend})
+        return [number for number in range(len(self.engines)) if number not in self.failed]
+
+    def ask(self, number: int, work: Work, seconds: float = 90) -> Any:
+        """Let one engine do something, and return what it gives; a dict with `failed` if it does not."""
+        if number in self.failed:
+            return {"failed": self.failed[number]}
+        self._links[number].send(work)
+        found = _receive(self._links[number]) if self._links[number].poll(seconds) else {"failed": "no answer in time"}
+        if isinstance(found, dict) and "failed" in found:
+            self.failed[number] = found["failed"]
+            self._processes[number].kill()
+        return found
+
+    def ask_all(self, work: Work, seconds: float = 90) -> dict[int, Any]:
+        """Let all engines do something at the same time."""
+        found: dict[int, Any] = {}
+
+        def one(number: int) -> None:
+            found[number] = self.ask(number, work, seconds)
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(len(self.engines))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in [*self._processes, *([self._keeper] if self._keeper else [])]:
+            process.kill()
+            process.join()
+
+
+def _start(context: Any, target: Any, *given: Any) -> tuple[Any, Any]:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(*given, theirs), daemon=False)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _receive(link: Any) -> Any:
+    try:
+        return link.recv()
+    except EOFError:
+        return {"failed": "the process ended without a result"}
+
+
+def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> None:
+    """Own the shared memory: send a handle for each engine, and stay."""
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing
+
+    from .memory import make
+
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    tensors = make(weights, kv_bytes, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    link.send([bytes(ForkingPickler.dumps(tensors)) for _ in range(copies)])
+    threading.Event().wait()
+
+
+def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any) -> None:
+    try:
+        began = time.monotonic()
+        # Each looks for free ports behind its own, and compiles into a folder of its own.
+        os.environ["VLLM_PORT"] = str(21000 + 100 * number)
+        os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor-{number}")
+        if handle is not None:
+            _map(handle, lock)
+        from vllm import LLM
+
+        llm = LLM(**engine.arguments(folder))
+        start_s = round(time.monotonic() - began, 1)
+        warm(llm, engine)
+        link.send({"start_s": start_s, "ready_s": round(time.monotonic() - began, 1)})
+        while True:
+            link.send(link.recv()(llm, engine))
+    except EOFError:
+        pass
+    except BaseException as error:
+        traceback.print_exc()
+        link.send({"failed": f"{type(error).__name__}: {str(error)[-600:]}"})
+    os._exit(0)  # vLLM's own shutdown may wait for what is gone
+
+
+def _map(handle: bytes, lock: Any) -> None:
+    import pickle
+
+    import torch.multiprocessing
+
+    from .memory import Memory, register
+
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    weights, kv = pickle.loads(handle)
+    register(Memory(weights, kv, lock))

@@ -1,0 +1,55 @@
+"""python -m benchmarks.vllm.judged RESULT.json MODEL: hold a result's texts against float32, by draftmark's one rule.
+
+Every token of every text must be the best of its row in float32, or lie below it by no more than rounding explains, and
+where two texts part both tokens must (`draftmark_speculative.agreement`). The verdict is written into the result, and
+the tokens, which it rests on, are left out. The model is on the host: no engine and no device is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+    """One engine's texts, against the first engine's and for themselves."""
+    from draftmark_speculative.compare import compare
+
+    texts = row["tokens"]
+    found = compare(model, prompts, texts, {"first": theirs})
+    kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
+    return {
+        **kept,
+        "equal": len(texts) - len(found.differences),
+        "tokens": sum(map(len, texts)),
+        "near_ties": found.near_ties,
+        "wrong_texts": sorted(found.wrong_texts),
+        "furthest_below_best": round(max((far for _, far in found.choices.values()), default=0.0), 4),
+        "bound": round(found.bound, 4),
+    }
+
+
+def main() -> None:
+    """Judge every row with texts, beside the first of its dtype; in float32 nothing is excused."""
+    from draftmark_speculative.models import load_model
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("model", type=Path)
+    asked = parser.parse_args()
+    result, prompts = json.loads(asked.result.read_text()), json.loads((asked.model / "prompts.json").read_text())
+    rows = result["equality"]
+    judged = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        same, model = [row for row in rows if row["dtype"] == dtype], load_model(asked.model, dtype=dtype)
+        judged += [judge(row, model, prompts, same[0]["tokens"]) for row in same]
+    result["equality"] = judged
+    for row in result["equality"]:
+        print({name: row[name] for name in row if name != "eager"})
+    asked.result.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

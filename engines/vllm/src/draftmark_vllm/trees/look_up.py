@@ -1,0 +1,93 @@
+"""Trees of n-gram drafts, as a proposer that vLLM loads by name: `{"method": "custom_class", "model": NAME}`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from draftmark_speculative.drafts import DraftTree
+
+from ..settings import Settings
+from .step_trees import Parents
+
+MAX_NGRAM, MIN_NGRAM = 4, 2
+"""Recent tokens that must have stood together before; the most are tried first."""
+
+
+class LookUpTrees:
+    """What followed when the recent tokens stood here before: several such continuations are the branches of a tree.
+
+    Attributes:
+        parents: of each request's last tree, in the order of the drafts that `propose` gave; None where it gave none.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._nodes = 1 + vllm_config.speculative_config.num_speculative_tokens
+        self._branches = Settings.read(vllm_config.additional_config).branches
+        self._max_len = vllm_config.model_config.max_model_len
+        self.parents: list[Parents | None] = []
+
+    def load_model(self, *given: Any, **more: Any) -> None:
+        """There is none."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray[Any, Any],
+        token_ids_cpu: np.ndarray[Any, Any],
+        *given: Any,
+        **more: Any,
+    ) -> list[list[int]]:
+        """Give the drafts of every request, and keep their parents.
+
+        Args:
+            sampled_token_ids: of each request, those of the last step; none where its prompt is not through.
+            num_tokens_no_spec: tokens of each request. token_ids_cpu: the tokens, one row a request.
+        """
+        self.parents = []
+        drafts: list[list[int]] = []
+        for number, sampled in enumerate(sampled_token_ids):
+            count = int(num_tokens_no_spec[number])
+            if not sampled or count >= self._max_len:
+                self.parents.append(None)
+                drafts.append([])
+                continue
+            tree = look_up(token_ids_cpu[number, :count], self._nodes, self._branches)
+            self.parents.append(tuple(tree.parents) if len(tree) > 1 else None)
+            drafts.append(tree.tokens[1:])
+        return drafts
+
+
+def look_up(tokens: np.ndarray[Any, Any], nodes: int, branches: int) -> DraftTree:
+    """Make a tree of up to `nodes` nodes, its root the newest token, with up to `branches` paths from it.
+
+    Longer matches and, among equals, later ones come first; the paths share the nodes evenly.
+    """
+    tree, budget = DraftTree([int(tokens[-1])]), nodes - 1
+    paths: dict[tuple[int, ...], None] = {}
+    for end in _matches(tokens):
+        paths.setdefault(_continuation(tokens, end, budget))
+        if len(paths) == branches:
+            break
+    for rank, path in enumerate(paths):
+        budget -= tree.insert(path, -(-budget // (len(paths) - rank)))
+    return tree
+
+
+def _matches(tokens: np.ndarray[Any, Any]) -> Iterator[int]:
+    """Where the newest tokens ended before, best first."""
+    for size in range(MAX_NGRAM, MIN_NGRAM - 1, -1):
+        if size < len(tokens):
+            windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
+            found = np.flatnonzero((windows == tokens[-size:]).all(1))
+            yield from (int(one) + size for one in found[::-1])
+
+
+def _continuation(tokens: np.ndarray[Any, Any], end: int, length: int) -> tuple[int, ...]:
+    """What followed `end`; past the newest token it goes on with what it has just copied, as LZ77 does."""
+    lag, path = len(tokens) - end, [int(one) for one in tokens[end : end + length]]
+    while len(path) < length:
+        path.append(path[len(path) - lag])
+    return tuple(path)

@@ -1,0 +1,34 @@
+"""The KV of what a tree kept, moved to where a chain would have put it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+
+def moved_rows(paths: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Rows of a step that are to move: from which row to which. A path ascends, so it only ever moves down."""
+    sources, targets = [], []
+    for path, first in zip(paths, starts, strict=False):
+        for place, node in enumerate(path):
+            if place != node:
+                sources.append(first + node)
+                targets.append(first + place)
+    return sources, targets
+
+
+def move_kv(pages: Iterable[torch.Tensor], slots: torch.Tensor, sources: list[int], targets: list[int]) -> None:
+    """Copy K and V of rows to other rows' slots, in every layer.
+
+    Args:
+        pages: of each layer, ``[pages, heads, page_size, head_dim]`` of any strides, as vLLM gives them.
+        slots: int64 ``[rows]``, of each row of the step where its KV lies.
+        sources, targets: rows. Every source is read before any target is written.
+    """
+    if not sources:
+        return
+    old, new = (slots[torch.tensor(rows, device=slots.device)] for rows in (sources, targets))
+    for layer in pages:
+        by_token, size = layer.transpose(1, 2), layer.shape[2]
+        by_token[new // size, new % size] = by_token[old // size, old % size]

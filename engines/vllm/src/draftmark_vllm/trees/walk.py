@@ -1,0 +1,48 @@
+"""What of each request's drafts the target agrees with, by draftmark's own walk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftmark.runtime import verify_tree
+
+from .step_trees import Parents, chain
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a step gives.
+
+    Attributes:
+        tokens: int32 ``[R, most nodes]``, those to emit, then -1: what vLLM's own sampler gives.
+        paths: of each request its accepted nodes, the root first; as many as it emits tokens.
+    """
+
+    tokens: torch.Tensor
+    paths: list[list[int]]
+
+
+def walk(drafts: Sequence[Sequence[int]], parents: Sequence[Parents | None], targets: torch.Tensor) -> Kept:
+    """Walk every tree.
+
+    Args:
+        drafts: of each request the drafts that it brought, without its root.
+        parents: of each request, root included; None for a chain.
+        targets: int64 ``[rows]``, the target's token after each node, request by request.
+    """
+    counts = [1 + len(one) for one in drafts]
+    widest = max(counts, default=1)
+    tokens = [[-1, *one, *([-1] * (widest - 1 - len(one)))] for one in drafts]
+    shapes = [chain(n) if one is None else one for n, one in zip(counts, parents, strict=True)]
+    padded = [[*one, *([0] * (widest - len(one)))] for one in shapes]
+    by_node = targets.new_zeros(len(counts), widest)
+    owner = torch.arange(widest) < torch.tensor(counts)[:, None]
+    by_node[owner.to(targets.device)] = targets
+    found = verify_tree(
+        torch.tensor(tokens, device=targets.device), torch.tensor(padded, device=targets.device), by_node
+    )
+    lens, index = found.accept_lens.tolist(), found.accept_index.tolist()
+    return Kept(found.tokens.int(), [one[:n] for one, n in zip(index, lens, strict=True)])
