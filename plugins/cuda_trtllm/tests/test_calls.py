@@ -83,6 +83,16 @@ def test_scales_multiply_as_the_kernel_expects(noted):
     assert one.calls[0].q_seq_len == 2 and one.calls[0].q_cu_seq_lens.tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("scales", "q_scale", "kv_scale"), [((0.5, None), 0.5, 1.0), ((None, 2.0), 0.5, 2.0)])
+def test_one_scale_counts_without_the_other(noted, scales, q_scale, kv_scale):
+    """A scale that is None is 1: the other one still multiplies logits, and v_scale the output."""
+    one = noted(TARGET_MODES, (1, 1, 1), kv_dtype="float8_e4m3fn", softmax_scale=0.25)
+    given = tuple(None if scale is None else torch.tensor([scale]) for scale in scales)
+    attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False), cache_of(one.geometry, given))
+    assert one.calls[0].q_scale.item() == pytest.approx(0.25 * 8 * q_scale)
+    assert float(one.calls[0].kv_scale) == kv_scale
+
+
 def test_a_window_counts_the_row_itself(noted):
     """window_left positions to the left and its own."""
     one = noted(TARGET_MODES, (1, 1, 1), window_left=63)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .errors import BatchError
 from .geometry import Geometry
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -18,13 +19,25 @@ class KVCache:
     Attributes:
         k, v: ``[num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, contiguous (NHD).
             Slot s is page s // page_size at offset s % page_size.
-        k_scale, v_scale: float32 ``[1]`` on the device: stored value · scale = real value. None means 1.
+        k_scale, v_scale: float32 ``[1]`` on the device: stored value · scale = real value; of fp8 KV alone. Either may
+            be None, which means 1, whatever the other one is.
+
+    Raises:
+        BatchError: a scale of KV that is not fp8, which kernels take no scale for.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name, scale, pages in (("k", self.k_scale, self.k), ("v", self.v_scale, self.v)):
+            if scale is not None and pages.element_size() != 1:
+                raise BatchError(
+                    f"{name}_scale is given for a cache of {pages.dtype}, which is read without one; leave it None, or "
+                    "store float8_e4m3fn"
+                )
 
 
 class KVPool:

@@ -223,7 +223,7 @@ def _attend_triton(
         page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
-        SCALED=k_scale is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
+        SCALED=scaled(k_scale, v_scale), USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
         STAGES=tile.num_stages, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
@@ -260,7 +260,7 @@ def _attend_hopper(
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
         MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
-        SCALED=k_scale is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
+        SCALED=scaled(k_scale, v_scale), WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
         STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
     )  # fmt: skip
 
@@ -319,7 +319,7 @@ def attend_extend(
             shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1),
             out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
             MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
-            BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
+            BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
             WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q, num_rows * shape.group),
         )  # fmt: skip
         return
@@ -329,7 +329,7 @@ def attend_extend(
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
         *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=k_scale is not None,
+        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
         USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -349,7 +349,7 @@ def write_kv(
     Args:
         k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
         k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, of the rows' dtype, or e4m3, for which k_scale and v_scale
-            (float32 ``[1]``) say what a stored value is multiplied by.
+            (float32 ``[1]``, None for 1) say what a stored value is multiplied by.
         slot_mapping: int64 ``[rows]``.
     """
     # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
@@ -358,8 +358,14 @@ def write_kv(
     compiled_or_interpreted(k).kv_write.write_rows[(triton.cdiv(rows, block_rows),)](
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
-        SCALED=k_scale is not None, BLOCK=next_power_of_two(heads * dim), BLOCK_ROWS=block_rows,
+        SCALED=scaled(k_scale, v_scale), NARROW=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),
+        BLOCK_ROWS=block_rows,
     )  # fmt: skip
+
+
+def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
+    """Which scales there are, as kernels take it: bit 0 for k, bit 1 for v. One that is not there is 1."""
+    return (k_scale is not None) + 2 * (v_scale is not None)
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:

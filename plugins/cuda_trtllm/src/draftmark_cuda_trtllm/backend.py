@@ -112,13 +112,12 @@ class XqaBackend:
 
     def _scales(self, cache: KVCache) -> tuple[Any, Any]:
         """XQA's (q_scale, kv_scale): logits are multiplied by both, the output by kv_scale."""
-        if cache.k_scale is None or cache.v_scale is None:
-            return self._factor, 1.0
+        kv_scale = 1.0 if cache.v_scale is None else cache.v_scale
         if cache.k_scale is cache.v_scale:
-            return self._factor, cache.v_scale
+            return self._factor, kv_scale
         q_scale = self._buffer[sizing.Q_SCALE]
         launch.write_scale(cache.k_scale, cache.v_scale, q_scale, self._factor)
-        return q_scale, cache.v_scale
+        return q_scale, kv_scale
 
     def _check(self, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         if not out.is_contiguous() or not batch.page_table.is_contiguous():

@@ -72,6 +72,11 @@ def move_rows(source: torch.Tensor, target: torch.Tensor, rows: int, q_len: int,
     )
 
 
-def write_scale(k_scale: torch.Tensor, v_scale: torch.Tensor, q_scale: torch.Tensor, factor: float) -> None:
-    """One float; see `kernels.rows.write_scale`."""
-    compiled_or_interpreted(q_scale, KERNELS).rows.write_scale[(1,)](k_scale, v_scale, q_scale, factor)
+def write_scale(
+    k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, q_scale: torch.Tensor, factor: float
+) -> None:
+    """One float; None is 1. See `kernels.rows.write_scale`."""
+    compiled_or_interpreted(q_scale, KERNELS).rows.write_scale[(1,)](
+        q_scale if k_scale is None else k_scale, q_scale if v_scale is None else v_scale, q_scale, factor,
+        HAS_K=k_scale is not None, HAS_V=v_scale is not None,
+    )  # fmt: skip

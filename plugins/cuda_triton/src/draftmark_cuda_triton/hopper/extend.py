@@ -80,8 +80,9 @@ def fold_ragged(
             own_q = q_ring.index(MEMBER)
             k_factor = 1.0
             v_factor = 1.0
-            if SCALED:
+            if SCALED & 1:
                 k_factor = gl.load(k_scale)
+            if SCALED & 2:
                 v_factor = gl.load(v_scale)
             bring_rows(
                 own_q, q, begin, moved, moved_live, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving

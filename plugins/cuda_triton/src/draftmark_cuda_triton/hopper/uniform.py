@@ -118,8 +118,9 @@ def fold_uniform(
     own_q = q_ring.index(MEMBER)
     k_factor = 1.0
     v_factor = 1.0
-    if SCALED:
+    if SCALED & 1:
         k_factor = gl.load(k_scale)
+    if SCALED & 2:
         v_factor = gl.load(v_scale)
     slot = left * 0
     phase = left * 0

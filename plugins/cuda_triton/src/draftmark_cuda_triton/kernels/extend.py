@@ -77,8 +77,10 @@ def attend_ragged(
     q_rows = row_index.to(tl.int64)[:, None] * stride_q_row + head_of_row[:, None] * stride_q_head
     queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
     k_factor, v_factor = 1.0, 1.0
-    if SCALED:
-        k_factor, v_factor = tl.load(k_scale), tl.load(v_scale)
+    if SCALED & 1:
+        k_factor = tl.load(k_scale)
+    if SCALED & 2:
+        v_factor = tl.load(v_scale)
 
     lowest = m * BLOCK_M // group
     highest = tl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)

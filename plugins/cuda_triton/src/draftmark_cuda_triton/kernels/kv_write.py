@@ -34,6 +34,7 @@ def write_rows(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SCALED: tl.constexpr,
+    NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
@@ -49,10 +50,14 @@ def write_rows(
 
     new_k = tl.load(k + row[:, None] * stride_k_row + head * stride_k_head + dim, mask=live)
     new_v = tl.load(v + row[:, None] * stride_v_row + head * stride_v_head + dim, mask=live)
-    if SCALED:
+    if SCALED & 1:
+        new_k = new_k.to(tl.float32) / tl.load(k_scale)
+    if SCALED & 2:
+        new_v = new_v.to(tl.float32) / tl.load(v_scale)
+    if NARROW:
         # e4m3 has no infinity: beyond 448 the conversion must saturate, not wrap into NaN.
-        new_k = convert(tl.clamp(new_k.to(tl.float32) / tl.load(k_scale), -448.0, 448.0), k_cache.dtype.element_ty)
-        new_v = convert(tl.clamp(new_v.to(tl.float32) / tl.load(v_scale), -448.0, 448.0), v_cache.dtype.element_ty)
+        new_k = convert(tl.clamp(new_k.to(tl.float32), -448.0, 448.0), k_cache.dtype.element_ty)
+        new_v = convert(tl.clamp(new_v.to(tl.float32), -448.0, 448.0), v_cache.dtype.element_ty)
     k_target = k_cache + page * stride_kc_page + offset * stride_kc_slot + head * stride_kc_head + dim
     v_target = v_cache + page * stride_vc_page + offset * stride_vc_slot + head * stride_vc_head + dim
     tl.store(k_target, new_k, mask=live)

@@ -126,8 +126,10 @@ def attend_uniform(
     uniform_slot = tail_len - q_len + row
     uniform_cells = uniform_live[:, None] & (col < HEAD_DIM)[None, :]
     k_factor, v_factor = 1.0, 1.0
-    if SCALED:
-        k_factor, v_factor = tl.load(k_scale), tl.load(v_scale)
+    if SCALED & 1:
+        k_factor = tl.load(k_scale)
+    if SCALED & 2:
+        v_factor = tl.load(v_scale)
     half = 0
     while left > 0:
         prefix_len = tl.load(prefix_lens + request)

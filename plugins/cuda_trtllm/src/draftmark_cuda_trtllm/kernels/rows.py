@@ -19,6 +19,11 @@ def move_rows(source, target, q_len, source_lanes, target_lanes, row_elements, B
 
 
 @triton.jit
-def write_scale(k_scale, v_scale, q_scale, factor):
+def write_scale(k_scale, v_scale, q_scale, factor, HAS_K: tl.constexpr, HAS_V: tl.constexpr):
     """q_scale ``[1]`` float32, out: factor · k_scale / v_scale. XQA multiplies logits by q_scale and v_scale both."""
-    tl.store(q_scale, factor * tl.load(k_scale) / tl.load(v_scale))
+    value = factor
+    if HAS_K:
+        value = value * tl.load(k_scale)
+    if HAS_V:
+        value = value / tl.load(v_scale)
+    tl.store(q_scale, value)
