@@ -104,7 +104,11 @@ def of_the_device() -> list[Case]:
     found.append(Shape("one-page", small, SINCE).case(EngineForward(_placed(small, *_MIXED, padded=1), max(BUDGETS))))
     wide = Geometry.create(HALF, replace(LONG, row_budgets=(80,)), DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
     long = _placed(wide, Mode.RAGGED_VERIFY, (17, 0, 40), (35, 33, 1), "random")
-    return [*found, Shape("words2", wide, SINCE).case(EngineForward(long, 80), "random")]
+    found.append(Shape("words2", wide, SINCE).case(EngineForward(long, 80), "random"))
+    limits = replace(LONG, max_num_reqs=10, row_budgets=(240,))
+    crowd = Geometry.create(HALF, limits, DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
+    many = _placed(crowd, Mode.RAGGED_VERIFY, range(0, 70, 7), (35, 33, 1, 34, 0, 35, 2, 33, 35, 7), "random")
+    return [*found, Shape("words2-crowd", crowd, SINCE).case(EngineForward(many, 240), "random")]
 
 
 def captures() -> list[Case]:

@@ -121,7 +121,7 @@ def behaviours() -> dict[str, Geometry]:
 
 def wide() -> list[Shape]:
     """Geometries whose counts pass 8 and 16 bits: metadata alone is checked on them, since their pools are large."""
-    crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=700, capture_batch_sizes=(4, 320))
+    crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=4400, capture_batch_sizes=(4, 320))
     long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     plain = (Mode.EXTEND, Mode.DECODE)
     return [
@@ -182,7 +182,10 @@ def numerics() -> list[Shape]:
 
 
 def logits() -> list[Shape]:
-    """Where large logits could go wrong: each dtype, a soft cap, a window, quantised KV, pages of 128; all modes."""
+    """Where large logits could go wrong: each dtype, pages of 128, and every two of a soft cap, a window, quantised KV
+    with scales and a group of heads; all modes.
+    """
+    group = replace(SMALL, num_kv_heads=1)
     shapes = {
         "bf16": SMALL,
         "fp32-window": replace(SMALL, q_dtype="float32", kv_dtype="float32", window_left=60),
@@ -190,6 +193,10 @@ def logits() -> list[Shape]:
         "bf16-cap": replace(SMALL, logits_soft_cap=30.0),
         "fp16-cap-page128": replace(PAGE128, logits_soft_cap=20.0),
         "bf16-kv8": replace(SMALL, kv_dtype="float8_e4m3fn"),
+        "bf16-gqa4-window-cap": replace(group, window_left=60, logits_soft_cap=30.0),
+        "bf16-gqa4-window-kv8": replace(group, window_left=60, kv_dtype="float8_e4m3fn"),
+        "bf16-gqa4-cap-kv8": replace(group, logits_soft_cap=30.0, kv_dtype="float8_e4m3fn"),
+        "fp16-gqa4-window-cap-page128": replace(PAGE128, num_kv_heads=1, window_left=60, logits_soft_cap=20.0),
     }
     limits = replace(PAGE128_LIMITS, max_context_len=180, max_extend_tokens=32)
     return [Shape(name, _make(one, PAGE128_TREE, limits, CORE_MODES), (1, 3)) for name, one in shapes.items()]

@@ -133,6 +133,56 @@ def wide(geometry: Geometry) -> list[ForwardCase]:
     ]
 
 
+def wide_crowds() -> list[Shape]:
+    """A dozen requests whose masks take two words a row: what is right for two of them, or for one word, may not be."""
+    draft = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
+    limits = Limits(max_num_reqs=12, max_context_len=60, max_extend_tokens=16, capture_batch_sizes=(2,))
+    shapes = {
+        "words2-crowd": AttentionShape(2, 1, 64, 16, "float32", "float32"),
+        "words2-crowd-page128": AttentionShape(2, 1, 128, 128, "float16", "float16"),
+    }
+    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+
+
+def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
+    """VERIFY and the last DRAFT step of a dozen requests, each with a tree of its own."""
+    lens, last = [7 * n % 60 for n in range(12)], dict(programs(geometry))
+    return [
+        uniform(f"{mode.value}-crowd", geometry, mode, lens, 12, step=last[mode], seed=3)
+        for mode in (Mode.VERIFY, Mode.DRAFT)
+    ]
+
+
+def many_columns() -> list[Shape]:
+    """Page tables of more columns than fit anywhere but in memory: pages of one token, and of 16."""
+    tokens, pages = AttentionShape(2, 1, 64, 1, "float32", "float32"), AttentionShape(2, 1, 64, 16)
+    sizes = {"columns4100-page1": (tokens, 4100), "columns530-page16": (pages, 8480)}
+    return [
+        Shape(name, Geometry.create(one, Limits(2, most, 16, (1,)), TREE, modes=CORE_MODES), SINCE)
+        for name, (one, most) in sizes.items()
+    ]
+
+
+def columns(geometry: Geometry) -> list[ForwardCase]:
+    """Of every mode, at its last step, one request near the wall and a short one."""
+    most = geometry.limits.max_context_len
+    last = dict(programs(geometry))
+    found = [uniform(f"{mode.value}-columns", geometry, mode, (most, 9), 2, step=step) for mode, step in last.items()]
+    return [*found, ragged("extend-columns", geometry, (most - 5, 9), (5, 3))]
+
+
+def thousands_of_rows() -> list[Shape]:
+    """A prefill of 4,128 rows: more than half floats count, and than a power of two of them."""
+    limits = Limits(max_num_reqs=48, max_context_len=128, max_extend_tokens=4200, capture_batch_sizes=(1,))
+    geometry = Geometry.create(AttentionShape(2, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
+    return [Shape("rows4128", geometry, SINCE)]
+
+
+def long_prefill(geometry: Geometry) -> list[ForwardCase]:
+    """48 requests of 86 rows each."""
+    return [ragged("rows4128-extend", geometry, [n % 40 for n in range(48)], [86] * 48, seed=1)]
+
+
 def many_rows() -> list[Shape]:
     """128 query heads, and rows enough that rows times heads pass 65535, the limit of a launch grid's side."""
     limits = Limits(max_num_reqs=24, max_context_len=100, max_extend_tokens=540, capture_batch_sizes=(1,))

@@ -10,6 +10,7 @@ from ..behaviour import Given, behaviour
 from ..cases.forward_sets import programs, representative_forwards, spanning_forwards
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
+from ..cases.production import few_requests
 from ..check import Case, ContractViolation
 from ..oracle.formulas import max_requests
 from .lengths import SUFFICIENT
@@ -28,6 +29,10 @@ ALSO = (
     "target-topk1",
 )
 """Shapes beside those that every check takes."""
+LIFE = 300
+"""Steps on one arena."""
+LOOKED_AT = frozenset((*range(60, 68), *range(124, 134), *range(252, 262), *range(LIFE - 6, LIFE + 1)))
+"""Those whose outputs are computed: every mode before and behind 64, 128 and 256 steps, and the last ones."""
 
 
 def _sequences() -> list[Case]:
@@ -47,6 +52,21 @@ def _sequences() -> list[Case]:
         found.append(shape.case(forwards[::-1], "modes-backwards"))
         found.append(shape.case(forwards[::3] + forwards[1::3] + forwards[2::3], "modes-shuffled"))
     return found
+
+
+def _long_lives() -> list[Case]:
+    return [shape.case(few_requests(shape.geometry, (17, 3))) for shape in shapes("all-modes", "all-few-graphs")]
+
+
+@behaviour(Given.FORWARDS, cases=_long_lives, since=(1, 3))
+def an_arena_serves_for_long(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """After hundreds of steps on one arena the next one is as right as the first: no counter of a byte turns over."""
+    for number in range(1, LIFE + 1):
+        forward = forwards[number % len(forwards)]
+        if number in LOOKED_AT:
+            harness.forward_holds(forward, harness.load(forward, seed=number), f"the output of step {number}")
+        else:
+            harness.prepare(harness.set(forward))
 
 
 def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:

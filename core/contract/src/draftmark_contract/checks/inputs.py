@@ -24,12 +24,18 @@ def _forwards() -> list[Case]:
 
 @behaviour(Given.FORWARDS, cases=_forwards, since=SINCE)
 def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """q, k and v are slices of a fused projection's rows: each head is contiguous, and rows are further apart."""
-    harness.tensors.fuse()
+    """q, k and v are slices of a fused projection's rows, all three, v alone, or each of wider rows of its own: each
+    head is contiguous, rows are further apart, and no stride is another tensor's.
+    """
+    from ..harness.tensors import RowForm
+
+    forms = tuple(RowForm)
     for number, forward in enumerate(forwards):
+        form = forms[number % len(forms)]
+        harness.tensors.lay(form)
         batch = harness.load(forward, seed=number)
         watch = harness.watch(forward, batch)
-        harness.forward_holds(forward, batch, "with q, k and v as views of one tensor the output")
+        harness.forward_holds(forward, batch, f"with q, k and v as {form} the output")
         watch.unchanged_but(("cache.k", "cache.v", "out"), "a forward")
 
 

@@ -35,7 +35,7 @@ def _crowd(geometry: Geometry) -> list[ForwardCase]:
     many = range(290)
     return [
         uniform("crowd-decode", geometry, Mode.DECODE, [n * 7 % 40 for n in range(300)], 320, seed=1),
-        ragged("crowd-extend", geometry, [n * 5 % 37 for n in many], [1 + n % 3 for n in many], padded=10),
+        ragged("crowd-extend", geometry, [n * 5 % 25 for n in many], [14 + n % 3 for n in many], padded=10),
     ]
 
 

@@ -15,6 +15,7 @@ from ..cases.geometries import Shape, logits, mandatory, numerics
 from ..cases.production import few_requests
 from ..check import Case
 from ..oracle.formulas import draft_steps
+from ..profiles import FP8_DTYPE
 from ..sizing.geometries import odd_geometries, odd_trees
 
 if TYPE_CHECKING:
@@ -83,6 +84,26 @@ def survive_any_logits(harness: Harness, forward: ForwardCase) -> None:
     """Logits of a few, of hundreds and of 1e5, of both signs, near-constant and one-hot, in every mode."""
     for contents in (Contents.SPREAD, Contents.LARGE, Contents.NEEDLES, Contents.LEVELS):
         harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+
+
+def _scaled() -> list[Case]:
+    few = (Mode.DECODE, Mode.VERIFY, Mode.EXTEND)
+    return [
+        shape.case([one for one in few_requests(shape.geometry, (40, 133)) if one.mode in few])
+        for shape in logits()
+        if shape.geometry.attention.kv_dtype == FP8_DTYPE
+    ]
+
+
+@behaviour(Given.FORWARDS, cases=_scaled, since=(1, 3))
+def each_scale_counts_alone(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Of k_scale and v_scale either may be None, which is 1, and the other one still counts; or both are."""
+    whole = harness.tensors.cache
+    for forward in forwards:
+        for absent in (("v_scale",), ("k_scale",), ("k_scale", "v_scale")):
+            harness.tensors.cache = replace(whole, **dict.fromkeys(absent))
+            what = f"without {' and '.join(absent)} the output"
+            harness.forward_holds(forward, harness.load(forward, contents=Contents.SPREAD), what)
 
 
 def _high() -> list[Case]:

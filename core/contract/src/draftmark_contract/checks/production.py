@@ -16,6 +16,7 @@ from ..cases.graph_rounds import MODES, program_cases
 from ..cases.production import (
     CROWD,
     PREFIXES,
+    columns,
     common_prefix,
     crowd,
     crowds,
@@ -23,10 +24,15 @@ from ..cases.production import (
     full,
     full_size,
     heads,
+    long_prefill,
+    many_columns,
     many_rows,
     mostly_padding,
     rows,
+    thousands_of_rows,
     wide,
+    wide_crowd,
+    wide_crowds,
     wide_tails,
 )
 from ..check import Case
@@ -81,22 +87,38 @@ def padding_may_be_most(harness: Harness, forward: ForwardCase) -> None:
 
 
 def _wide() -> list[Case]:
-    return [shape.case(forward, forward.name) for shape in wide_tails() for forward in wide(shape.geometry)]
+    few = [shape.case(forward, forward.name) for shape in wide_tails() for forward in wide(shape.geometry)]
+    many = [shape.case(one, one.name) for shape in wide_crowds() for one in wide_crowd(shape.geometry)]
+    return [*few, *many]
 
 
 @behaviour(Given.FORWARD, cases=_wide, since=SINCE, bugs=("TRT-LLM#13006", "TRT-LLM#13081", "sglang#29450"))
 def wide_tails_are_right(harness: Harness, forward: ForwardCase) -> None:
-    """Tails of up to 130 slots, whose masks take five words a row."""
+    """Tails of up to 130 slots, whose masks take five words a row; and a dozen requests with masks of two words."""
     _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
+def _columns() -> list[Case]:
+    return [shape.case(forward, forward.name) for shape in many_columns() for forward in columns(shape.geometry)]
+
+
+@behaviour(Given.FORWARD, cases=_columns, since=SINCE)
+def every_page_column_is_read(harness: Harness, forward: ForwardCase) -> None:
+    """A request of thousands of pages of one token, or of hundreds of 16: all the same weight, and keys one by one."""
+    _holds_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+
+
 def _rows() -> list[Case]:
-    return [shape.case(forward, forward.mode.value) for shape in many_rows() for forward in rows(shape.geometry)]
+    wide_ones = [shape.case(forward, forward.mode.value) for shape in many_rows() for forward in rows(shape.geometry)]
+    long_ones = [
+        shape.case(one, one.mode.value) for shape in thousands_of_rows() for one in long_prefill(shape.geometry)
+    ]
+    return [*wide_ones, *long_ones]
 
 
 @behaviour(Given.FORWARD, cases=_rows, since=SINCE)
 def many_rows_are_right(harness: Harness, forward: ForwardCase) -> None:
-    """More (row, head) pairs than a side of a launch grid may have."""
+    """More (row, head) pairs than a side of a launch grid may have, and more rows than half floats count."""
     harness.forward_holds(forward, harness.load(forward))
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftmark.geometry import DraftShape, Geometry, Limits, Mode
+from draftmark.geometry import DraftShape, Form, Geometry, Limits, Mode
 from draftmark.registry import available
 
 from ..behaviour import Given, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.batches import brief
+from ..sizing.claims import claim, ways_to_serve
 from ..sizing.geometries import MANDATORY, mandatory, odd_geometries
 
 if TYPE_CHECKING:
@@ -68,6 +69,31 @@ def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
 def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> None:
     """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
     subject.open(geometry)
+
+
+def _claims() -> Sequence[Case]:
+    """Every mode, and every form in EXTEND; what stands for each is the mandatory shape."""
+    modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
+    forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
+    return [Case(name, claim(MANDATORY, *what), (1, 3)) for name, what in (modes | forms).items()]
+
+
+@check(tier=Tier.SIZING, cases=_claims, since=(1, 3))
+def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
+    """A mode or form in BackendInfo is served for some shape of attention, on some device: a claim is no plan."""
+    claimed = set(geometry.modes) <= set(subject.backend.info.modes) and set(geometry.forms) <= set(
+        subject.backend.info.forms
+    )
+    if claimed and not any(not subject.backend.supports(one) for one in ways_to_serve(geometry, subject.profile)):
+        raise ContractViolation(
+            "a mode or form that BackendInfo claims is refused for every attention shape that the suite has",
+            batch=brief(geometry),
+            got=subject.backend.supports(subject.fit(geometry)),
+            expected="some geometry with it is served, on this device or another one",
+            formula="BackendInfo.modes and BackendInfo.forms",
+            remedy="claim what is served, and no more: an engine plans by it",
+        )
+    subject.require(geometry)
 
 
 _ELSEWHERE = """

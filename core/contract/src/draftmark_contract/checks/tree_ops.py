@@ -31,6 +31,10 @@ SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, capture_batch_sizes=(2, 6))
 
 
+MANY_LAYERS = 19
+"""More than a pool of 3 lets guess, past two powers of two."""
+
+
 def _trees() -> list[Shape]:
     """Trees of 2 to 101 nodes, masks of one to four words, of which a tail may need fewer than there are."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
@@ -96,10 +100,14 @@ def kept_path_reaches_past_int32(trees: TreeHarness, geometry: Geometry) -> None
 
 @behaviour(Given.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 3))
 def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
-    """Two pools take turns on the same operations: a target's and a draft's, or those of two groups of layers."""
-    sets = (trees.tensors, trees.more_tensors())
-    for seed in range(4):
-        trees.tensors = sets[seed % 2]
+    """Pools take turns on the same operations, as those of a target, of its other groups of layers and of a draft do:
+    with more layers, more heads and wider ones than the geometry's, and with one of each.
+    """
+    a = trees.geometry.attention
+    larger = trees.more_tensors(MANY_LAYERS, a.num_kv_heads + 1, a.head_dim + 32)
+    sets = (trees.tensors, larger, trees.more_tensors(1, 1, 32))
+    for seed in range(2 * len(sets)):
+        trees.tensors = sets[seed % len(sets)]
         _compacts(trees, seed)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import torch
 
 from draftmark.batch import BatchBuffers, ForwardBatch, Tree
@@ -20,6 +22,19 @@ SPARSE = 2**28
 SCALES = (0.5, 2.0)
 """Of k and v in the first layer; stored value times scale is the real value. Each further layer doubles the one and
 halves the other: powers of two, so that quantising rounds once."""
+
+
+GAPS = (1, 5, 2)
+"""Heads of memory between two rows of q, k and v where each is a view of its own."""
+
+
+class RowForm(StrEnum):
+    """How the rows of q, k and v lie in memory."""
+
+    PROJECTED = "views of one projection"
+    BEHIND_ROPE = "q and k contiguous, v a view of the projection"
+    """RoPE writes new q and k, and leaves v where it is: the three no longer have one stride."""
+    APART = "each a view with a stride of its own"
 
 
 class CaseTensors:
@@ -46,11 +61,18 @@ class CaseTensors:
         self.out = torch.empty_like(self.q)
         self.dirty(num_pages - 1)
 
-    def fuse(self) -> None:
-        """q, k and v become views of one tensor, as a fused projection gives them: rows are further apart."""
+    def lay(self, form: RowForm) -> None:
+        """q, k and v become views of new memory; each head is contiguous in every form."""
         heads = [self.q.shape[1], self.k.shape[1], self.v.shape[1]]
-        fused = self.q.new_full((self.q.shape[0], sum(heads), self.q.shape[2]), float("nan"))
-        self.q, self.k, self.v = torch.split(fused, heads, dim=1)
+        rows, dim = self.q.shape[0], self.q.shape[2]
+        fused = self.q.new_full((rows, sum(heads), dim), float("nan"))
+        views = torch.split(fused, heads, dim=1)
+        if form is RowForm.BEHIND_ROPE:
+            views = (*(view.contiguous() for view in views[:2]), views[2])
+        if form is RowForm.APART:
+            wide = (self.q.new_full((rows, n + more, dim), float("nan")) for n, more in zip(heads, GAPS, strict=True))
+            views = tuple(one[:, :n] for one, n in zip(wide, heads, strict=True))
+        self.q, self.k, self.v = views
 
     def dirty(self, page: int) -> None:
         """Fill the static buffers with what an earlier, longer batch could have left there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -51,9 +52,11 @@ class TreeHarness:
         with no_sync(self.subject.device):
             self.state.replay(key)
 
-    def more_tensors(self) -> TreeTensors:
-        """Another set of a round's tensors, with a pool of its own."""
-        return TreeTensors(self.geometry, self.subject.device)
+    def more_tensors(self, layers: int, kv_heads: int, head_dim: int) -> TreeTensors:
+        """Another set of a round's tensors, with the pool of another group of layers."""
+        attention = replace(self.geometry.attention, num_kv_heads=kv_heads, head_dim=head_dim)
+        group = replace(self.geometry, attention=attention)
+        return TreeTensors(self.geometry, self.subject.device, group=group, layers=layers)
 
     def verify(self) -> VerifyResult:
         """Walk the trees that are on the tensors."""

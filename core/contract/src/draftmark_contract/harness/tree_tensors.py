@@ -27,26 +27,34 @@ class TreeTensors:
 
     Attributes:
         buffers: the batch's own; everything outside a round's part is dirty and must stay as it is.
-        drafts, parents: int64, wider and longer than a round, as an engine keeps them.
+        drafts, parents: int64, wider and longer than a round, as an engine keeps them; each of a width of its own.
         targets: int64 ``[R, D]``.
         pool: its pages from `first_page` on may belong to requests, and hold random bytes.
 
     Args:
         memory: k and v ``[2, layers, first_page + pages, P, heads, head_dim]``, for a pool that KVPool cannot make.
+        group: the geometry of the pool's layers where it is another group's, with heads of its own.
+        layers: how many it has.
     """
 
     def __init__(
-        self, geometry: Geometry, device: str, first_page: int = 1, memory: torch.Tensor | None = None
+        self,
+        geometry: Geometry,
+        device: str,
+        first_page: int = 1,
+        memory: torch.Tensor | None = None,
+        group: Geometry | None = None,
+        layers: int = LAYERS,
     ) -> None:
         self.geometry, self.device = geometry, torch.device(device)
         self.reqs, nodes = max_requests(geometry), geometry.draft.num_draft_tokens
         self.buffers = BatchBuffers(self.geometry, self.device)
         self.drafts = torch.full((self.reqs + 1, nodes + 3), JUNK, dtype=torch.int64, device=self.device)
-        self.parents = self.drafts.clone()
+        self.parents = torch.full((self.reqs + 2, nodes + 8), JUNK, dtype=torch.int64, device=self.device)
         self.targets = torch.zeros(self.reqs, nodes, dtype=torch.int64, device=self.device)
         self.first_page = first_page
         pages = first_page + self.reqs * max_pages(geometry) if memory is None else 1
-        self.pool = KVPool(self.geometry, LAYERS, pages, 1, self.device)
+        self.pool = KVPool(group or geometry, layers, pages, 1, self.device)
         if memory is not None:
             self.pool.k, self.pool.v = memory
             self.pool.layers = [KVCache(k, v) for k, v in zip(*memory, strict=True)]

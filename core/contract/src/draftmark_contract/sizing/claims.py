@@ -1,0 +1,41 @@
+"""Geometries that show whether a claimed mode or form is served at all. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from draftmark.geometry import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+
+from .geometries import MANDATORY
+
+PAGES = (128, 64, 32, 16, 1)
+KINDS = {
+    "cuda": tuple(DeviceProfile("cuda", arch, 132) for arch in (75, 80, 89, 90, 100, 120)),
+    "npu": (DeviceProfile("npu", 0, 24),),
+}
+"""Devices that a backend of a kind may ask for: a kernel that one of them lacks may be another one's."""
+
+
+def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form, ...] = ()) -> Geometry:
+    """A small geometry with these modes and forms, and drafts that have all of them."""
+    limits = Limits(3, 300, 40, (4,), row_budgets=(8,) if Mode.RAGGED_VERIFY in modes else ())
+    plain = set(modes) <= {Mode.EXTEND, Mode.DECODE}
+    draft = DraftShape() if plain else DraftShape(2, 3, 7, block_size=4 if Mode.DRAFT_BLOCK in modes else 0)
+    return Geometry.create(attention, limits, draft, modes=modes, forms=forms)
+
+
+def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometry]:
+    """The same modes and forms on other pages, head sizes, dtypes and tails, and on other devices."""
+    shapes = [replace(MANDATORY, page_size=page, head_dim=dim) for dim in (128, 64) for page in PAGES]
+    shapes += [replace(one, q_dtype="float16", kv_dtype="float16") for one in shapes]
+    devices: Sequence[DeviceProfile] = (device, *KINDS.get(device.kind, ()))
+    for attention in shapes:
+        for draft in dict.fromkeys((geometry.draft, replace(geometry.draft, topk=1))):
+            for one in devices:
+                yield replace(geometry, attention=_resolved(attention), draft=draft, device=one)
+
+
+def _resolved(attention: AttentionShape) -> AttentionShape:
+    """With the default of its scale, as `Geometry.create` leaves it."""
+    return claim(attention, (Mode.EXTEND,)).attention
