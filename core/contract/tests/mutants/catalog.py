@@ -17,18 +17,19 @@ from . import (
     plans,
     sizes,
     strangers,
+    third_strangers,
     trees,
 )
 from .mutant import Mutant
 
 MODULES = (
     *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late),
-    *(strangers, attention_strangers, order_strangers),
+    *(strangers, attention_strangers, order_strangers, third_strangers),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
-KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER
+KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER | third_strangers.KILLER
 """Of strangers' mutants, the check of each one's class."""
 INAPPLICABLE = {
     "M32": "cross-attention planned with the decoder's lengths: the contract has no cross-attention, so a backend is "
