@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from draftmark import Mode
-from draftmark.cache import KVPool, slots_of
+from draftmark.cache import KVCache, KVPool, slots_of
+from draftmark.errors import BatchError
 
 LAYERS, PAGES = 3, 6
 
@@ -50,6 +51,16 @@ def test_quantised_pools_carry_unit_scales(make_geometry):
     pool = KVPool(make_geometry(kv_dtype="float8_e4m3fn"), 1, 2, 1, "cpu")
     scale = pool.layers[0].k_scale
     assert (scale.dtype, scale.tolist()) == (torch.float32, [1.0])
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_scales_belong_to_fp8(name):
+    """No kernel reads a scale of 16-bit KV, so a cache with one is refused by name; of fp8 KV either may stand alone."""
+    pages, scale = torch.zeros(2, 4, 1, 8, dtype=torch.bfloat16), {name: torch.ones(1)}
+    with pytest.raises(BatchError, match=f"{name} is given for a cache of torch.bfloat16"):
+        KVCache(pages, pages, **scale)
+    narrow = pages.to(torch.float8_e4m3fn)
+    assert getattr(KVCache(narrow, narrow, **scale), name) is scale[name]
 
 
 def test_quantised_kv_moves(make_geometry):

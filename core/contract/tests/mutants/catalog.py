@@ -13,6 +13,7 @@ from . import (
     kernels,
     late,
     moments,
+    museum,
     order_strangers,
     plans,
     sizes,
@@ -23,7 +24,7 @@ from . import (
 from .mutant import Mutant
 
 MODULES = (
-    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late),
+    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, museum),
     *(strangers, attention_strangers, order_strangers, third_strangers),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(

@@ -24,8 +24,9 @@ def _forwards() -> list[Case]:
 
 @behaviour(Given.FORWARDS, cases=_forwards, since=SINCE)
 def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """q, k and v are slices of a fused projection's rows, all three, v alone, or each of wider rows of its own: each
-    head is contiguous, rows are further apart, and no stride is another tensor's.
+    """q, k and v are slices of a fused projection, or v alone is, or each has wider rows of its own: strides differ.
+
+    Each head is contiguous.
     """
     from ..harness.tensors import RowForm
 

@@ -100,14 +100,14 @@ def kept_path_reaches_past_int32(trees: TreeHarness, geometry: Geometry) -> None
 
 @behaviour(Given.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 3))
 def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
-    """Pools take turns on the same operations, as those of a target, of its other groups of layers and of a draft do:
-    with more layers, more heads and wider ones than the geometry's, and with one of each.
+    """Pools of other layers take turns on the same operations: with more layers, heads and wider ones, or one of each.
+
+    They are those of a target, of its other groups of layers, and of a draft.
     """
     a = trees.geometry.attention
-    larger = trees.more_tensors(MANY_LAYERS, a.num_kv_heads + 1, a.head_dim + 32)
-    sets = (trees.tensors, larger, trees.more_tensors(1, 1, 32))
-    for seed in range(2 * len(sets)):
-        trees.tensors = sets[seed % len(sets)]
+    own, larger = trees.tensors, trees.more_tensors(MANY_LAYERS, a.num_kv_heads + 1, a.head_dim + 32)
+    for seed, tensors in enumerate((own, larger, trees.more_tensors(1, 1, 32), own)):
+        trees.tensors = tensors
         _compacts(trees, seed)
 
 
