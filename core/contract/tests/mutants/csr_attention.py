@@ -50,6 +50,7 @@ def stored(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -
 def gathered(pool: torch.Tensor, table: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Pages ``[R, n]`` of a pool as ``[R, n · P, heads, dim]``, with the scale applied."""
     pages = indexable(pool)[table].view(pool.dtype).flatten(1, 2)
+    pages = pages.float() if pages.element_size() == 1 else pages  # torch computes nothing in fp8
     return pages if scale is None else pages.float() * scale
 
 
