@@ -164,9 +164,9 @@ def many_columns() -> list[Shape]:
 
 
 def columns(geometry: Geometry) -> list[ForwardCase]:
-    """Of every mode, at its last step, one request near the wall and a short one."""
-    most = geometry.limits.max_context_len
-    last = dict(programs(geometry))
+    """Of every mode, at its last step, one request near the wall and a short one; of some modes on pages of 16."""
+    most, few = geometry.limits.max_context_len, (Mode.DECODE, Mode.VERIFY)
+    last = {m: step for m, step in dict(programs(geometry)).items() if geometry.attention.page_size == 1 or m in few}
     found = [uniform(f"{mode.value}-columns", geometry, mode, (most, 9), 2, step=step) for mode, step in last.items()]
     return [*found, ragged("extend-columns", geometry, (most - 5, 9), (5, 3))]
 
@@ -174,7 +174,7 @@ def columns(geometry: Geometry) -> list[ForwardCase]:
 def thousands_of_rows() -> list[Shape]:
     """A prefill of 4,128 rows: more than half floats count, and than a power of two of them."""
     limits = Limits(max_num_reqs=48, max_context_len=128, max_extend_tokens=4200, capture_batch_sizes=(1,))
-    geometry = Geometry.create(AttentionShape(2, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
+    geometry = Geometry.create(AttentionShape(1, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
     return [Shape("rows4128", geometry, SINCE)]
 
 

@@ -31,8 +31,8 @@ SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, capture_batch_sizes=(2, 6))
 
 
-MANY_LAYERS = 19
-"""More than a pool of 3 lets guess, past two powers of two."""
+MANY_LAYERS = 13
+"""Of a pool that is no small one: past the first powers of two."""
 
 
 def _trees() -> list[Shape]:
