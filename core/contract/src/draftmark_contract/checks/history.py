@@ -29,6 +29,7 @@ ALSO = (
     "target-topk1",
 )
 """Shapes beside those that every check takes."""
+SINCE = (1, 3)
 LIFE = 300
 """Steps on one arena."""
 LOOKED_AT = frozenset((64, *range(127, 134), *range(255, 262), LIFE))
@@ -58,10 +59,11 @@ def _sequences() -> list[Case]:
 
 
 def _long_lives() -> list[Case]:
-    return [shape.case(few_requests(shape.geometry, (17, 3))) for shape in all_shapes() if shape.name in LONG_LIVED]
+    wanted = [shape for shape in all_shapes() if shape.name in LONG_LIVED]
+    return [Case(f"steps{LIFE}-{one.name}", few_requests(one.geometry, (17, 3)), SINCE) for one in wanted]
 
 
-@behaviour(Given.FORWARDS, cases=_long_lives, since=(1, 3))
+@behaviour(Given.FORWARDS, cases=_long_lives, since=SINCE)
 def an_arena_serves_for_long(harness: Harness, forwards: list[ForwardCase]) -> None:
     """After hundreds of steps on one arena the next one is as right as the first: no counter of a byte turns over."""
     for number in range(1, LIFE + 1):

@@ -101,7 +101,7 @@ def each_scale_counts_alone(harness: Harness, forwards: list[ForwardCase]) -> No
     whole = harness.tensors.cache
     for forward in forwards:
         for absent in (("v_scale",), ("k_scale",), ("k_scale", "v_scale")):
-            harness.tensors.cache = replace(whole, **dict.fromkeys(absent))
+            harness.tensors.cache = replace(whole, **{name: None for name in absent})
             what = f"without {' and '.join(absent)} the output"
             harness.forward_holds(forward, harness.load(forward, contents=Contents.SPREAD), what)
 
