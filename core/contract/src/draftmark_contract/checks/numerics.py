@@ -100,9 +100,10 @@ def each_scale_counts_alone(harness: Harness, forwards: list[ForwardCase]) -> No
     """Of k_scale and v_scale either may be None, which is 1, and the other one still counts; or both are."""
     whole = harness.tensors.cache
     for forward in forwards:
-        for absent in (("v_scale",), ("k_scale",), ("k_scale", "v_scale")):
-            harness.tensors.cache = replace(whole, **{name: None for name in absent})
-            what = f"without {' and '.join(absent)} the output"
+        for k_scale, v_scale in ((whole.k_scale, None), (None, whole.v_scale), (None, None)):
+            harness.tensors.cache = replace(whole, k_scale=k_scale, v_scale=v_scale)
+            there = [name for name, one in (("k_scale", k_scale), ("v_scale", v_scale)) if one is not None]
+            what = f"with {there[0] + ' alone' if there else 'no scale'} the output"
             harness.forward_holds(forward, harness.load(forward, contents=Contents.SPREAD), what)
 
 
