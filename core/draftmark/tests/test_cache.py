@@ -55,7 +55,7 @@ def test_quantised_pools_carry_unit_scales(make_geometry):
 
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
 def test_scales_belong_to_fp8(name):
-    """No kernel reads a scale of 16-bit KV, so a cache with one is refused by name; of fp8 KV either may stand alone."""
+    """No kernel reads a scale of 16-bit KV: a cache with one is refused by name; of fp8 KV either may stand alone."""
     pages, scale = torch.zeros(2, 4, 1, 8, dtype=torch.bfloat16), {name: torch.ones(1)}
     with pytest.raises(BatchError, match=f"{name} is given for a cache of torch.bfloat16"):
         KVCache(pages, pages, **scale)

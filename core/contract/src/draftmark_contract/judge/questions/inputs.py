@@ -9,7 +9,7 @@ import torch
 
 from ...cases.forward_sets import extends
 from ...check import ContractViolation
-from ...harness.tensors import raw
+from ...harness.tensors import RowForm, raw
 from ..driver import Bench
 from ..item import Item
 from ..stage import Stage
@@ -53,8 +53,9 @@ def _repeats(stage: Stage, step: Step) -> None:
 
 
 def _views(stage: Stage, step: Step) -> None:
-    stage.tensors.fuse()
-    stage.holds(step)
+    for form in (RowForm.PROJECTED, RowForm.BEHIND_ROPE):  # the two that engines bring
+        stage.tensors.lay(form)
+        stage.holds(step)
 
 
 def _moved(stage: Stage, step: Step) -> None:
