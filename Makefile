@@ -195,11 +195,9 @@ test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server wi
 findings: $(SGLANG_VENV)/sglang.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
 	DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m tools.docs.findings --run
 
-$(SGLANG_VENV)/sglang.stamp: constraints.txt $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/requirements-deps.txt
+$(SGLANG_VENV)/sglang.stamp: $(SGLANG_CPU)/requirements.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_PIP) --retries 1 --extra-index-url $(CPU_INDEX) -c constraints.txt "torch==$(SGLANG_TORCH)+cpu" triton numpy \
-	    setuptools wheel pluggy rich pytest pytest-timeout
-	$(SGLANG_PIP) -r $(SGLANG_CPU)/requirements-deps.txt
+	$(SGLANG_PIP) $(FROM_CPU_INDEX) "torch==$(SGLANG_TORCH)+cpu"
 	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
 	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
 	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/contract -e plugins/cuda_triton \
