@@ -189,8 +189,15 @@ SGLANG_TOKENIZERS ?= 0.22.2
 SGLANG_TORCH ?= 2.13.0
 SGLANG_CPU = engines/sglang/tests/cpu
 SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+SGLANG_PIP_DOWNLOAD = $(SGLANG_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+    --only-binary=:all: --dest $(SGLANG_VENV)/wheels
+# Wheels whose files the drift test reads; each is downloaded once.
+SGLANG_RANGE ?= 0.5.17 0.5.20 0.5.23
 test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
-	OMP_NUM_THREADS=1 DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m pytest -q $(SGLANG_CPU)
+	@mkdir -p $(SGLANG_VENV)/wheels
+	@for one in $(SGLANG_RANGE); do ls $(SGLANG_VENV)/wheels/sglang-$$one-* > /dev/null 2>&1 || $(SGLANG_PIP_DOWNLOAD) sglang==$$one \
+	    || echo "SGLang $$one cannot be had here: its interfaces are not read"; done
+	OMP_NUM_THREADS=1 DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases DRAFTMARK_SGLANG_WHEELS=$(SGLANG_VENV)/wheels $(SGLANG_VENV)/bin/python -m pytest -q engines/sglang/tests
 
 findings: $(SGLANG_VENV)/sglang.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
 	DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m tools.docs.findings --run

@@ -96,7 +96,8 @@ def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> 
     if len(model.layers) not in model.layers_to_capture:
         return None
     hidden, features = result if isinstance(result, tuple) else (result, [])
-    return hidden, [*features, hidden]
+    features.append(hidden)
+    return hidden, features
 
 
 EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")

@@ -76,6 +76,7 @@ def generate_on_ranks(ranks: int, prompts: list[list[int]], max_new_tokens: int,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     together = dict(tp_size=ranks, nccl_port=port) | arguments
+    together["environment"] = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # or it wants a NUMA node each
 
     def one(rank: int) -> Any:
         return in_a_fork(generate, prompts, max_new_tokens, rank=rank, **together)

@@ -1,7 +1,8 @@
 """draftmark's draft head as an EAGLE-3 drafter of SGLang; `draftmark_sglang.heads` writes a folder of one.
 
 It differs from SGLang's EAGLE-3 Llama in how it joins token and feature: both are normed, joined by one product, and
-added to the feature; then follows a usual Llama layer. Scores and embedding are the target's own.
+added to the feature; then follows a usual Llama layer. Scores and embedding are the target's own. The layer is put
+together here, since SGLang's carries the residual in another way from release to release.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import default_weight_loader
-from sglang.srt.models.llama import LlamaDecoderLayer, LlamaForCausalLM
+from sglang.srt.models.llama import LlamaAttention, LlamaForCausalLM, LlamaMLP
 from torch import nn
 
 from draftmark_engines import EngineError
@@ -24,19 +25,19 @@ NAMES = {
     "fc": "join",
     "embed_norm": "embed_norm",
     "feature_norm": "feature_norm",
-    "attention_norm": "layer.input_layernorm",
-    "attention.o_proj": "layer.self_attn.o_proj",
-    "mlp_norm": "layer.post_attention_layernorm",
-    "mlp.down_proj": "layer.mlp.down_proj",
+    "attention_norm": "attention_norm",
+    "attention.o_proj": "attention.o_proj",
+    "mlp_norm": "mlp_norm",
+    "mlp.down_proj": "mlp.down_proj",
     "output_norm": "norm",
 }
 """A module of the head, by its name here."""
 STACKED: dict[str, tuple[str, str | int]] = {
-    "attention.q_proj": ("layer.self_attn.qkv_proj", "q"),
-    "attention.k_proj": ("layer.self_attn.qkv_proj", "k"),
-    "attention.v_proj": ("layer.self_attn.qkv_proj", "v"),
-    "mlp.gate_proj": ("layer.mlp.gate_up_proj", 0),
-    "mlp.up_proj": ("layer.mlp.gate_up_proj", 1),
+    "attention.q_proj": ("attention.qkv_proj", "q"),
+    "attention.k_proj": ("attention.qkv_proj", "k"),
+    "attention.v_proj": ("attention.qkv_proj", "v"),
+    "mlp.gate_proj": ("mlp.gate_up_proj", 0),
+    "mlp.up_proj": ("mlp.gate_up_proj", 1),
 }
 """Modules that SGLang keeps in one: its name, and which part of it they are."""
 
@@ -52,7 +53,16 @@ class _Head(nn.Module):
         self.fuse = nn.Linear(features * size, size, bias=False)
         self.join = nn.Linear(2 * size, size, bias=False)
         self.embed_norm, self.feature_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
-        self.layer = LlamaDecoderLayer(config, layer_id=0)
+        self.attention_norm, self.mlp_norm = RMSNorm(size, eps=eps), RMSNorm(size, eps=eps)
+        self.attention = LlamaAttention(
+            config=config,
+            hidden_size=size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            rope_theta=_rope_theta(config),
+            max_position_embeddings=config.max_position_embeddings,
+        )
+        self.mlp = LlamaMLP(size, config.intermediate_size, "silu")
         self.norm = RMSNorm(size, eps=eps)
 
     def forward(
@@ -65,10 +75,15 @@ class _Head(nn.Module):
             feature = self.fuse(feature)
         if not feature.shape[0]:  # an idle batch
             return feature, [feature]
-        joined = self.join(torch.cat((self.embed_norm(tokens), self.feature_norm(feature)), -1))
-        hidden, residual = self.layer(positions, feature + joined, forward_batch, None)
-        scored, taken = self.norm(hidden, residual)
-        return scored, [taken]
+        hidden = feature + self.join(torch.cat((self.embed_norm(tokens), self.feature_norm(feature)), -1))
+        hidden = hidden + self.attention(positions, self.attention_norm(hidden), forward_batch)
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return self.norm(hidden), [hidden]
+
+
+def _rope_theta(config: Any) -> float:
+    """Where this release of transformers keeps it."""
+    return float(getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"])
 
 
 class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  # sglang has no types here
