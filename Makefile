@@ -192,7 +192,7 @@ SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-vers
 SGLANG_PIP_DOWNLOAD = $(SGLANG_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
     --only-binary=:all: --dest $(SGLANG_VENV)/wheels
 # Wheels whose files the drift test reads; each is downloaded once.
-SGLANG_RANGE ?= 0.5.17 0.5.20 0.5.23
+SGLANG_RANGE ?= 0.5.20 0.5.23
 test-sglang: $(SGLANG_VENV)/sglang.stamp ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
 	@mkdir -p $(SGLANG_VENV)/wheels
 	@for one in $(SGLANG_RANGE); do ls $(SGLANG_VENV)/wheels/sglang-$$one-* > /dev/null 2>&1 || $(SGLANG_PIP_DOWNLOAD) sglang==$$one \
