@@ -60,11 +60,12 @@ def test_wide_tree(target: str, eagle: str, plain: list[list[int]]) -> None:
 def test_branch_order_accepts_what_sglangs_own_backend_does(target: str, eagle: str, plain: list[list[int]]) -> None:
     """With the ancestors that SGLang's backends read, drafts are those of its Triton backend, round for round."""
     drafts = TREE | _drafts(eagle) | dict(model_path=target, page_size=1)
-    branch = in_a_fork(generate, PROMPTS, TOKENS, environment={"DRAFTMARK_ANCESTORS": "branch"}, **drafts)
-    own = in_a_fork(generate, PROMPTS, TOKENS, **(drafts | dict(attention_backend="triton")))
+    few, tokens = PROMPTS[:2], TOKENS // 2  # SGLang's kernels are slow in the interpreter
+    branch = in_a_fork(generate, few, tokens, environment={"DRAFTMARK_ANCESTORS": "branch"}, **drafts)
+    own = in_a_fork(generate, few, tokens, **(drafts | dict(attention_backend="triton")))
     assert (branch["backend"], own["backend"]) == ("DraftmarkBackend", "TritonAttnBackend")
-    assert branch["texts"] == own["texts"] == plain
-    assert branch["verifies"] == own["verifies"] < len(PROMPTS) * TOKENS - 20
+    assert branch["texts"] == own["texts"] == [text[:tokens] for text in plain[:2]]
+    assert branch["verifies"] == own["verifies"] < len(few) * tokens - 4
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-START = 180
+START = 600
 """Seconds that the server may take to start."""
 PROMPTS = (
     "The capital of France is",
