@@ -19,6 +19,19 @@ PACKAGE = "draftmark_sglang.models"
 """Where SGLang finds the class of that name."""
 
 
+class LastFeature:
+    """Whether this process drafts with a head of draftmark's, for the hook on the target: other heads are left alone.
+
+    Attributes:
+        asked: set by the model class.
+    """
+
+    asked = False
+
+
+LAST_FEATURE = LastFeature()
+
+
 def write_folder(head: Path, target: Path, out: Path) -> None:
     """Write `out`: config.json, and the head's weights as they are.
 

@@ -93,7 +93,9 @@ def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> 
 
     SGLang collects a hidden state before the layer that follows it, and none follows the last.
     """
-    if len(model.layers) not in model.layers_to_capture:
+    from .heads import LAST_FEATURE
+
+    if not LAST_FEATURE.asked or len(model.layers) not in model.layers_to_capture:
         return None
     hidden, features = result if isinstance(result, tuple) else (result, [])
     features.append(hidden)

@@ -20,6 +20,8 @@ from torch import nn
 
 from draftmark_engines import EngineError
 
+from ..heads import LAST_FEATURE
+
 NAMES = {
     "feature_proj": "fuse",
     "fc": "join",
@@ -108,6 +110,7 @@ class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  #
         self.logits_processor = LogitsProcessor(scored)
         self.capture_aux_hidden_states, self.load_lm_head_from_target = True, True
         self.hot_token_id: torch.Tensor | None = None
+        LAST_FEATURE.asked = True
 
     def set_embed_and_head(self, embed: torch.Tensor, head: torch.Tensor) -> None:
         """Take the target's embedding, and the output rows of the tokens that the head drafts."""
