@@ -118,6 +118,7 @@ def smollm2(folder: Path) -> Path:
     # Not `save_pretrained`: from 5.19 on it refuses what was read from a GGUF file, though it is float32 by now.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     weights = {name: one.contiguous() for name, one in model.state_dict().items() if name != "lm_head.weight"}
     assert all(one.dtype == torch.float32 for one in weights.values()) and model.config.tie_word_embeddings
