@@ -1,11 +1,12 @@
-"""Starts every server of `cases`, measures one after the other, and writes the rows.
+"""Starts the servers of `cases` wave by wave, measures one after the other, and writes the rows as they come.
 
-python -m benchmarks.sglang OUT.json [--ready SECONDS] [--all SECONDS]
+python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--all SECONDS] [--rehearse]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,73 +14,130 @@ import tempfile
 import time
 from pathlib import Path
 
-from .cases import LAYERS, MEASURED, write_models
+from .cases import SERVERS, WAVES
+from .models import REAL, REHEARSED, write_models
+
+
+class Run:
+    """The servers' processes, and what they have measured.
+
+    Args:
+        ready, all_: seconds that a wave may take to start, and everything.
+        after: a file that says that what else runs on the machine has ended.
+    """
+
+    def __init__(self, out: Path, ready: float, all_: float, after: Path | None, rehearsed: bool) -> None:
+        self._out, self._ready, self._all, self._after, self._rehearsed = out, ready, all_, after, rehearsed
+        self._folder, self._began = Path(tempfile.mkdtemp()), time.monotonic()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        write_models(self._folder, REHEARSED if rehearsed else REAL)
+
+    def waves(self, numbers: list[int]) -> None:
+        """Measure these waves; each imports what it needs while the one before is measured."""
+        members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
+        try:
+            self._spawn(members[0])
+            for at, wave in enumerate(members):
+                self._start(wave)
+                if at + 1 < len(members):
+                    self._spawn(members[at + 1])
+                for number in wave:
+                    self._measure(number)
+                if 2 * sum(self._has("done", number) for number in wave) < len(wave):
+                    self._say("less than half of a wave was measured: the others would fail as well")
+                    return
+        finally:
+            for process in self._processes.values():
+                process.kill()
+            self._write()
+
+    def _spawn(self, wave: list[int]) -> None:
+        for number in wave:
+            command = [sys.executable, "-m", "benchmarks.sglang.worker", str(number), str(self._folder)]
+            command += ["--rehearse"] * self._rehearsed
+            with (self._folder / f"log.{number}").open("wb") as log:
+                self._processes[number] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def _start(self, wave: list[int]) -> None:
+        """Let a wave start, and end what is not ready in time: it would disturb."""
+        for number in wave:
+            (self._folder / f"go.{number}").touch()
+        self._say(f"starting {', '.join(SERVERS[number].name for number in wave)}")
+        limit = min(time.monotonic() + self._ready, self._began + self._all)
+        while time.monotonic() < limit and (self._waits() or any(self._starts(one) for one in wave)):
+            time.sleep(0.05)
+        for number in wave:
+            if not self._has("ready", number):
+                self._say(f"not ready: {SERVERS[number].name}")
+                self._processes[number].kill()
+        self._write()
+
+    def _measure(self, number: int) -> None:
+        (self._folder / f"turn.{number}").touch()
+        while self._alive(number) and not self._has("done", number):
+            if time.monotonic() - self._began > self._all:
+                self._processes[number].kill()
+            time.sleep(0.02)
+        self._processes[number].kill()
+        self._processes[number].wait()
+        self._say(f"{SERVERS[number].name}: {self._rates(number)}")
+        self._write()
+
+    def _waits(self) -> bool:
+        return self._after is not None and not self._after.exists()
+
+    def _starts(self, number: int) -> bool:
+        return self._alive(number) and not self._has("ready", number)
+
+    def _alive(self, number: int) -> bool:
+        return self._processes[number].poll() is None
+
+    def _has(self, what: str, number: int) -> bool:
+        return (self._folder / f"{what}.{number}").exists()
+
+    def _rows(self, number: int) -> list[dict[str, object]]:
+        file = self._folder / f"rows.{number}.json"
+        return json.loads(file.read_text()) if file.exists() else []
+
+    def _rates(self, number: int) -> str:
+        return ", ".join(
+            f"{row['phase']} {row['num_reqs']}x{row['prompt_len']} {row['tokens_per_s']}" for row in self._rows(number)
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.1f} s: {text}", flush=True)
+
+    def _write(self) -> None:
+        import torch
+
+        device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
+        about = dict(device=device, torch=torch.__version__, sglang=importlib.metadata.version("sglang"))
+        rows = [row for number in self._processes for row in self._rows(number)]
+        missing = {
+            SERVERS[number].name: self._last_words(number)
+            for number in self._processes
+            if not self._has("done", number)
+        }
+        self._out.write_text(json.dumps(about | dict(rows=rows, not_measured=missing), indent=1))
+
+    def _last_words(self, number: int) -> list[str]:
+        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-14:]
 
 
 def main() -> None:
     """Measure for as long as there is time."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--ready", type=float, default=600, help="seconds within which a server must have started")
+    parser.add_argument(
+        "--waves", default=",".join(map(str, range(len(WAVES)))), help="numbers of the waves to measure"
+    )
+    parser.add_argument("--ready", type=float, default=300, help="seconds within which a wave must have started")
     parser.add_argument("--all", type=float, default=1800, help="seconds for everything")
+    parser.add_argument("--after", type=Path, help="a file: nothing is measured before it exists")
+    parser.add_argument("--rehearse", action="store_true", help="a tiny model on a CPU")
     options = parser.parse_args()
-    began = time.monotonic()
-    folder = Path(tempfile.mkdtemp())
-    write_models(folder)
-    servers = [_start(number, folder) for number in range(len(MEASURED))]
-    left = list(range(len(servers)))
-    try:
-        while left and time.monotonic() - began < options.all:
-            number = _next(left, servers, folder, time.monotonic() - began > options.ready)
-            if number is None:
-                time.sleep(0.1)
-                continue
-            left.remove(number)
-            print(f"{time.monotonic() - began:6.1f} s: {MEASURED[number][1]} {MEASURED[number][0].name}", flush=True)
-            (folder / f"turn.{number}").touch()
-            while servers[number].poll() is None and not (folder / f"done.{number}").exists():
-                if time.monotonic() - began > options.all:
-                    break
-                time.sleep(0.02)
-            _write(options.out, folder, servers)
-    finally:
-        for server in servers:
-            server.kill()
-        _write(options.out, folder, servers)
-
-
-def _start(number: int, folder: Path) -> subprocess.Popen[bytes]:
-    log = (folder / f"log.{number}").open("wb")
-    command = [sys.executable, "-m", "benchmarks.sglang.worker", str(number), str(folder)]
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-
-def _next(left: list[int], servers: list[subprocess.Popen[bytes]], folder: Path, late: bool) -> int | None:
-    """The next server to measure; none while one that starts would be disturbed or would disturb, unless it is late."""
-    for number in [one for one in left if servers[one].poll() is not None]:
-        left.remove(number)
-    ready = [one for one in left if (folder / f"ready.{one}").exists()]
-    if not late and len(ready) < len(left):
-        return None
-    for number in [one for one in left if one not in ready]:
-        servers[number].kill()
-    return ready[0] if ready else None
-
-
-def _write(out: Path, folder: Path, servers: list[subprocess.Popen[bytes]]) -> None:
-    import torch
-
-    rows, missing = [], {}
-    for number, (case, backend) in enumerate(MEASURED):
-        file = folder / f"rows.{number}.json"
-        found = json.loads(file.read_text()) if file.exists() else []
-        rows += found
-        if not found:
-            log = (folder / f"log.{number}").read_text(errors="replace").strip().splitlines()
-            missing[f"{backend} {case.name} page {case.page_size}"] = log[-12:]
-    device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
-    about = dict(device=device, torch=torch.__version__, num_layers=LAYERS, rows=rows, not_measured=missing)
-    out.write_text(json.dumps(about, indent=1))
+    run = Run(options.out, options.ready, options.all, options.after, options.rehearse)
+    run.waves([int(one) for one in options.waves.split(",")])
 
 
 if __name__ == "__main__":

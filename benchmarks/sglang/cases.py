@@ -1,27 +1,28 @@
-"""What is measured: a dense model of Llama-8B's layer shape with dummy weights, and for each a way to speculate.
+"""What is measured: one server a row of `SERVERS`, each at several points (requests together, tokens before decoding).
 
-With dummy weights nothing is worth accepting, so SGLang is told how much it accepts (`SGLANG_SIMULATE_ACC_LEN`): the
-same of every backend, so that rows differ by what attention costs and not by which tokens were guessed.
+With dummy weights nothing is worth accepting, so SGLang is told how much a verification commits
+(`SGLANG_SIMULATE_ACC_LEN`, which it reads for chains and trees alike): the same number of every backend, so that rows
+differ by what attention costs and not by which tokens were guessed.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-LAYERS, VOCABULARY, CONTEXT = 8, 32000, 16384
+POINTS = ((1, 1024), (1, 32768), (16, 1024), (64, 1024), (8, 8192))
+FEW = ((1, 1024), (64, 1024))
+PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
+"""Prompts that are prefilled in earnest, where prefill is measured."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One server: how it speculates and at which page size.
+    """How a server speculates and at which page size.
 
     Attributes:
-        speculate: none, chain or tree.
+        speculate: none, ngram, chain or tree.
         topk, num_steps, num_draft_tokens: of chain and tree.
-        accept: tokens a verification is told to commit, on average.
+        accept: tokens that a verification is told to commit.
     """
 
     speculate: str
@@ -29,94 +30,124 @@ class Case:
     topk: int = 1
     num_steps: int = 1
     num_draft_tokens: int = 1
-    accept: float = 1.0
+    accept: int = 1
 
     @property
     def name(self) -> str:
         """How rows call it."""
-        shape = "" if self.speculate == "none" else f"({self.topk},{self.num_steps},{self.num_draft_tokens})"
+        shape = "" if self.topk == 1 else f"({self.topk},{self.num_steps},{self.num_draft_tokens})"
         return f"{self.speculate}{shape}"
 
+    @property
+    def reserved(self) -> int:
+        """Tokens for which SGLang keeps pages free behind a request's text: twice a round's."""
+        if self.speculate == "none":
+            return self.page_size
+        pages = (self.page_size - 1 + self.num_steps + self.page_size - 1) // self.page_size
+        branches = self.topk * (self.num_steps if self.page_size == 1 or self.topk == 1 else pages * self.page_size)
+        return 2 * max(branches, self.num_draft_tokens) + 2 * self.page_size
 
-PLAIN, CHAIN = Case("none", 64), Case("chain", 64, 1, 3, 4, 2.5)
-SMALL, LARGE = Case("tree", 64, 4, 4, 16, 3.5), Case("tree", 64, 8, 6, 48, 4.5)
-POINTS = ((1, 1024), (16, 1024), (32, 1024), (8, 8192))
-"""Requests together, and tokens in each prompt."""
-MEASURED = (
-    (PLAIN, "draftmark"),
-    (PLAIN, "triton"),
-    (SMALL, "draftmark"),
-    (SMALL, "triton"),
-    (CHAIN, "draftmark"),
-    (CHAIN, "triton"),
-    (LARGE, "draftmark"),
-    (LARGE, "triton"),
-    (SMALL, "flashinfer"),
-    (PLAIN, "flashinfer"),
-    (Case("tree", 1, 4, 4, 16, 3.5), "draftmark"),
-    (Case("tree", 1, 4, 4, 16, 3.5), "triton"),
-    (Case("tree", 16, 4, 4, 16, 3.5), "draftmark"),
+
+@dataclass(frozen=True)
+class Server:
+    """One process: a case, an attention backend by SGLang's name, and what is measured of it.
+
+    Attributes:
+        prefill: whether prefill is measured too.
+        profiled: whether kernels are listed at the first point.
+    """
+
+    case: Case
+    backend: str
+    points: tuple[tuple[int, int], ...] = POINTS
+    prefill: bool = False
+    profiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """How the record calls what is missing."""
+        return f"{self.backend} {self.case.name} page {self.case.page_size}"
+
+    @property
+    def tokens(self) -> int:
+        """KV slots: the largest point, with what is decoded and reserved, and a little."""
+        most = max(requests * (length + NEW + self.case.reserved) for requests, length in self.points)
+        return int(most * 1.04) // 64 * 64
+
+
+NEW = 192
+"""Tokens decoded at a point of many requests, at most."""
+
+
+def plain(page_size: int) -> Case:
+    """Without drafts."""
+    return Case("none", page_size)
+
+
+def chain(page_size: int) -> Case:
+    """Three drafts in a row."""
+    return Case("chain", page_size, 1, 3, 4, 3)
+
+
+def tree(page_size: int, topk: int, num_steps: int, num_draft_tokens: int, accept: int) -> Case:
+    """A tree of an EAGLE head."""
+    return Case("tree", page_size, topk, num_steps, num_draft_tokens, accept)
+
+
+def tree16(page_size: int) -> Case:
+    """The small tree."""
+    return tree(page_size, 4, 4, 16, 4)
+
+
+def tree32(page_size: int) -> Case:
+    """The middle one."""
+    return tree(page_size, 8, 4, 32, 4)
+
+
+def tree48(page_size: int) -> Case:
+    """The large one."""
+    return tree(page_size, 8, 6, 48, 5)
+
+
+WAVES = (
+    (
+        Server(plain(64), "draftmark", prefill=True, profiled=True),
+        Server(plain(64), "fa3", prefill=True, profiled=True),
+        Server(tree16(64), "draftmark", profiled=True),
+        Server(tree16(64), "fa3", profiled=True),
+        Server(chain(64), "draftmark", profiled=True),
+        Server(chain(64), "fa3", profiled=True),
+    ),
+    (
+        Server(tree16(64), "flashinfer", profiled=True),
+        Server(tree16(64), "triton"),
+        Server(tree48(64), "draftmark"),
+        Server(tree48(64), "fa3"),
+    ),
+    (
+        Server(tree16(1), "draftmark"),
+        Server(tree16(1), "flashinfer"),
+        Server(tree16(1), "triton"),
+        Server(tree16(1), "fa3"),
+        Server(tree16(16), "draftmark"),
+        Server(tree32(16), "draftmark"),
+    ),
+    (
+        Server(tree48(64), "flashinfer"),
+        Server(tree48(64), "triton"),
+        Server(tree32(16), "fa3"),
+        Server(tree32(16), "flashinfer"),
+    ),
+    (
+        Server(plain(64), "triton", prefill=True),
+        Server(plain(64), "flashinfer", prefill=True),
+        Server(plain(1), "draftmark", FEW),
+        Server(plain(1), "fa3", FEW),
+        Server(plain(16), "draftmark", FEW),
+        Server(chain(1), "draftmark", FEW),
+        Server(chain(16), "draftmark", FEW),
+    ),
 )
-"""In the order in which they are measured, should time run out."""
-
-
-def write_models(folder: Path) -> None:
-    """The configurations of target and draft model; their weights are dummies."""
-    shape: dict[str, Any] = dict(
-        model_type="llama",
-        vocab_size=VOCABULARY,
-        hidden_size=4096,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=14336,
-        max_position_embeddings=CONTEXT,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        torch_dtype="bfloat16",
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    for name, architecture, layers in (
-        ("target", "LlamaForCausalLM", LAYERS),
-        ("draft", "LlamaForCausalLMEagle", 1),
-    ):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        config = dict(shape, architectures=[architecture], num_hidden_layers=layers)
-        (folder / name / "config.json").write_text(json.dumps(config))
-
-
-def server_arguments(case: Case, backend: str, folder: Path) -> dict[str, Any]:
-    """SGLang's arguments for one case."""
-    arguments: dict[str, Any] = dict(
-        model_path=str(folder / "target"),
-        load_format="dummy",
-        device="cuda",
-        dtype="bfloat16",
-        attention_backend=backend,
-        page_size=case.page_size,
-        mem_fraction_static=0.97,
-        max_total_tokens=112_000,
-        max_running_requests=32,
-        cuda_graph_bs_decode=[1, 8, 16, 32],
-        cuda_graph_backend_prefill="disabled",
-        disable_radix_cache=True,
-        chunked_prefill_size=8192,
-    )
-    if case.speculate != "none":
-        arguments |= dict(
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(folder / "draft"),
-            speculative_eagle_topk=case.topk,
-            speculative_num_steps=case.num_steps,
-            speculative_num_draft_tokens=case.num_draft_tokens,
-        )
-    return arguments
-
-
-def environment(case: Case) -> dict[str, str]:
-    """How much SGLang is told that it accepts."""
-    if case.speculate == "none":
-        return {}
-    return {"SGLANG_SIMULATE_ACC_LEN": str(case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+"""Servers that fit into one GPU together start together, and are measured one after the other; the first are those
+that matter most, should time run out."""
+SERVERS = tuple(server for wave in WAVES for server in wave)

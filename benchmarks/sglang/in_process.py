@@ -10,8 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def scheduler_of(environment: dict[str, str] | None = None, **arguments: Any) -> Any:
-    """SGLang's `Scheduler` for these server arguments, ready to run batches, with plugins as SGLang loads them."""
+def scheduler_of(environment: dict[str, str] | None = None, rank: int = 0, **arguments: Any) -> Any:
+    """SGLang's `Scheduler` for these server arguments, ready to run batches, with plugins as SGLang loads them.
+
+    Args:
+        rank: of tensor parallelism; every rank is given the same requests.
+    """
     os.environ.update(environment or {})
     from sglang.srt.plugins import load_plugins
 
@@ -24,20 +28,20 @@ def scheduler_of(environment: dict[str, str] | None = None, **arguments: Any) ->
     server_args = ServerArgs(**(given | arguments))
     if hasattr(server_args, "resolve_once"):
         server_args.resolve_once()
-    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters)
+    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters, rank)
     return Scheduler(server_args=server_args, port_args=PortArgs.init_new(server_args), **ranks)
 
 
-def _publish(server_args: Any, named: Any) -> dict[str, Any]:
+def _publish(server_args: Any, named: Any, rank: int) -> dict[str, Any]:
     """Make the arguments the process's own. Ranks are the scheduler's arguments in 0.5.17, and published later on."""
     from sglang.srt import runtime_context
 
     if "gpu_id" in named:
         runtime_context.publish(server_args, role="scheduler")
         ranks = {name: 0 for name in named if name.endswith("_rank") or name == "gpu_id"}
-        return ranks | dict(dp_rank=None)
-    alone = runtime_context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
-    runtime_context.publish(server_args, role="scheduler", ranks=alone)
+        return ranks | dict(tp_rank=rank, gpu_id=rank, dp_rank=None)
+    ours = runtime_context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+    runtime_context.publish(server_args, role="scheduler", ranks=ours)
     return {}
 
 

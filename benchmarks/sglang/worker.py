@@ -1,9 +1,10 @@
-"""One server of one case: started beside the others, measured alone.
+"""One server: it imports, waits for its wave, starts beside that wave's others, waits for its turn, and is measured
+alone.
 
-python -m benchmarks.sglang.worker NUMBER FOLDER
+python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
 
-Starting takes most of the time (imports, compilers), and measuring little. So all servers start at once, say so in
-FOLDER, and each is measured when FOLDER has its turn, while the others wait.
+Starting takes most of the time (imports, compilers, graphs) and measuring little; so what can go on side by side does,
+but for what is measured.
 """
 
 from __future__ import annotations
@@ -13,58 +14,146 @@ import os
 import random
 import sys
 import time
+import types
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .cases import MEASURED, POINTS, VOCABULARY, environment, server_arguments
+from .arguments import environment, server_arguments
+from .cases import PREFILLS, SERVERS, WAVES, Server
 from .in_process import run_until_done, scheduler_of, submit
+from .profiles import Profile
 
-NEW_TOKENS, WARM_UP, SKIPPED = 160, 24, 16
+SKIPPED, ROUNDS, FEWER = 8, 48, 24
+"""Rounds before the clock starts; rounds measured; the same where a round is long."""
+UNUSED = ("dsa_backend", "deepseek_v4_backend", "flashmla_backend")
+"""Attention of models that are not measured, imported whenever an EAGLE worker captures its graphs on CUDA."""
 
 
-def main(number: int, folder: Path) -> None:
+def main(number: int, folder: Path, rehearsed: bool) -> None:
     """Start, wait for the turn, measure every point, and write rows as they come."""
-    case, backend = MEASURED[number]
-    os.environ.update(environment(case))  # before SGLang is imported, which reads it then
-    _compile_early(number)
-    scheduler = scheduler_of(**server_arguments(case, backend, folder))
+    server = SERVERS[number]
+    os.environ.update(environment(server))  # before SGLang is imported, which reads it then
+    if not rehearsed:
+        _stay_aside(server not in WAVES[0])
+        _compile_early(number)
+    _import(rehearsed)
+    _wait(folder / f"go.{number}")
+    if not rehearsed:
+        _stay_aside(False)
+    from .dummies import Prompts, fill, pass_prompts_by, share_layers
+
+    share_layers()
+    pass_prompts_by()
+    if rehearsed:
+        server = _small(server)
+    scheduler = scheduler_of(**server_arguments(server, folder, rehearsed))
+    fill(scheduler)
     (folder / f"ready.{number}").touch()
-    while not (folder / f"turn.{number}").exists():
-        time.sleep(0.05)
-    rows = []
-    for requests, prompt in POINTS:
-        _tokens_per_s(scheduler, requests, prompt, WARM_UP)
-        rate, prefill, texts = _tokens_per_s(scheduler, requests, prompt, NEW_TOKENS)
-        common = dict(case=f"{case.name} {requests}x{prompt}", backend=backend, page_size=case.page_size, num_gpus=1)
-        common |= dict(speculate=case.speculate, num_reqs=requests, prompt_len=prompt, accept_len=case.accept)
-        rows.append(common | dict(phase="decode", tokens_per_s=round(rate, 1)))
-        rows.append(common | dict(phase="prefill", tokens_per_s=round(prefill, 1)))
-        if case.speculate == "none" and requests == 1:
-            rows[-2]["text"] = texts[0][:64]
-        (folder / f"rows.{number}.json").write_text(json.dumps(rows))
+    _wait(folder / f"turn.{number}")
+    measured = Measured(server, scheduler, folder / f"rows.{number}.json")
+    Prompts.earnest = False
+    for requests, length in server.points:
+        measured.decode(requests, length)
+    if server.profiled:
+        measured.profile(*server.points[0])
+    Prompts.earnest = True
+    for requests, length in PREFILLS if server.prefill and not rehearsed else ():
+        measured.prefill(requests, length)
     (folder / f"done.{number}").touch()
+    os._exit(0)
 
 
-def _tokens_per_s(scheduler: Any, requests: int, prompt: int, new_tokens: int) -> tuple[float, float, list[list[int]]]:
-    """Tokens a second of decoding, from when every request has some tokens on; of prefilling; and the texts."""
-    make = random.Random(prompt * 100 + requests)
-    prompts = [[make.randrange(2, VOCABULARY) for _ in range(prompt)] for _ in range(requests)]
-    started = time.perf_counter()
-    running = submit(scheduler, prompts, new_tokens, f"{requests}x{prompt}-{new_tokens}")
-    marks: list[
-        tuple[float, int]
-    ] = []  # when every request had one token, some tokens, all tokens; and how many in all
-    wanted = (1, min(SKIPPED, new_tokens - 1), new_tokens)
+class Measured:
+    """What is measured of one server, written after each row."""
 
-    def watch() -> None:
-        counts = [min(len(request.output_ids), new_tokens) for request in running]
-        while len(marks) < len(wanted) and min(counts) >= wanted[len(marks)]:
-            marks.append((time.perf_counter(), sum(counts)))
+    def __init__(self, server: Server, scheduler: Any, file: Path) -> None:
+        self._server, self._scheduler, self._file = server, scheduler, file
+        self._rows: list[dict[str, Any]] = []
+        self._vocabulary = scheduler.model_config.vocab_size
 
-    run_until_done(scheduler, running, watch)
-    (first, _), (some, before), (ended, total) = marks
-    texts = [list(request.output_ids) for request in running]
-    return (total - before) / max(ended - some, 1e-9), requests * prompt / (first - started), texts
+    def decode(self, requests: int, length: int) -> None:
+        """Tokens a second from when every request has some rounds behind it."""
+        case = self._server.case
+        rounds = FEWER if requests * case.num_draft_tokens > 256 else ROUNDS
+        (before, some), (after, all_) = self._run(requests, length, rounds)
+        rate = (all_ - some) / (after - before)
+        self._row(requests, length, "decode" if case.speculate == "none" else "verify", rate)
+
+    def prefill(self, requests: int, length: int) -> None:
+        """Tokens a second of prompts taken whole; the second time, when everything is compiled."""
+        for _ in range(2):
+            began = time.perf_counter()
+            run_until_done(self._scheduler, submit(self._scheduler, self._prompts(requests, length), 1))
+            rate = requests * length / (time.perf_counter() - began)
+        self._row(requests, length, "prefill", rate)
+
+    def profile(self, requests: int, length: int) -> None:
+        """What the GPU does in a round, kernel by kernel."""
+        with Profile() as profile:
+            self._run(requests, length, 16, profile)
+        self._rows[0]["profile"] = profile.summary(16)
+        self._file.write_text(json.dumps(self._rows))
+
+    def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> Any:
+        accept = self._server.case.accept
+        wanted = [1 + SKIPPED * accept, 1 + (SKIPPED + rounds) * accept]
+        running = submit(self._scheduler, self._prompts(requests, length), wanted[1] + 2 * accept)
+        marks: list[tuple[float, int]] = []
+
+        def watch() -> None:
+            counts = [len(request.output_ids) for request in running]
+            while len(marks) < 2 and min(counts) >= wanted[len(marks)]:
+                if profile is not None:
+                    profile.start() if not marks else profile.stop()
+                marks.append((time.perf_counter(), sum(counts)))
+
+        run_until_done(self._scheduler, running, watch)
+        return marks
+
+    def _prompts(self, requests: int, length: int) -> list[list[int]]:
+        make = random.Random(length * 100 + requests)
+        return [[make.randrange(2, self._vocabulary) for _ in range(length)] for _ in range(requests)]
+
+    def _row(self, requests: int, length: int, phase: str, rate: float) -> None:
+        case = self._server.case
+        row = dict(case=f"{case.name} {requests}x{length}", phase=phase, backend=self._server.backend)
+        row |= dict(page_size=case.page_size, num_gpus=1, tokens_per_s=round(rate, 1), speculate=case.speculate)
+        self._rows.append(row | dict(num_reqs=requests, prompt_len=length, accept_len=case.accept))
+        self._file.write_text(json.dumps(self._rows))
+
+
+def _small(server: Server) -> Server:
+    """The same server for a CPU, where SGLang's own GPU backends are not."""
+    own = "torch_native" if server.case.speculate == "none" else "draftmark"
+    backend = server.backend if server.backend == "draftmark" else own
+    return Server(server.case, backend, ((1, 64), (3, 40)), False, server.profiled)
+
+
+def _wait(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)
+
+
+def _stay_aside(aside: bool) -> None:
+    """Importing goes on while others are measured: on the upper half of the cores, then."""
+    cores = os.cpu_count() or 1
+    os.sched_setaffinity(0, range(cores // 2 if aside else 0, cores))
+
+
+def _import(rehearsed: bool) -> None:
+    import_module("sglang.srt.managers.scheduler")
+    import_module("sglang.srt.speculative.eagle_worker_v2")
+    if rehearsed:
+        return
+    for name in UNUSED:
+        module = f"sglang.srt.layers.attention.{name}"
+        try:
+            import_module(module)
+        except Exception:  # whatever it lacks, no measured model asks for it
+            stand_in = types.ModuleType(module)
+            stand_in.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
+            sys.modules[module] = stand_in
 
 
 def _compile_early(number: int) -> None:
@@ -83,4 +172,4 @@ def _compile_early(number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), "--rehearse" in sys.argv)

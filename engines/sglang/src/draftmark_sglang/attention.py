@@ -54,9 +54,9 @@ class LayerAttention:
         self.tree_ops: TreeOps = self._loaded.tree_ops(self.geometry, device)
 
     @property
-    def windows(self) -> list[int]:
-        """`window_left` of every shape that is served, ascending."""
-        return sorted({shape.window_left for shape in self._bound})
+    def shapes(self) -> tuple[AttentionShape, ...]:
+        """Every distinct shape of the layers."""
+        return tuple(self._bound)
 
     def plan(self, batch: ForwardBatch) -> None:
         """On the host, outside a graph."""

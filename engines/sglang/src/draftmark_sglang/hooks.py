@@ -88,6 +88,20 @@ def small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) ->
         ngram_worker.USE_FULL_MASK = False
 
 
+def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> Any:
+    """AFTER `LlamaModel.forward`: the hidden state behind the last layer and its norm, where a head asks for it.
+
+    SGLang collects a hidden state before the layer that follows it, and none follows the last.
+    """
+    from .heads import LAST_FEATURE
+
+    if not LAST_FEATURE.asked or len(model.layers) not in model.layers_to_capture:
+        return None
+    hidden, features = result if isinstance(result, tuple) else (result, [])
+    features.append(hidden)
+    return hidden, features
+
+
 EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 HOOKS = (
     Hook(
@@ -124,6 +138,13 @@ HOOKS = (
         small_masks,
         ("NGRAM",),
         "n-gram masks grow with the prefix",
+    ),
+    Hook(
+        "sglang.srt.models.llama.LlamaModel.forward",
+        "AFTER",
+        add_last_feature,
+        ("EAGLE3",),
+        "a head of draftmark's that reads the target's last hidden state is not given it",
     ),
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from draftmark_engines import EngineError
 
 from . import NAME
+from .heads import PACKAGE
 from .hooks import register_hooks
 from .versions import SUPPORTED
 
@@ -26,6 +28,8 @@ def register_all() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     add_choices()
+    # SGLang reads it when it first imports its own models. Whoever has a package of their own imports ours there.
+    os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", PACKAGE)
     register_attention_backend(NAME)(create_backend)
     try:
         SUPPORTED.require()

@@ -43,11 +43,28 @@ def eagle(folder: Path) -> str:
 
 
 @pytest.fixture(scope="session")
+def deep_target(folder: Path) -> str:
+    """A tiny random Llama of four layers: SGLang collects no hidden state before the first and behind the last."""
+    import models
+
+    return str(models.tiny_llama(folder / "deep_target", layers=4))
+
+
+@pytest.fixture(scope="session")
 def eagle3(folder: Path) -> str:
-    """Its EAGLE-3 head."""
+    """The EAGLE-3 head of the deep target."""
     import models
 
     return str(models.tiny_eagle3(folder / "eagle3"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(folder: Path) -> str:
+    """SmolLM2-135M-Instruct, converted once."""
+    import models
+    from scheduler import in_a_fork
+
+    return str(in_a_fork(models.smollm2, folder / "smollm2"))
 
 
 @pytest.fixture(scope="session", autouse=True)

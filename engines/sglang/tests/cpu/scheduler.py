@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.sglang.in_process import run_until_done, scheduler_of, submit
 
-LIMIT = 300
+LIMIT = 1500
 """Seconds after which a case that hangs is ended."""
 ON_A_CPU = dict(
     device="cpu",
@@ -68,6 +70,21 @@ def on_a_cpu(environment: dict[str, str] | None = None, **arguments: Any) -> Any
     return scheduler_of(environment, **(ON_A_CPU | arguments))
 
 
+def generate_on_ranks(ranks: int, prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> list[Any]:
+    """`generate` on every rank of a tensor-parallel run, over gloo: each rank's answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = dict(tp_size=ranks, nccl_port=port) | arguments
+    together["environment"] = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # or it wants a NUMA node each
+
+    def one(rank: int) -> Any:
+        return in_a_fork(generate, prompts, max_new_tokens, rank=rank, **together)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, range(ranks)))
+
+
 def generate(
     prompts: list[list[int]], max_new_tokens: int, environment: dict[str, str] | None = None, **arguments: Any
 ) -> dict[str, Any]:
@@ -80,5 +97,15 @@ def generate(
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),
         "backend": type(backend).__name__,
-        "windows": backend.attention.windows if hasattr(backend, "attention") else [],
+        **(_shapes(backend.attention) if hasattr(backend, "attention") else {}),
+    }
+
+
+def _shapes(attention: Any) -> dict[str, Any]:
+    """What differs between the layers that draftmark serves."""
+    shapes = list(attention.shapes)
+    return {
+        "windows": sorted({shape.window_left for shape in shapes}),
+        "heads": [(shape.num_qo_heads, shape.num_kv_heads) for shape in shapes],
+        "kv_dtypes": sorted({shape.kv_dtype for shape in shapes}),
     }

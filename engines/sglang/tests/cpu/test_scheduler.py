@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler import generate, in_a_fork
+from scheduler import generate, generate_on_ranks, in_a_fork
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
 TOKENS = 24
@@ -69,10 +69,11 @@ def test_ngram_tree(page_size: int, target: str, plain: list[list[int]]) -> None
     assert _texts(target, 5, attention_backend="draftmark", page_size=page_size, **NGRAM) == plain
 
 
-def test_eagle3(target: str, eagle3: str, plain: list[list[int]]) -> None:
+def test_eagle3(deep_target: str, eagle3: str) -> None:
     """Features of three layers, and a draft vocabulary of its own."""
     drafts = dict(_drafts(eagle3), speculative_algorithm="EAGLE3")
-    assert _texts(target, 0, page_size=16, **TREE, **drafts) == plain
+    plain = _texts(deep_target, attention_backend="torch_native")
+    assert _texts(deep_target, 0, page_size=16, **TREE, **drafts) == plain
 
 
 @pytest.mark.parametrize(("shape", "page_size"), [({}, 16), (CHAIN, 64), (TREE, 16)], ids=["plain", "chain", "tree"])
@@ -111,3 +112,22 @@ def test_sliding_window(folder: Any) -> None:
     made = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="draftmark", page_size=16, **NGRAM)
     assert made["windows"] == [-1, 16]
     assert made["texts"] == plain["texts"]
+
+
+def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
+    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts of one."""
+    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle))
+    assert [one["texts"] for one in made] == [plain, plain]
+    assert [one["heads"] for one in made] == [[(2, 1)], [(2, 1)]]
+    assert all(len(PROMPTS) * TOKENS - one["verifies"] >= 30 for one in made)
+
+
+def test_fp8_kv(target: str, eagle: str) -> None:
+    """KV in e4m3, by cuda_triton in the interpreter: a tree gives the texts of plain decoding over such KV."""
+    kernels = {"DRAFTMARK_BACKEND": "cuda_triton"}
+    served = dict(model_path=target, page_size=16, kv_cache_dtype="fp8_e4m3", environment=kernels)
+    decoded = in_a_fork(generate, PROMPTS, TOKENS, attention_backend="draftmark", **served)
+    made = in_a_fork(generate, PROMPTS, TOKENS, **served, **TREE, **_drafts(eagle))
+    assert decoded["kv_dtypes"] == made["kv_dtypes"] == ["float8_e4m3fn"]
+    assert made["texts"] == decoded["texts"]
+    assert len(PROMPTS) * TOKENS - made["verifies"] >= 20

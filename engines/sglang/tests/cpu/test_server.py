@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-START = 180
+START = 600
 """Seconds that the server may take to start."""
 PROMPTS = (
     "The capital of France is",
@@ -25,21 +25,12 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> str:
-    """SmolLM2-135M-Instruct, converted once."""
-    import models
-    from scheduler import in_a_fork
-
-    return str(in_a_fork(models.smollm2, folder / "smollm2"))
-
-
-@pytest.fixture(scope="module")
-def server(model: str, folder: Path) -> Iterator[str]:
+def server(smollm2: str, folder: Path) -> Iterator[str]:
     """The address of a server with n-gram trees on pages of 16."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ["--model-path", model, "--attention-backend", "draftmark", "--page-size", "16"]
+    arguments = ["--model-path", smollm2, "--attention-backend", "draftmark", "--page-size", "16"]
     arguments += ["--device", "cpu"]
     arguments += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6", "--dtype", "float32"]
     arguments += ["--max-total-tokens", "4096", "--max-running-requests", "4", "--mem-fraction-static", "0.6"]
@@ -72,7 +63,7 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
 
-def test_a_client_asks_concurrently_and_cancels(server: str, model: str) -> None:
+def test_a_client_asks_concurrently_and_cancels(server: str, smollm2: str) -> None:
     """Texts of concurrent requests are those of the model decoded by itself, while other requests are broken off."""
     import openai
     import torch
@@ -81,10 +72,10 @@ def test_a_client_asks_concurrently_and_cancels(server: str, model: str) -> None
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
 
     def ask(prompt: str) -> str:
-        return client.completions.create(model=model, prompt=prompt, max_tokens=12, temperature=0.0).choices[0].text
+        return client.completions.create(model=smollm2, prompt=prompt, max_tokens=12, temperature=0.0).choices[0].text
 
     def break_off(prompt: str) -> int:
-        stream = client.completions.create(model=model, prompt=prompt, max_tokens=200, temperature=0.0, stream=True)
+        stream = client.completions.create(model=smollm2, prompt=prompt, max_tokens=200, temperature=0.0, stream=True)
         pieces = [next(iter(stream)) for _ in range(2)]
         stream.close()
         return len(pieces)
@@ -94,8 +85,8 @@ def test_a_client_asks_concurrently_and_cancels(server: str, model: str) -> None
         texts = list(pool.map(ask, PROMPTS))
         assert [one.result() for one in broken] == [2, 2]
     texts_again = [ask(prompt) for prompt in PROMPTS]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    network = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     for prompt, text, again in zip(PROMPTS, texts, texts_again, strict=True):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         made = network.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]

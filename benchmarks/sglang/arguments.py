@@ -1,0 +1,49 @@
+"""SGLang's arguments and environment for one server of `cases`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .cases import Server
+
+
+def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> dict[str, Any]:
+    """Everything that differs from SGLang's defaults; decode graphs of the points' batch sizes alone."""
+    case = server.case
+    batches = sorted({requests for requests, _ in server.points})
+    arguments: dict[str, Any] = dict(
+        model_path=str(folder / "target"),
+        load_format="dummy",
+        device="cpu" if rehearsed else "cuda",
+        dtype="float32" if rehearsed else "bfloat16",
+        attention_backend=server.backend,
+        page_size=case.page_size,
+        mem_fraction_static=0.97,
+        max_total_tokens=server.tokens,
+        max_running_requests=batches[-1],
+        cuda_graph_bs_decode=batches,
+        cuda_graph_backend_prefill="disabled",
+        disable_radix_cache=True,
+        chunked_prefill_size=8192,
+    )
+    if rehearsed:
+        arguments |= dict(disable_cuda_graph=True, mem_fraction_static=0.5)
+    if case.speculate == "ngram":
+        arguments |= dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=case.num_draft_tokens)
+    elif case.speculate != "none":
+        arguments |= dict(
+            speculative_algorithm="EAGLE",
+            speculative_draft_model_path=str(folder / "draft"),
+            speculative_eagle_topk=case.topk,
+            speculative_num_steps=case.num_steps,
+            speculative_num_draft_tokens=case.num_draft_tokens,
+        )
+    return arguments
+
+
+def environment(server: Server) -> dict[str, str]:
+    """How much SGLang is told that it accepts; read when it is imported."""
+    if server.case.speculate == "none":
+        return {}
+    return {"SGLANG_SIMULATE_ACC_LEN": str(server.case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}

@@ -1,0 +1,1 @@
+"""Model classes that SGLang loads by name, for SGLANG_EXTERNAL_MODEL_PACKAGE: draftmark's draft heads."""
