@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -44,8 +45,14 @@ def write(record: dict[str, Any], path: Path) -> None:
     path.write_text(_text(record), encoding="utf-8")
 
 
+COUNTS = re.compile(r'\{\n\s+("[\w ]+": \d+(?:,\n\s+"[\w ]+": \d+)*)\n\s+\}')
+"""An object of counts alone, as `json` lays it out."""
+
+
 def _text(record: dict[str, Any]) -> str:
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    """A line for each check's counts, not one for each count."""
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    return COUNTS.sub(lambda found: "{" + re.sub(r"\n\s+", " ", found[1]) + "}", text) + "\n"
 
 
 def _short(verdict: Verdict, most_cases: int) -> dict[str, Any]:
