@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..screen import in_full, named, reasons
 from .item import Outcome, Result
 from .verdict import Verdict, reasons_of
 
 SCREEN = 60
-"""Lines that findings take in full; the first is shown whatever its length, up to `LONGEST`."""
-LONGEST = 30
+"""Lines that findings take in full."""
 NAMED = 4
 """Further items of a rule that are named."""
-REASONS = 4
-WIDTH = 110
 
 
 def lines_of(verdict: Verdict) -> list[str]:
@@ -30,32 +28,11 @@ def finding_lines(results: Sequence[Result]) -> list[str]:
     for result in results:
         if result.outcome is Outcome.WRONG:
             groups.setdefault(result.rule, []).append(result)
-    lines: list[str] = []
-    rest = list(groups.values())
-    while rest:
-        full = _in_full(rest[0])
-        if lines and len(lines) + len(full) > SCREEN:
-            break
-        lines += full
-        rest.pop(0)
+    lines, rest = in_full(list(groups.values()), SCREEN, "also wrong", NAMED)
     if rest:
         lines.append(f"{len(rest)} more rules are broken; --json FILE has them in full:")
-        lines += [f"  {group[0].rule}: {len(group)} wrong, {_named(group)}" for group in rest]
+        lines += [f"  {group[0].rule}: {len(group)} wrong, {named(group, NAMED)}" for group in rest]
     return lines
-
-
-def _in_full(results: Sequence[Result]) -> list[str]:
-    first, *others = results
-    text = first.message.splitlines()
-    if len(text) > LONGEST:
-        text = [*text[: LONGEST - 2], f"  … {len(text) - LONGEST + 1} lines more", text[-1]]
-    also = [f"  also wrong: {_named(others)}"] if others else []
-    return [first.item, *(f"  {line}" for line in text), *also, ""]
-
-
-def _named(results: Sequence[Result]) -> str:
-    shown = ", ".join(f"[{result.case}]" for result in results[:NAMED])
-    return shown + (f" and {len(results) - NAMED} more" if len(results) > NAMED else "")
 
 
 def _counts(verdict: Verdict) -> list[str]:
@@ -70,20 +47,10 @@ def _counts(verdict: Verdict) -> list[str]:
     for outcome in (Outcome.NOT_SERVED, Outcome.NOT_ASKED):
         if count := verdict.count(outcome):
             lines.append(f"  {outcome.value}: {count:,} items")
-            lines += _reasons(reasons_of(verdict.results, outcome))
+            lines += reasons(reasons_of(verdict.results, outcome), "    ")
     if not verdict.selected:
         if missing := verdict.items - len(verdict.results):
             lines.append(f"  not run: {missing:,} items")
         lines.append(f"  not asked: {len(verdict.left_out)} rules of the contract")
-        lines += _reasons(Counter(verdict.left_out.values()).most_common())
+        lines += reasons(Counter(verdict.left_out.values()).most_common(), "    ")
     return lines
-
-
-def _reasons(told: Sequence[tuple[str, int]]) -> list[str]:
-    lines = [f"    {count:,} x {_short(reason)}" for reason, count in told[:REASONS]]
-    left = len(told) - REASONS
-    return [*lines, f"    {left} other reasons, in --json FILE"] if left > 0 else lines
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= WIDTH else f"{reason[: WIDTH - 1]}…"

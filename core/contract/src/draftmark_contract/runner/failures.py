@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ..screen import in_full, named, reasons
 from .outcome import Outcome, Result
 from .verdict import Verdict
 
 SCREEN = 40
-"""Lines that failures take in full; the first one is shown whatever its length, up to `LONGEST`."""
-LONGEST = 30
+"""Lines that failures take in full."""
 LISTED = 12
 """Checks that have a line each below those in full; the others are counted."""
 NAMED = 3
 """Further items of a check that a line names."""
-WIDTH = 110
-REASONS = 4
-"""Reasons of each outcome that are quoted below the verdict."""
 
 
 def failure_lines(verdict: Verdict) -> list[str]:
@@ -26,14 +23,7 @@ def failure_lines(verdict: Verdict) -> list[str]:
     for result in verdict.results:
         if result.outcome is Outcome.FAILED:
             groups.setdefault(result.check, []).append(result)
-    lines: list[str] = []
-    rest = list(groups.values())
-    while rest:
-        full = _in_full(rest[0])
-        if lines and len(lines) + len(full) > SCREEN:
-            break
-        lines += full
-        rest.pop(0)
+    lines, rest = in_full(list(groups.values()), SCREEN, "also", NAMED)
     if rest:
         lines += [f"{len(rest)} more checks fail, in --json FILE and --html FILE in full:"]
         lines += map(_in_a_line, rest[:LISTED])
@@ -49,33 +39,13 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 _EXPLAINED = (Outcome.REFUSED, Outcome.DECLARED, Outcome.UNJUDGED, Outcome.UPCOMING)
 
 
-def _in_full(results: Sequence[Result]) -> list[str]:
-    first, *others = results
-    text = first.message.splitlines()
-    if len(text) > LONGEST:
-        text = [*text[: LONGEST - 2], f"  … {len(text) - LONGEST + 1} lines more", text[-1]]
-    also = [f"  also: {_named(others)}"] if others else []
-    return [first.item, *(f"  {line}" for line in text), *also, ""]
-
-
 def _in_a_line(results: Sequence[Result]) -> str:
-    return f"  {results[0].check}: {len(results)} fail, {_named(results)}"
-
-
-def _named(results: Sequence[Result]) -> str:
-    shown = ", ".join(f"[{result.case}]" for result in results[:NAMED])
-    return shown + (f" and {len(results) - NAMED} more" if len(results) > NAMED else "")
+    return f"  {results[0].check}: {len(results)} fail, {named(results, NAMED)}"
 
 
 def _reasons(results: Iterable[Result], outcome: Outcome) -> list[str]:
     told = Counter(_said(result) for result in results if result.outcome is outcome)
-    lines = [f"  {outcome.value}: {count:,} x {_short(reason)}" for reason, count in told.most_common(REASONS)]
-    left = len(told) - REASONS
-    return [*lines, f"  {outcome.value}: {left} other reasons, in --json FILE"] if left > 0 else lines
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= WIDTH else f"{reason[: WIDTH - 1]}…"
+    return reasons(told.most_common(), f"  {outcome.value}: ")
 
 
 def _said(result: Result) -> str:

@@ -27,6 +27,8 @@ MOST_REASONS = 30
 """Reasons of refusals that a short record quotes, the most frequent ones."""
 LONGEST = 160
 """Characters of a reason in a short record."""
+COUNTS = re.compile(r'\{\n\s+("[\w ]+": \d+(?:,\n\s+"[\w ]+": \d+)*)\n\s+\}')
+"""An object of counts alone, as `json` lays it out."""
 
 
 def full_record(verdict: Verdict) -> dict[str, Any]:
@@ -43,10 +45,6 @@ def short_record(verdict: Verdict) -> dict[str, Any]:
 def write(record: dict[str, Any], path: Path) -> None:
     """Write either form."""
     path.write_text(_text(record), encoding="utf-8")
-
-
-COUNTS = re.compile(r'\{\n\s+("[\w ]+": \d+(?:,\n\s+"[\w ]+": \d+)*)\n\s+\}')
-"""An object of counts alone, as `json` lays it out."""
 
 
 def _text(record: dict[str, Any]) -> str:
