@@ -43,9 +43,14 @@ class Case:
         """Tokens for which SGLang keeps pages free behind a request's text: twice a round's."""
         if self.speculate == "none":
             return self.page_size
-        pages = (self.page_size - 1 + self.num_steps + self.page_size - 1) // self.page_size
-        branches = self.topk * (self.num_steps if self.page_size == 1 or self.topk == 1 else pages * self.page_size)
-        return 2 * max(branches, self.num_draft_tokens) + 2 * self.page_size
+        return 2 * max(self.topk * self._of_a_branch, self.num_draft_tokens) + 2 * self.page_size
+
+    @property
+    def _of_a_branch(self) -> int:
+        """Slots that SGLang gives each branch: its steps, or, where branches begin in copies of a page, whole pages."""
+        if self.page_size == 1 or self.topk == 1:
+            return self.num_steps
+        return (self.page_size - 1 + self.num_steps + self.page_size - 1) // self.page_size * self.page_size
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ def register(memory: Memory) -> None:
 
     @register_model_loader(LOAD_FORMAT)
     class SharedLoader(BaseModelLoader):  # type: ignore[misc]
+        """Weights of the first engine that loads them, for every other one too."""
+
         def download_model(self, model_config: Any) -> None:
             """Nothing to fetch."""
 
