@@ -114,12 +114,8 @@ class RankedAcceptance(ForcedAcceptance):
         Returns:
             float32 ``[R, D]``, the chance of each node once its parent is kept.
         """
-        size, nodes = parents.shape
-        node = torch.arange(nodes, device=parents.device)
-        siblings = (parents[:, :, None] == parents[:, None, :]) & (node[:, None] > node)
-        siblings[:, :, 0].zero_()
-        rank = siblings.sum(2).clamp(max=self._ranks - 1)
-        claims = self._claims.index_select(0, (self._rounds + 1) % ROUNDS)[0, :size]
+        rank = _ranks(parents, torch.ones_like(parents, dtype=torch.bool)).clamp(max=self._ranks - 1)
+        claims = self._claims.index_select(0, (self._rounds + 1) % ROUNDS)[0, : len(parents)]
         return claims.flatten(1).gather(1, (levels - 1).clamp(0, self._levels - 1) * self._ranks + rank)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
@@ -134,8 +130,7 @@ class RankedAcceptance(ForcedAcceptance):
         wanted = torch.where(depth < self._levels, wanted.gather(1, depth.clamp(max=self._levels - 1)), self._ranks)
         used = drafts >= 0
         used[:, 0].zero_()
-        siblings = (parents[:, :, None] == parents[:, None, :]) & used[:, None, :] & (node[:, None] > node)
-        chosen = used & (siblings.sum(2) == wanted.gather(1, parents.clamp(min=0)))
+        chosen = used & (_ranks(parents, used) == wanted.gather(1, parents.clamp(min=0)))
         child = (parents[:, None, :] == node[:, None]) & chosen[:, None, :]
         kept = drafts.gather(1, child.int().argmax(2))
         return self._ops.verify_tree(drafts, parents, torch.where(child.any(2), kept, targets))
@@ -150,6 +145,14 @@ class RankedAcceptance(ForcedAcceptance):
         rounds, entries, levels = (torch.arange(n, device=self._rounds.device) for n in self._size)
         place = rounds[:, None, None] * self._levels + levels
         return uniform(2 * self._seed + of, entries[:, None].expand(self._size), place.expand(self._size))
+
+
+def _ranks(parents: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """int64 ``[R, D]``, how many used siblings stand before each node; the root is nobody's."""
+    node = torch.arange(parents.shape[1], device=parents.device)
+    siblings = (parents[:, :, None] == parents[:, None, :]) & used[:, None, :] & (node[:, None] > node)
+    siblings[:, :, 0].zero_()
+    return siblings.sum(2)
 
 
 @dataclass(frozen=True)
