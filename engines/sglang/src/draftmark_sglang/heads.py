@@ -6,13 +6,13 @@ HEAD is a folder with head.json and head.safetensors, TARGET the target's folder
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from draftmark_engines import EngineError
+from draftmark_engines.heads import said_of, write_from_command_line
 
 ARCHITECTURE = "DraftmarkHeadForCausalLMEagle3"
 PACKAGE = "draftmark_sglang.models"
@@ -38,7 +38,7 @@ def write_folder(head: Path, target: Path, out: Path) -> None:
     Raises:
         EngineError: a file is absent, or the head and the target do not fit.
     """
-    said, of_target = _read(head / "head.json"), _read(target / "config.json")
+    said, of_target = said_of(head, target)
     for name in ("hidden_size", "vocab_size"):
         if said[name] != of_target[name]:
             raise EngineError(
@@ -77,20 +77,9 @@ def config_of(said: dict[str, Any], of_target: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise EngineError(f"{file} does not exist; name a head's folder, then its target's")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
 def main() -> None:
     """Write what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("head", "target", "out"):
-        parser.add_argument(name, type=Path)
-    asked = parser.parse_args()
-    write_folder(asked.head, asked.target, asked.out)
+    write_from_command_line(__doc__, write_folder)
 
 
 if __name__ == "__main__":

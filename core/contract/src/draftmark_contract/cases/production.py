@@ -6,7 +6,7 @@ all at once, for a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
@@ -111,6 +111,11 @@ def mostly_padding(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
     return uniform(f"padded-{mode.value}", geometry, mode, (2600, 300), 24, step=step, seed=4)
 
 
+def _shapes(named: Mapping[str, AttentionShape], limits: Limits, draft: DraftShape) -> list[Shape]:
+    """Attention shapes with the same limits and trees, in all core modes."""
+    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in named.items()]
+
+
 def wide_tails() -> list[Shape]:
     """Trees of 130 nodes and drafts of 72 slots: masks of five words (TRT-LLM#13006)."""
     draft = DraftShape(topk=8, num_steps=10, num_draft_tokens=130)
@@ -119,7 +124,7 @@ def wide_tails() -> list[Shape]:
         "words5": AttentionShape(2, 1, 64, 16, "float32", "float32"),
         "words5-page128": AttentionShape(4, 2, 128, 128, "float16", "float16"),
     }
-    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+    return _shapes(shapes, limits, draft)
 
 
 def wide(geometry: Geometry) -> list[ForwardCase]:
@@ -141,7 +146,7 @@ def wide_crowds() -> list[Shape]:
         "words2-crowd": AttentionShape(2, 1, 64, 16, "float32", "float32"),
         "words2-crowd-page128": AttentionShape(2, 1, 128, 128, "float16", "float16"),
     }
-    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+    return _shapes(shapes, limits, draft)
 
 
 def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
@@ -191,7 +196,7 @@ def many_rows() -> list[Shape]:
         "rows-page128": AttentionShape(128, 8, 128, 128, "float16", "float16"),
     }
     draft = DraftShape(topk=2, num_steps=2, num_draft_tokens=23)
-    return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in shapes.items()]
+    return _shapes(shapes, limits, draft)
 
 
 def rows(geometry: Geometry) -> list[ForwardCase]:

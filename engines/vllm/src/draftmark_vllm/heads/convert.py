@@ -6,7 +6,6 @@ HEAD is a folder with head.json and head.safetensors, TARGET the target's folder
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from draftmark_engines import EngineError
+from draftmark_engines.heads import said_of, write_from_command_line
 
 from . import model_name
 
@@ -44,7 +44,7 @@ def convert(head: Path, target: Path, out: Path) -> None:
     Raises:
         EngineError: a file is absent, or the head and the target do not fit.
     """
-    said, of_target = _read(head / "head.json"), _read(target / "config.json")
+    said, of_target = said_of(head, target)
     weights = load_file(head / "head.safetensors")
     d2t = weights.pop("d2t", None)
     if (said["hidden_size"], said["vocab_size"]) != (of_target["hidden_size"], of_target["vocab_size"]):
@@ -90,13 +90,6 @@ def _renamed(name: str) -> str:
     return f"{NAMES[module]}.{parameter}"
 
 
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise EngineError(f"{file} does not exist; name a head's folder, then its target's")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
 def _of_target(target: Path, *names: str) -> torch.Tensor:
     """The first of these tensors that the target's files hold."""
     for name in names:
@@ -110,11 +103,7 @@ def _of_target(target: Path, *names: str) -> torch.Tensor:
 
 def main() -> None:
     """Convert what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("head", "target", "out"):
-        parser.add_argument(name, type=Path)
-    asked = parser.parse_args()
-    convert(asked.head, asked.target, asked.out)
+    write_from_command_line(__doc__, convert)
 
 
 if __name__ == "__main__":
