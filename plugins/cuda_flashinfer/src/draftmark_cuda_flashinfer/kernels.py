@@ -1,8 +1,8 @@
 """The two kernels that are this plugin's own: index buffers, and the store of new keys and values.
 
-`write_indices` runs once a forward. Program (r, b) writes block b of request r's page ids, of its masked tokens, of its
-mask bytes and of its slots; each repeats the prefix sum over requests (R words from L2), which costs less than a second
-launch. Worked size, 256 requests of 131072 tokens in pages of 64, 64 rows: 2 MiB of ids read and written, 128 KiB of
+`write_indices` runs once a forward. Program (g, b) writes block b of the page ids, the masked tokens, the mask bytes and
+the slots of REQS requests: of one on a GPU, of many in the interpreter, which pays by the operation. Each repeats the
+prefix sum over requests (R words from L2), which costs less than a second launch. Worked size, 256 requests of 131072 tokens in pages of 64, 64 rows: 2 MiB of ids read and written, 128 KiB of
 mask written, 512 programs; a launch (about 3 µs) and one wave are the floor.
 
 `write_rows` runs once a layer: one program a row, K and V. 64 rows of 8 heads of 128 in bf16 are 256 KiB each way.
@@ -19,7 +19,7 @@ def write_indices(
     tail_indptr, tail_slots, tail_last_page_len, tail_mask, mask_indptr,
     num_reqs, tail_len, head_len, window_left, stride_table, stride_mask,
     PAGE: tl.constexpr, RAGGED: tl.constexpr, MASKED: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+    BLOCK_R: tl.constexpr, REQS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Metadata of one forward.
 
@@ -30,14 +30,17 @@ def write_indices(
         tail_*: out, if MASKED: slots of head and tail; mask: bit (row · tokens + token) of each request.
         tail_len: slots of each request's tail; with RAGGED its rows.
         head_len: prefix tokens in the masked level.
+        REQS: requests of a program: 1 on a GPU.
     """
-    r, block = tl.program_id(0), tl.program_id(1)
-    row0 = tl.load(q_indptr + r)
-    rows = tl.load(q_indptr + r + 1) - row0
+    block = tl.program_id(1)
+    r = tl.program_id(0) * REQS + tl.arange(0, REQS)[:, None]  # [REQS, 1], as all that a request has once
+    real = r < num_reqs
+    row0 = tl.load(q_indptr + r, mask=real, other=0)
+    rows = tl.load(q_indptr + r + 1, mask=real, other=0) - row0
     tail = rows if RAGGED else tail_len
 
-    # -- the paged level: how many pages the requests before this one have
-    every = tl.arange(0, BLOCK_R)
+    # -- the paged level: how many pages the requests before each one have
+    every = tl.arange(0, BLOCK_R)[None, :]
     exists = every < num_reqs
     length = tl.load(prefix_lens + every, mask=exists, other=0)
     if MASKED:
@@ -53,37 +56,37 @@ def write_indices(
             tails = tl.load(q_indptr + every + 1, mask=exists, other=0) - begin
         first = every * 0
         count = (length + tails + PAGE - 1) // PAGE
-    before = tl.reduce(tl.where(exists & (every < r), count, 0), 0, tl.standard._sum_combine)
-    mine = tl.reduce(tl.where(every == r, count, 0), 0, tl.standard._sum_combine)
-    skip = tl.reduce(tl.where(every == r, first, 0), 0, tl.standard._sum_combine)
-    prefix = tl.load(prefix_lens + r)
+    before = tl.reduce(tl.where(exists & (every < r), count, 0), 1, tl.standard._sum_combine)[:, None]
+    mine = tl.reduce(tl.where(every == r, count, 0), 1, tl.standard._sum_combine)[:, None]
+    skip = tl.reduce(tl.where(every == r, first, 0), 1, tl.standard._sum_combine)[:, None]
+    prefix = tl.load(prefix_lens + r, mask=real, other=0)
     table = page_table + r.to(tl.int64) * stride_table
-    if block == 0:
-        end = prefix if MASKED else prefix + tail
-        tl.store(last_page_len + r, tl.where(end > 0, (end - 1) % PAGE + 1, 1))
-        tl.store(kv_indptr + r, before)
-        if r == num_reqs - 1:
-            tl.store(kv_indptr + num_reqs, before + mine)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    ids = tl.load(table + skip + at, mask=at < mine, other=0)
-    tl.store(kv_indices + before + at, ids, mask=at < mine)
+    head_program = real & (block + r * 0 == 0)
+    last = head_program & (r == num_reqs - 1)
+    end = prefix if MASKED else prefix + tail
+    tl.store(last_page_len + r, tl.where(end > 0, (end - 1) % PAGE + 1, 1), mask=head_program)
+    tl.store(kv_indptr + r, before, mask=head_program)
+    tl.store(kv_indptr + r + 1, before + mine, mask=last)
+    at = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    paged = real & (at < mine)
+    ids = tl.load(table + skip + at, mask=paged, other=0)
+    tl.store(kv_indices + before + at, ids, mask=paged)
 
-    # -- the slots that this request's rows store
+    # -- the slots that each request's rows store
+    stored = real & (at < rows)
     position = prefix + tail - rows + at
-    page = tl.load(table + position // PAGE, mask=at < rows, other=0).to(tl.int64)
+    page = tl.load(table + position // PAGE, mask=stored, other=0).to(tl.int64)
     # 64-bit: page · P passes 2**31 in a large pool (vllm#47671).
-    tl.store(slot_mapping + row0 + at, page * PAGE + position % PAGE, mask=at < rows)
+    tl.store(slot_mapping + row0 + at, page * PAGE + position % PAGE, mask=stored)
 
     if MASKED:
         tokens = head_len + tail_len
         size = (rows * tokens + 7) // 8
-        if block == 0:
-            tl.store(tail_indptr + r, r * tokens)
-            tl.store(mask_indptr + r, r * size)
-            tl.store(tail_last_page_len + r, 1)
-            if r == num_reqs - 1:
-                tl.store(tail_indptr + num_reqs, num_reqs * tokens)
-                tl.store(mask_indptr + num_reqs, num_reqs * size)
+        tl.store(tail_indptr + r, r * tokens, mask=head_program)
+        tl.store(mask_indptr + r, r * size, mask=head_program)
+        tl.store(tail_last_page_len + r, 1, mask=head_program)
+        tl.store(tail_indptr + r + 1, (r + 1) * tokens, mask=last)
+        tl.store(mask_indptr + r + 1, (r + 1) * size, mask=last)
         # The head: from the shallowest row's window edge to where the common pages begin. What lies outside points at
         # the tail's first slot, which this or an earlier forward has stored: a masked key's V must not be NaN.
         low = tl.maximum(prefix - window_left, 0)
@@ -91,38 +94,38 @@ def write_indices(
         place = tl.where(at < head_len, low + at, prefix + at - head_len)
         inside = (at >= head_len) | (place < high)
         place = tl.where(inside, place, prefix)
-        owner = tl.load(table + place // PAGE, mask=at < tokens, other=0)
-        tl.store(tail_slots + r * tokens + at, owner * PAGE + place % PAGE, mask=at < tokens)
+        named = real & (at < tokens)
+        owner = tl.load(table + place // PAGE, mask=named, other=0)
+        tl.store(tail_slots + r * tokens + at, owner * PAGE + place % PAGE, mask=named)
 
-        byte = block * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)[:, None]
-        lane = tl.arange(0, 8)[None, :]
+        byte = block * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)[None, :, None]
+        lane = tl.arange(0, 8)[None, None, :]
         bit = byte * 8 + lane
-        live = bit < rows * tokens
+        live = (real & (rows > 0))[:, :, None] & (bit < (rows * tokens)[:, :, None])  # [REQS, BLOCK_BYTES, 8]
         row, token = bit // tokens, bit % tokens
         slot = token - head_len
         in_tail = slot >= 0
         slot = tl.maximum(slot, 0)
-        own = tail_len - rows + row
+        own = (tail_len - rows)[:, :, None] + row
         if TREE:
-            word = tl.load(
-                tree_mask + (row0 + row).to(tl.int64) * stride_mask + slot // 32, mask=live & in_tail, other=0
-            )
+            words = tree_mask + (row0[:, :, None] + row).to(tl.int64) * stride_mask
+            word = tl.load(words + slot // 32, mask=live & in_tail, other=0)
             seen = ((word >> (slot % 32)) & 1) == 1
-            depth = tree_depth + r.to(tl.int64) * tail_len
+            depth = tree_depth + r.to(tl.int64)[:, :, None] * tail_len
             own_depth = tl.load(depth + own, mask=live, other=0)
             slot_depth = tl.load(depth + slot, mask=live & in_tail, other=0)
         else:
             seen = slot <= own
             own_depth, slot_depth = own, slot
         if WINDOW:
-            head_place = low + token
-            near = head_place >= prefix + own_depth - window_left
+            head_place = low[:, :, None] + token
+            near = head_place >= prefix[:, :, None] + own_depth - window_left
             in_window = own_depth - slot_depth <= window_left
-            seen = tl.where(in_tail, seen & in_window, near & (head_place < high))
+            seen = tl.where(in_tail, seen & in_window, near & (head_place < high[:, :, None]))
         value = (seen & live).to(tl.int32) << lane
-        packed = tl.reduce(value, 1, tl.standard._sum_combine)
-        flat = block * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)
-        tl.store(tail_mask + r * size + flat, packed.to(tl.uint8), mask=flat < size)
+        packed = tl.reduce(value, 2, tl.standard._sum_combine)
+        flat = block * BLOCK_BYTES + tl.arange(0, BLOCK_BYTES)[None, :]
+        tl.store(tail_mask + r * size + flat, packed.to(tl.uint8), mask=real & (flat < size))
 
 
 def write_rows(

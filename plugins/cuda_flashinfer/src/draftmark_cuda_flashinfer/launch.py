@@ -19,6 +19,8 @@ from .sizing import INDPTR, LAST_PAGE, MASK, MASK_INDPTR, PAGES, SLOTS, TAIL_IND
 
 BLOCK = 256
 BLOCK_BYTES = 128
+LANES = 1 << 16
+"""Elements of the interpreter's largest tile: a few milliseconds an operation, and a few MiB."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,13 @@ def write_indices(
         buffers: those that this forward writes, by name.
     """
     compiled, requests = prefix_lens.is_cuda, prefix_lens.shape[0]
-    # The interpreter pays by the program, a GPU by the lane.
-    block, block_bytes = (BLOCK, BLOCK_BYTES) if compiled else (4 * BLOCK, 4 * BLOCK_BYTES)
     tokens = forward.head_len + forward.tail_len
-    blocks = -(-max(page_table.shape[1], forward.longest, tokens) // block)
-    if forward.masked:
-        blocks = max(blocks, -(-levels.mask_bytes(forward.longest, tokens) // block_bytes))
+    widest = max(page_table.shape[1], forward.longest, tokens)
+    widest_bytes = levels.mask_bytes(forward.longest, tokens) if forward.masked else 1
+    group, block, block_bytes = (1, BLOCK, BLOCK_BYTES) if compiled else _in_few(requests, widest, widest_bytes)
+    blocks = max(-(-widest // block), -(-widest_bytes // block_bytes))
     idle = buffers[SLOTS]
-    _kernel("write_indices", compiled)[(requests, blocks)](
+    _kernel("write_indices", compiled)[(-(-requests // group), blocks)](
         prefix_lens, q_indptr, page_table, prefix_lens if mask is None else mask,
         prefix_lens if depth is None else depth,
         buffers[SLOTS], buffers[INDPTR], buffers[PAGES], buffers[LAST_PAGE],
@@ -73,9 +74,17 @@ def write_indices(
         requests, forward.tail_len, forward.head_len, forward.window_left, page_table.stride(0),
         0 if mask is None else mask.stride(0),
         PAGE=forward.page_size, RAGGED=forward.ragged, MASKED=forward.masked, TREE=mask is not None,
-        WINDOW=forward.window_left >= 0, BLOCK_R=max(16, triton.next_power_of_2(requests)), BLOCK=block,
-        BLOCK_BYTES=block_bytes,
+        WINDOW=forward.window_left >= 0, BLOCK_R=max(16, triton.next_power_of_2(requests)), REQS=group,
+        BLOCK=block, BLOCK_BYTES=block_bytes,
     )  # fmt: skip
+
+
+def _in_few(requests: int, widest: int, widest_bytes: int) -> tuple[int, int, int]:
+    """Requests, lanes and mask bytes of a program in the interpreter: it pays by the operation, a GPU by the lane."""
+    block = min(triton.next_power_of_2(widest), LANES)
+    block_bytes = min(triton.next_power_of_2(widest_bytes), LANES // 8)
+    room = LANES // max(block, 8 * block_bytes)
+    return min(triton.next_power_of_2(requests), max(1, room)), block, block_bytes
 
 
 def write_rows(
