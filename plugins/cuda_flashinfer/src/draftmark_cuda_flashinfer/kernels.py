@@ -1,9 +1,10 @@
 """The two kernels that are this plugin's own: index buffers, and the store of new keys and values.
 
-`write_indices` runs once a forward. Program (g, b) writes block b of the page ids, the masked tokens, the mask bytes and
-the slots of REQS requests: of one on a GPU, of many in the interpreter, which pays by the operation. Each repeats the
-prefix sum over requests (R words from L2), which costs less than a second launch. Worked size, 256 requests of 131072 tokens in pages of 64, 64 rows: 2 MiB of ids read and written, 128 KiB of
-mask written, 512 programs; a launch (about 3 µs) and one wave are the floor.
+`write_indices` runs once a forward. Program (g, b) writes block b of the page ids, masked tokens, mask bytes and slots
+of REQS requests: of one on a GPU, of many in the interpreter, which pays by the operation. Each repeats the prefix sum
+over requests (R words from L2), which costs less than a second launch. Worked size, 256 requests of 131072 tokens in
+pages of 64, 64 rows: 2 MiB of ids read and written, 128 KiB of mask written, 512 programs; a launch (about 3 µs) and
+one wave are the floor.
 
 `write_rows` runs once a layer: one program a row, K and V. 64 rows of 8 heads of 128 in bf16 are 256 KiB each way.
 
