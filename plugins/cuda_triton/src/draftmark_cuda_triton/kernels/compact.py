@@ -14,7 +14,7 @@ from .inline import bound
 from .reduce import largest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def compact(
     k,
     v,

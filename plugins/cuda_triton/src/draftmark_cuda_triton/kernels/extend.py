@@ -16,7 +16,7 @@ from .convert import convert
 from .tile import CAUSAL, attend_range
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def attend_ragged(
     q,
     k_source,

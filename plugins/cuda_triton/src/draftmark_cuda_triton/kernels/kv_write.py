@@ -10,7 +10,7 @@ import triton.language as tl
 from .convert import convert
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def write_rows(
     k,
     v,

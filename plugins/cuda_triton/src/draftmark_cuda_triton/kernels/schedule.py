@@ -12,7 +12,7 @@ from .reduce import running_total, total
 from .split import piece, surplus, tile_range
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table"])
 def write_uniform(
     prefix_lens,
     q_indptr,
@@ -92,7 +92,7 @@ def write_uniform(
         tl.store(work + number * 4 + 2, share, mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tiles", "stride_table"])
 def write_ragged(
     prefix_lens,
     q_indptr,

@@ -12,7 +12,7 @@ import triton.language as tl
 from .reduce import largest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q_len", "tail_len"])
 def write_tail(
     parents,
     prefix_lens,

@@ -41,7 +41,7 @@ def clear_rows(
             tl.store(at + col, tl.full([BLOCK_D], 0.0, out.dtype.element_ty), mask=col < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tail_len", "num_reqs", "num_rows", "stride_table"])
 def attend_uniform(
     q,
     k_source,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "stride_table"])
 def write_uniform(
     prefix_lens,
     page_table,

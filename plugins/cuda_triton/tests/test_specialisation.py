@@ -1,0 +1,29 @@
+"""No kernel is compiled anew for a batch of another size: that would take tenths of a second of somebody's round."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+from triton.runtime.jit import JITFunction
+
+from draftmark_cuda_triton import flavours
+
+COUNTS = ("num_reqs", "num_rows", "num_tiles", "count", "stride_table")
+"""What changes from one eager forward to the next. A page table's pitch is its engine's."""
+
+
+@pytest.mark.parametrize("package", ["draftmark_cuda_triton.kernels", "draftmark_cuda_trtllm.kernels"])
+def test_counts_of_a_batch_are_not_specialised_on(package):
+    """Triton compiles one kernel for 1, one for multiples of 16 and one for the rest, unless it is told not to."""
+    pytest.importorskip(package.partition(".")[0])
+    compiled = flavours._load(package, False)
+    kernels = [
+        function
+        for one in pkgutil.iter_modules(compiled.__path__)
+        for function in vars(getattr(compiled, one.name)).values()
+        if isinstance(function, JITFunction)
+    ]
+    counted = [(kernel, p) for kernel in kernels for p in kernel.params if p.name in COUNTS and not p.is_constexpr]
+    assert len(counted) > 2
+    assert not [f"{kernel.__name__}: {p.name}" for kernel, p in counted if not p.do_not_specialize]
