@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from draftmark import RequestError
 from draftmark_speculative.adaptive.budgets import MOST_ROWS, row_budgets
 from draftmark_speculative.adaptive.costs import Cost, CostTable
-from draftmark_speculative.adaptive.forecast import FIRST_ROUNDS, Forecast, grid
+from draftmark_speculative.adaptive.forecast import FIRST_ROUNDS, TRUST_PRIOR, Forecast, grid
 from draftmark_speculative.adaptive.policy import UPKEEP_SHARE, Load, Policy, drafted, plain
 
 SECONDS = st.floats(1e-4, 1e-1)
@@ -170,7 +170,8 @@ def test_a_forecast_follows_rounds_and_what_came_of_them():
     for _ in range(400):
         forecast.learn([1 + 0.5 * (p - 1) for p in forecast.points], 8, 4, 5.0)
     assert forecast.known and FIRST_ROUNDS < 400
-    assert forecast.trust == pytest.approx(8 / 14), "of the 12 drafts that the last 6 rounds promised 6 came"
+    said = (6 + TRUST_PRIOR) / (12 + TRUST_PRIOR)
+    assert forecast.trust == pytest.approx(said), "of the 12 drafts that the last 6 rounds promised 6 came"
     assert forecast.tokens(8, 4) == pytest.approx(4 + 2 * forecast.trust)
     assert forecast.tokens(99, 4) == pytest.approx(4 + 6 * forecast.trust), "nothing is promised beyond the last point"
 
@@ -193,6 +194,17 @@ def test_one_round_of_a_large_batch_turns_a_forecast():
     few.age(60)
     few.learn([1.0] + [1.1] * (points - 1), 32, 16, 16 * 1.8)
     assert few.trust > 3, "what was seen long ago is no argument against a probe"
+
+
+def test_one_unsure_round_of_a_single_request_is_no_evidence():
+    """It is averaged with the rounds before it; of a large batch the newest round counts half."""
+    promised = []
+    for requests in (1, 64):
+        forecast = Forecast(grid(4))
+        for sure in (*[0.5] * 12, 0.0):
+            forecast.learn([1 + sure * (p - 1) for p in forecast.points], 4 * requests, requests, 2.5 * requests)
+        promised.append(forecast._at(forecast._values, 4.0))
+    assert promised[0] > 2.3 and promised[1] == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])

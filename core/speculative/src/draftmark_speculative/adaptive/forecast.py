@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-SMOOTHING = 0.5
-"""Weight of the newest round: the one before it was another text already."""
+LOOK_BACK = 16.0
+"""Rounds of one request over which promises are averaged, for it is sure of one draft and not of the next. Of a large
+batch two rounds are: the one before them was another text already."""
 FIRST_ROUNDS = 3
 """Rounds that draft whatever they promise: a head that claims too little would never be tried."""
 MOST_TRUST = 4.0
@@ -16,7 +17,7 @@ TRUST_ROUNDS = 24.0
 a stretch of bad luck is no evidence (over 6, it was in one of 16)."""
 TRUST_KEPT = 0.9
 """What remains of that evidence behind a round without drafts."""
-TRUST_PRIOR = 2.0
+TRUST_PRIOR = 3.0
 """Expected drafts for which the forecast is taken at its word before any came true."""
 
 
@@ -42,7 +43,7 @@ class Forecast:
         self.points = tuple(points)
         self._values: list[float] = []
         self._reports = 0
-        self._promised = self._came = self._seen = 0.0
+        self._averaged = self._promised = self._came = self._seen = 0.0
 
     @property
     def known(self) -> bool:
@@ -68,12 +69,14 @@ class Forecast:
         self._seen = kept * (self._seen + requests)
         self._promised = kept * (self._promised + promised)
         self._came = kept * (self._came + accepted - requests)
-        old = self._values or values
-        self._values = [a + (b - a) * SMOOTHING for a, b in zip(old, values, strict=True)]
+        self._averaged = min(self._averaged + requests, max(LOOK_BACK, 2.0 * requests))
+        old, weight = self._values or values, requests / self._averaged
+        self._values = [a + (b - a) * weight for a, b in zip(old, values, strict=True)]
 
     def age(self, rounds: int) -> None:
-        """Let the evidence for `trust` fade by rounds that brought none: a probe then speaks for itself."""
+        """Let evidence fade by rounds that brought none: a probe then speaks for itself."""
         kept = TRUST_KEPT**rounds
+        self._averaged *= kept
         self._promised, self._came, self._seen = kept * self._promised, kept * self._came, kept * self._seen
 
     def tokens(self, rows: int, requests: int) -> float:

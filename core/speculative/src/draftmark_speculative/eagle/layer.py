@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.fused import Packed, rotated
+from ..models.elementwise import rotated
+from ..models.fused import Packed
 from .config import HeadConfig
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,10 +1,10 @@
-"""A Llama-shaped decoder in 16 launches a layer, over the weights of the transformers model itself.
+"""A Llama-shaped decoder in 12 to 16 launches a layer, over the weights of the transformers model itself.
 
-A forward of few rows is nothing but launches, and a captured graph pays one to two microseconds for each. transformers'
-modules make 40 a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here a norm is one,
-rotary positions are four, q, k and v are one matrix product, gate and up another, and residuals are added by the
-products that make them. Roundings differ, in half precision by the last bit; `probe` holds the logits against
-transformers' own before this is used.
+A forward of few rows is nothing but launches, and a captured graph pays one to two microseconds for each.
+transformers' modules make 40 a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here
+a norm is one, rotary positions are one (`elementwise`; four without a compiler), q, k and v are one matrix product,
+gate and up another, and residuals are added by the products that make them. Roundings differ, in half precision by
+the last bit; `probe` holds the logits against transformers' own before this is used.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import LayerAttention, Run
+from .elementwise import Elementwise, elementwise
 
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
 """transformers' classes whose layers are: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
@@ -41,7 +42,13 @@ class FusedDecoder:
     def __init__(self, hf: Any, layers: Sequence[LayerAttention]) -> None:
         self._embed, self._rotary, self._lm_head = hf.get_input_embeddings(), hf.model.rotary_emb, hf.lm_head
         self._norm = hf.model.norm
-        self._layers = [_Layer(block, layer) for block, layer in zip(hf.model.layers, layers, strict=True)]
+        shapes = {(one.num_qo_heads, one.num_kv_heads, one.head_dim) for one in layers}
+        weight, wide = hf.lm_head.weight, hf.config.intermediate_size
+        kernels = {shape: elementwise(weight, *shape, wide) for shape in shapes}
+        self._layers = [
+            _Layer(block, one, kernels[one.num_qo_heads, one.num_kv_heads, one.head_dim])
+            for block, one in zip(hf.model.layers, layers, strict=True)
+        ]
 
     @torch.no_grad()
     def __call__(
@@ -82,8 +89,8 @@ class FusedDecoder:
 class _Layer:
     """One decoder layer."""
 
-    def __init__(self, block: Any, attention: LayerAttention) -> None:
-        self.attention = attention
+    def __init__(self, block: Any, attention: LayerAttention, kernels: Elementwise) -> None:
+        self.attention, self._kernels = attention, kernels
         self._norms = block.input_layernorm, block.post_attention_layernorm
         self._qkv = Packed(block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj)
         self._o, self._down = block.self_attn.o_proj, block.mlp.down_proj
@@ -93,10 +100,10 @@ class _Layer:
         """Add the layer's two parts to ``hidden [rows, hidden_size]``."""
         num_q, num_kv = self.attention.num_qo_heads, self.attention.num_kv_heads
         heads = self._qkv(_normed(self._norms[0], hidden)).view(len(hidden), -1, self.attention.head_dim)
-        q, k = rotated(heads, num_q, num_kv, cos, sin)
+        q, k = self._kernels.rotated(heads, num_q, num_kv, cos, sin)
         _add_product(hidden, attend(q, k, heads[:, num_q + num_kv :]).flatten(1), self._o)
-        gate, up = self._gate_up(_normed(self._norms[1], hidden)).chunk(2, -1)
-        _add_product(hidden, F.silu(gate) * up, self._down)
+        gate_up = self._gate_up(_normed(self._norms[1], hidden))
+        _add_product(hidden, self._kernels.swiglu(gate_up), self._down)
 
 
 def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -151,22 +158,3 @@ def _pack(linears: Sequence[nn.Linear], name: str) -> torch.Tensor:
     for linear, parameter, part in zip(linears, own, parts, strict=True):
         setattr(linear, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
     return packed
-
-
-def rotated(
-    heads: torch.Tensor, num_q: int, num_k: int, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary positions in Llama's layout, in four launches: ``x · cos + (second half, first half) · sin``.
-
-    Args:
-        heads: ``[…, rows, at least num_q + num_k, head_dim]``: queries, then keys.
-        cos, sin: ``[…, rows, 1, head_dim]``, sin negated in its first half.
-
-    Returns:
-        ``[…, rows, num_q, head_dim]`` and ``[…, rows, num_k, head_dim]``, contiguous.
-    """
-    turned = heads[..., : num_q + num_k, :]
-    first, second = turned.chunk(2, -1)
-    straight, swapped = turned * cos, torch.cat((second, first), -1)
-    q = torch.addcmul(straight[..., :num_q, :], swapped[..., :num_q, :], sin)
-    return q, torch.addcmul(straight[..., num_q:, :], swapped[..., num_q:, :], sin)
