@@ -28,7 +28,11 @@ class Backlog:
         self.room, self._null = room, max_reqs
         self._features = torch.zeros((max_reqs + 1) * room, width, dtype=dtype, device=device)
         self._tokens = torch.zeros((max_reqs + 1) * room, dtype=torch.int64, device=device)
-        self._lens = torch.zeros(max_reqs + 1, dtype=torch.int64, device=device)
+        # Where each row's next entry goes, and the last place it may be: the null row has but one.
+        self._first = torch.arange(max_reqs + 1, dtype=torch.int64, device=device) * room
+        self._last = self._first + (room - 1)
+        self._last[max_reqs] = self._first[max_reqs]
+        self._next = self._first.clone()
         self._lapsed = torch.zeros(max_reqs + 1, dtype=torch.bool, device=device)
         # By request id: the row's assignment, and the rows that wait, or None of a request that has lapsed.
         self._waiting: dict[int, tuple[int, int | None]] = {}
@@ -41,11 +45,11 @@ class Backlog:
             tokens: int64 ``[R]``, the token behind each row's own; features ``[R, width]``, of the row's own.
         """
         entry = rows.clamp(max=self._null)
-        at = entry * self.room + self._lens.index_select(0, entry).clamp(max=self.room - 1)
+        at = self._next.index_select(0, entry)
         self._tokens.index_copy_(0, at, tokens)
         self._features.index_copy_(0, at, features)
-        self._lens.index_add_(0, entry, torch.ones_like(entry))
-        self._lens[self._null :].zero_()
+        self._next.index_copy_(0, entry, at + 1)
+        torch.minimum(self._next, self._last, out=self._next)
 
     def counted(self, requests: Sequence[Request]) -> None:
         """Note that a plain round of these requests is sent, the host's half."""
@@ -86,12 +90,12 @@ class Backlog:
 
     def forget(self, rows: torch.Tensor) -> None:
         """Empty the entries of state rows that were read or prefilled, the device's half."""
-        self._lens.index_fill_(0, rows, 0)
+        self._next.index_copy_(0, rows, self._first.index_select(0, rows))
         self._lapsed.index_fill_(0, rows, False)
 
     def clear(self) -> None:
         """Forget all, on both sides."""
         self._waiting = {}
-        self._lens.zero_()
+        self._next.copy_(self._first)
         self._lapsed.zero_()
         self._features.zero_()

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 LOOK_BACK = 16.0
 """Rounds of one request over which promises are averaged, for it is sure of one draft and not of the next. Of a large
 batch two rounds are: the one before them was another text already."""
-FIRST_ROUNDS = 3
-"""Rounds that draft whatever they promise: a head that claims too little would never be tried."""
+FIRST_ROUNDS, FIRST_DRAFTED = 3, 12
+"""Rounds that draft whatever they promise, and trees in them: a head that claims too little would never be tried, and
+bad luck of a single request's first drafts would be all that is known of it."""
 MOST_TRUST = 4.0
 """Above 1 too: a probe behind a bad stretch promises little, and what it gives says at once that drafts pay again."""
 TRUST_ROUNDS = 24.0
@@ -17,7 +18,7 @@ TRUST_ROUNDS = 24.0
 a stretch of bad luck is no evidence (over 6, it was in one of 16)."""
 TRUST_KEPT = 0.9
 """What remains of that evidence behind a round without drafts."""
-TRUST_PRIOR = 3.0
+TRUST_PRIOR = 2.0
 """Expected drafts for which the forecast is taken at its word before any came true."""
 
 
@@ -42,13 +43,13 @@ class Forecast:
     def __init__(self, points: Sequence[float]) -> None:
         self.points = tuple(points)
         self._values: list[float] = []
-        self._reports = 0
+        self._reports = self._trees = 0
         self._averaged = self._promised = self._came = self._seen = 0.0
 
     @property
     def known(self) -> bool:
-        """Whether as many rounds have reported as calibration needs to say anything."""
-        return self._reports >= FIRST_ROUNDS
+        """Whether as much has been drafted as calibration needs to say anything."""
+        return self._reports >= FIRST_ROUNDS and self._trees >= FIRST_DRAFTED
 
     @property
     def trust(self) -> float:
@@ -64,6 +65,7 @@ class Forecast:
             accepted: tokens of all its requests.
         """
         self._reports += 1
+        self._trees += requests
         promised = requests * (self._at(values, rows / requests) - 1)
         kept = min(1.0, TRUST_ROUNDS / (self._seen + requests))
         self._seen = kept * (self._seen + requests)

@@ -50,6 +50,7 @@ from torch import nn
 from draftmark import ModelError
 
 from ..models import LayerAttention
+from ..models.elementwise import elementwise
 from .config import HeadConfig
 from .layer import Attend, Attention, SwiGLU
 
@@ -99,8 +100,10 @@ class DraftHead(nn.Module):
 
     def pack(self) -> DraftHead:
         """Compute q, k and v in one product from now on, and gate and up. For decoding, behind the last `to`."""
-        self.attention.pack()
-        self.mlp.pack()
+        a, inner = self.attention, self.config.intermediate_size
+        kernels = elementwise(self.fc.weight, a.num_q, a.num_kv, a.head_dim, inner)
+        self.attention.pack(kernels)
+        self.mlp.pack(kernels)
         return self
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.elementwise import rotated
+from ..models.elementwise import Elementwise
 from ..models.fused import Packed
 from .config import HeadConfig
 
@@ -32,10 +32,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=False)
         self.packed: Packed | None = None
+        self.kernels = Elementwise()
 
-    def pack(self) -> None:
-        """Compute q, k and v in one product from now on."""
-        self.packed = Packed(self.q_proj, self.k_proj, self.v_proj)
+    def pack(self, kernels: Elementwise) -> None:
+        """Compute q, k and v in one product from now on, and turn them by `kernels`."""
+        self.packed, self.kernels = Packed(self.q_proj, self.k_proj, self.v_proj), kernels
 
     def _apply(self, fn: Any, recurse: bool = True) -> Attention:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -46,7 +47,8 @@ class Attention(nn.Module):
         """``[…, rows, hidden_size]`` → the same, before the residual; positions int64 ``[…, rows]`` or ``[rows]``."""
         angle = positions[..., None, None] * self.frequencies
         heads = self._heads(x)
-        q, k = rotated(heads, self.num_q, self.num_kv, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        q, k = self.kernels.rotated(heads, self.num_q, self.num_kv, cos, sin)
         out: torch.Tensor = self.o_proj(attend(q, k, heads[..., self.num_q + self.num_kv :, :]).flatten(-2))
         return out
 
@@ -68,15 +70,19 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(size, inner, bias=False)
         self.down_proj = nn.Linear(inner, size, bias=False)
         self.packed: Packed | None = None
+        self.kernels = Elementwise()
 
-    def pack(self) -> None:
-        """Compute gate and up in one product from now on."""
-        self.packed = Packed(self.gate_proj, self.up_proj)
+    def pack(self, kernels: Elementwise) -> None:
+        """Compute gate and up in one product from now on, and what they make by `kernels`."""
+        self.packed, self.kernels = Packed(self.gate_proj, self.up_proj), kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[…, size]`` → the same, before the residual."""
-        gate, up = self.packed(x).chunk(2, -1) if self.packed is not None else (self.gate_proj(x), self.up_proj(x))
-        out: torch.Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        if self.packed is not None:
+            let_through = self.kernels.swiglu(self.packed(x))
+        else:
+            let_through = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        out: torch.Tensor = self.down_proj(let_through)
         return out
 
 
