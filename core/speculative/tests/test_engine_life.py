@@ -1,5 +1,6 @@
 """Requests join, leave, are cancelled and run out of pages; the wall; what is refused."""
 
+import itertools
 import random
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.speculative.tests.pairs import quick
 from draftmark.errors import BackendLoadError, CacheExhausted, GeometryError, RequestError
 from draftmark_speculative import Engine, EngineConfig, FinishReason, HostKind, Ngram, decode, generate
 
@@ -30,7 +32,7 @@ def check_pages(engine):
     assert not engine._state.page_table[engine._state.lengths.first_null_row :].any()
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_random_joins_cancels_and_exhaustion(seed, make_model, plain_text, oracle):
     """Under random submissions, cancels and a small pool every request that ends by itself has its plain text."""
@@ -66,9 +68,7 @@ def test_random_joins_cancels_and_exhaustion(seed, make_model, plain_text, oracl
         group.arena.check()
 
 
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize(("topk", "graph", "page_size"), quick(itertools.product([1, 3], [False, True], [1, 7, 16])))
 def test_the_context_wall(make_model, plain_text, oracle, prompts, topk, graph, page_size):
     """Requests end exactly at max_context_len, with trees that reach past it, and with the plain text up to there."""
     starts = prompts(4, 20, seed=9)

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
+from core.speculative.tests.pairs import quick
 from draftmark_speculative import EngineConfig, HostKind, Ngram, generate
 from draftmark_speculative.models.tiny import FAMILIES
 
 COUNT = 20
 SHAPES = {"none": None, "chain": (1, 5), "tree": (3, 7), "wide tree": (4, 33)}
-SETTINGS = list(itertools.product(SHAPES, [1, 16, 64], [False, True], HostKind))
+SETTINGS = itertools.product(SHAPES, [1, 16, 64], [False, True], HostKind)
 
 
 def decode(make_model, plain_text, oracle, prompts, family, shape, page_size, graph, host, **more):
@@ -25,7 +26,7 @@ def decode(make_model, plain_text, oracle, prompts, family, shape, page_size, gr
     return [out.tokens for out in outs], wanted, engine
 
 
-@pytest.mark.parametrize(("shape", "page_size", "graph", "host"), SETTINGS)
+@pytest.mark.parametrize(("shape", "page_size", "graph", "host"), quick(SETTINGS))
 def test_every_setting_gives_the_plain_text(make_model, plain_text, oracle, prompts, shape, page_size, graph, host):
     """Draft shapes x page sizes x eager and recorded graphs x host-length kinds, guards on: the same text."""
     got, wanted, engine = decode(make_model, plain_text, oracle, prompts, "llama", shape, page_size, graph, host)
@@ -36,7 +37,7 @@ def test_every_setting_gives_the_plain_text(make_model, plain_text, oracle, prom
 
 
 @pytest.mark.parametrize(
-    ("family", "shape", "graph"), list(itertools.product(FAMILIES, ["chain", "tree"], [False, True]))
+    ("family", "shape", "graph"), quick(itertools.product(FAMILIES, ["chain", "tree"], [False, True]))
 )
 def test_every_family_gives_the_plain_text(make_model, plain_text, oracle, prompts, family, shape, graph):
     """Window, mixed windows, soft cap, odd head sizes: each family decodes trees as it decodes plainly."""

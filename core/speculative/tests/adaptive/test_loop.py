@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.speculative.tests.pairs import quick
 from draftmark import BackendRefusal, GeometryError, Mode, RequestError
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
 from draftmark_speculative.drafts import Speculation
@@ -27,10 +28,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "graph", "late", "row_s"),
-    [pytest.param(*one, marks=[pytest.mark.slow] if n % 5 not in (0, 3) else []) for n, one in enumerate(SETTINGS)],
-)
+@pytest.mark.parametrize(("shape", "graph", "late", "row_s"), quick(SETTINGS))
 def test_every_setting_gives_the_plain_text(markov, prompts, run, shape, graph, late, row_s):
     """Chains and trees x eager and recorded graphs x overlap x costs, requests joining and leaving: the plain text."""
     model, head = markov(0.01)
@@ -87,8 +85,7 @@ def test_every_family_gives_the_plain_text(make_model, plain_text, oracle, promp
     assert engine.statistics.mean_accepted > 1.2, "without accepted drafts this tests nothing"
 
 
-@pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize(("shape", "late"), quick(itertools.product(["chain", "tree"], LATE), together=1))
 def test_sampling_gives_the_tokens_of_plain_sampling(markov, prompts, run, shape, late):
     """Randomness is a function of seed, request and position, whatever a round was."""
     model, head = markov(0.01)
@@ -103,17 +100,18 @@ def test_sampling_gives_the_tokens_of_plain_sampling(markov, prompts, run, shape
         assert engine.statistics.plain < engine.statistics.rounds
 
 
-@pytest.mark.parametrize(("graph", "overlap"), [(False, False), (True, True)])
-def test_preempted_requests_lose_nothing(markov, prompts, run, graph, overlap):
+@pytest.mark.parametrize(
+    ("late", "row_s"), [(False, FREE), (True, SOME), pytest.param(True, DEAR, marks=pytest.mark.slow)]
+)
+def test_preempted_requests_lose_nothing(markov, prompts, run, late, row_s):
     """With few pages requests are sent back amid plain and drafted rounds, and still end with their text."""
     model, head = markov(0.01)
     starts = prompts(5, 30, seed=1)
     want, _ = run(model, None, 0, starts)
-    more = {"graph": graph, "overlap": overlap, "host_lengths": HostKind.UPPER_BOUND, "num_pages": 34}
-    for row_s in (FREE, SOME, DEAR):
-        got, engine = run(model, Eagle(head, *SHAPES["tree"]), row_s, starts, **more)
-        assert got == want
-        assert engine.statistics.preemptions > 0
+    more = {"graph": late, "overlap": late, "host_lengths": HostKind.UPPER_BOUND, "num_pages": 34}
+    got, engine = run(model, Eagle(head, *SHAPES["tree"]), row_s, starts, **more)
+    assert got == want
+    assert engine.statistics.preemptions > 0
 
 
 def test_a_batch_larger_than_the_largest_graph_and_budget_decodes_plainly(markov, prompts, run):
@@ -258,7 +256,7 @@ def _never():
     return CostTable({1: Cost(1.0)}, {1: Cost(1.0)})
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_random_joins_cancels_and_exhaustion(seed, markov, table):
     """Under random submissions, cancels, budgets, costs and a small pool, every text is a plain one."""

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.speculative.tests.pairs import quick
 from draftmark_speculative import Eagle, Engine, EngineConfig, FinishReason, HostKind, Sampling, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models.tiny import FAMILIES, tiny_model
 
 COUNT = 20
 SHAPES = {"none": None, "chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33), "one level": (4, 1, 5)}
-IN_STEP = [(False, host) for host in HostKind]
-LATE = [(True, HostKind.UPPER_BOUND), (True, HostKind.UNKNOWN)]
 STRENGTH = 0.01
 
 
@@ -49,19 +48,18 @@ def plain(markov, prompts):
     return starts, texts
 
 
-SETTINGS = itertools.product(SHAPES, [1, 16], [False, True], IN_STEP + LATE)
+SETTINGS = itertools.product(SHAPES, [1, 16], [False, True], [False, True], HostKind)
+"""Shape, page size, graph, overlap and host lengths, which overlap does not have exactly."""
 
 
 @pytest.mark.parametrize(
-    ("shape", "page_size", "graph", "late"),
-    # Every third one, which meets each pair of values, and the others where tests may take their time.
-    [pytest.param(*one, marks=[pytest.mark.slow] if n % 3 else []) for n, one in enumerate(SETTINGS)],
+    ("shape", "page_size", "graph", "overlap", "host"),
+    quick(one for one in SETTINGS if one[-2:] != (True, HostKind.EXACT)),
 )
-def test_every_setting_gives_the_plain_text(markov, plain, shape, page_size, graph, late):
+def test_every_setting_gives_the_plain_text(markov, plain, shape, page_size, graph, overlap, host):
     """Draft shapes x page sizes x eager and recorded graphs x host kinds x overlap, guards on: transformers' text."""
     model, head = markov(STRENGTH)
     starts, texts = plain
-    overlap, host = late
     got, engine = run(model, head, shape, starts, page_size=page_size, graph=graph, overlap=overlap, host_lengths=host)
     assert got == texts
     if SHAPES[shape]:
@@ -69,11 +67,12 @@ def test_every_setting_gives_the_plain_text(markov, plain, shape, page_size, gra
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("late", [IN_STEP[0], LATE[0]])
-def test_a_random_head_is_lossless_on_every_family(make_model, plain_text, random_head, prompts, family, late):
+@pytest.mark.parametrize(
+    ("overlap", "host"), [pytest.param(False, HostKind.EXACT, marks=pytest.mark.slow), (True, HostKind.UPPER_BOUND)]
+)
+def test_a_random_head_is_lossless_on_every_family(make_model, plain_text, random_head, prompts, family, overlap, host):
     """Windows, soft caps, scaled embeddings: a head that guesses wrong costs nothing but time."""
     starts = prompts(4, 30, seed=2)
-    overlap, host = late
     got, _ = run(make_model(family), random_head(), "tree", starts, overlap=overlap, host_lengths=host, graph=True)
     assert got == [plain_text(family, tuple(prompt), COUNT) for prompt in starts]
 
@@ -92,9 +91,10 @@ def test_sampling_gives_the_tokens_of_plain_sampling(markov, prompts, shape, ove
         assert engine.statistics.mean_accepted > 1.1
 
 
-@pytest.mark.parametrize("shape", ["none", "chain", "tree"])
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize(
+    ("shape", "overlap", "page_size"),
+    quick(itertools.product(["none", "chain", "tree"], [False, True], [1, 7, 16])),
+)
 def test_the_context_wall(markov, prompts, shape, overlap, page_size):
     """Requests end exactly at max_context_len, though trees, and rounds already sent, reach past it."""
     model, head = markov(STRENGTH)
@@ -134,7 +134,7 @@ def test_no_round_is_sent_for_a_request_that_ends_with_what_is_under_way(markov,
     assert (engine.statistics.rounds, engine.statistics.late, engine.statistics.host_syncs) == (7, 0, 8)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_random_joins_cancels_and_exhaustion(seed, markov, plain_of):
     """Under random submissions, cancels and a small pool, in step or a round late, every text is a plain one."""
@@ -200,8 +200,7 @@ def plain_of(markov):
     return text
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("overlap", "graph"), quick(itertools.product([False, True], [False, True]), together=1))
 def test_preempted_requests_lose_nothing(markov, plain, overlap, graph):
     """With pages for little more than one request, what was in flight when a request was sent back is kept."""
     model, head = markov(STRENGTH)
