@@ -20,29 +20,6 @@ from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.runner.session import DEVICE_LOST
 
 ONE = "supports.mandatory_profile"
-HOOKS = """
-from dataclasses import replace
-from types import SimpleNamespace
-from draftmark import hookimpl
-from draftmark.reference import ReferencePlugin, contract, sizing
-
-_reference = ReferencePlugin()
-globals().update({name: getattr(_reference, name) for name in dir(_reference) if name.startswith("draftmark_")})
-
-@hookimpl
-def draftmark_describe():
-    return replace(_reference.info, name=NAME)
-
-"""
-
-
-def _install(folder: Path, name: str, body: str) -> None:
-    """A distribution that registers `name`: the reference with `body` appended to its hooks."""
-    (folder / f"bad_{name}.py").write_text(f"NAME = {name!r}\n{HOOKS}{body}")
-    info = folder / f"bad_{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bad-{name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[draftmark.backends.v1]\n{name} = bad_{name}\n")
 
 
 def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -163,12 +140,13 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
         (DEVICE_LOST, 0, f"ended with code {DEVICE_LOST}"),
     ],
 )
-def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, code: int, workers: int, words: str) -> None:
+def test_plugin_that_ends_the_process_fails_one_item(
+    distribution: Callable[..., Path], code: int, workers: int, words: str
+) -> None:
     """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
-    _install(tmp_path, "dies", body)
-    status, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
+    status, text, items = _contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
     assert status == 1, text
     assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
     assert len(items) == 5
@@ -193,16 +171,16 @@ def draftmark_supports(geometry):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_item_that_costs_the_device_fails_alone(tmp_path: Path, workers: int) -> None:
+def test_an_item_that_costs_the_device_fails_alone(distribution: Callable[..., Path], workers: int) -> None:
     """Behind an illegal access every call of the process fails: the rest runs in another one."""
-    _install(tmp_path, "loses", LOSES)
+    folder = distribution("loses", extra=LOSES)
     k = "opens_what_it_supports_on_device and (mha or gqa)"
-    code, text, items = _contract(tmp_path, "loses", k=k, tier="device", device="cpu", workers=workers)
+    code, text, items = _contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
     assert code == 1, text
     failed = [item for item, outcome in items.items() if outcome == "failed"]
     assert failed == ["supports.opens_what_it_supports_on_device[target-mha]"]
     assert len(items) > 10
-    record = json.loads((tmp_path / "verdict.json").read_text())
+    record = json.loads((folder / "verdict.json").read_text())
     (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
     assert "raised RuntimeError: an illegal memory access" in message
     assert "the device took no more work of its process" in message
@@ -216,23 +194,27 @@ def _no_verdict(folder: Path, name: str, **more: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo('somebody', 'any', 0, True)\n"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (None, "no installed distribution registers it"),
         ("raise ValueError('no driver')\n", "raised ValueError: no driver"),
         ("import not_there\n", "No module named 'not_there'"),
-        ("NAME = 'somebody'\n", "says its name is 'somebody'"),
+        (NAMED_OTHERWISE, "says its name is 'somebody'"),
         ("import os\nos._exit(7)\n", "ended the process with code 7"),
         ("import ctypes\nctypes.string_at(0)\n", "ended the process with code -11"),
     ],
     ids=["nobody", "raises", "lacks a module", "lies", "exits", "segfaults"],
 )
-def test_a_backend_that_does_not_load_is_one_sentence(tmp_path: Path, body: str | None, words: str) -> None:
+def test_a_backend_that_does_not_load_is_one_sentence(
+    distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
+) -> None:
     """Whatever its import does, there is a verdict with the cause, in a record too, and no item is tried."""
-    if body is not None:
-        _install(tmp_path, "unloadable", body)
-    code, text, items = _contract(tmp_path, "unloadable")
+    folder = tmp_path if body is None else distribution("unloadable", extra=body)
+    code, text, items = _contract(folder, "unloadable")
     assert (code, items) == (1, {})
     assert "unloadable does not conform to draftmark contract" in text and words in text
     assert len(text.splitlines()) < 5
@@ -256,18 +238,18 @@ def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(tmp_path
 ZEROS = """
 @hookimpl
 def draftmark_open_backend(geometry, arena):
-    backend = _reference.open_backend(geometry, arena)
+    backend = reference.open_backend(geometry, arena)
     backend.attend = lambda q, cache, batch, out: out.zero_()
     return backend
 """
 """The simplest wrong kernel."""
 
 
-def test_a_backend_that_is_wrong_everywhere_prints_one_screen(tmp_path: Path) -> None:
+def test_a_backend_that_is_wrong_everywhere_prints_one_screen(distribution: Callable[..., Path]) -> None:
     """The first failing checks in full, in the order of learning, then a line for each other one, then the verdict."""
-    _install(tmp_path, "zeros", ZEROS)
+    folder = distribution("zeros", extra=ZEROS)
     most = "not proof and not covers and not production and not random"
-    code, text, items = _contract(tmp_path, "zeros", tier="host", sample=1, k=most)
+    code, text, items = _contract(folder, "zeros", tier="host", sample=1, k=most)
     assert code == 1
     assert Counter(items.values())["failed"] > 30
     lines = text.splitlines()
@@ -280,14 +262,14 @@ def test_a_backend_that_is_wrong_everywhere_prints_one_screen(tmp_path: Path) ->
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
-def test_a_failing_history_says_which_seed_drew_it(tmp_path: Path) -> None:
+def test_a_failing_history_says_which_seed_drew_it(distribution: Callable[..., Path]) -> None:
     """--item runs exactly this one; --seed draws other histories, and a failure names the seed that brings it back."""
-    _install(tmp_path, "zeros", ZEROS)
+    folder = distribution("zeros", extra=ZEROS)
     item = "random_history.equals_the_oracle[plain-0]"
-    code, text, items = _contract(tmp_path, "zeros", items=[item], seed=7)
+    code, text, items = _contract(folder, "zeros", items=[item], seed=7)
     assert (code, items) == (1, {item: "failed"})
     assert "the shortest history that was found, with --seed 7" in text
-    code, text = _no_verdict(tmp_path, "reference", seed=7, journal_path="run.jsonl")
+    code, text = _no_verdict(folder, "reference", seed=7, journal_path="run.jsonl")
     assert code == 2 and "--seed goes with no --journal" in text
 
 
@@ -300,11 +282,11 @@ item = "supports.mandatory_profile[*]"
 """
 
 
-def test_known_failures_are_read_from_the_plugins_folder(tmp_path: Path) -> None:
+def test_known_failures_are_read_from_the_plugins_folder(distribution: Callable[..., Path]) -> None:
     """contract.toml beside the plugin's module excuses the items that it names."""
-    _install(tmp_path, "excused", RAISES)
-    (tmp_path / "contract.toml").write_text(KNOWN)
-    code, text, items = _contract(tmp_path, "excused", k=ONE, allow_known=True)
+    folder = distribution("excused", extra=RAISES)
+    (folder / "throwaway_draftmark_excused" / "contract.toml").write_text(KNOWN)
+    code, text, items = _contract(folder, "excused", k=ONE, allow_known=True)
     assert code == 0, text
     assert set(items.values()) == {"declared"}
 

@@ -1,4 +1,4 @@
-"""Fixtures of the speculative loop: tiny models, their plain text, and a drafter that knows the answer."""
+"""Fixtures of the speculative loop: tiny models, their plain text, drafters that know the answer, or guess."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from draftmark_speculative import DraftTree, Speculation
+from draftmark_speculative.adaptive.costs import Cost, CostTable
+from draftmark_speculative.eagle import DraftHead, HeadConfig
+from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models.tiny import tiny_model
 
-VOCAB = 256
+VOCAB, WIDTH = 256, 48
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,34 @@ def prompts():
         return [[draw.randrange(VOCAB) for _ in range(draw.randint(1, longest))] for _ in range(count)]
 
     return make
+
+
+@cache
+def _random_head(features: tuple[int, ...] = (0, 1, 2), seed: int = 0, draft_vocab: int | None = None) -> DraftHead:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = DraftHead(HeadConfig(WIDTH, VOCAB, 4, 2, 12, 96, features, draft_vocab))
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0, 0.3)
+        if draft_vocab is not None:
+            head.d2t.copy_(torch.randperm(VOCAB)[:draft_vocab])
+    return head.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="session")
+def random_head():
+    """(feature_layers, seed, draft_vocab) → a head with wide random weights."""
+    return _random_head
+
+
+@pytest.fixture(scope="session")
+def markov():
+    """strength → (model, head): drafts are always right at 0, about two tokens at 0.01, hardly ever at 1."""
+    return cache(tiny_pair)
+
+
+@pytest.fixture(scope="session")
+def table():
+    """row_s → a cost table: a second a round, and `row_s` more for each row of a budget beyond the first."""
+    return lambda row_s: CostTable({1: Cost(1.0), 64: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row_s)})

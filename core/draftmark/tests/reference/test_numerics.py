@@ -33,7 +33,7 @@ def assert_close(scene, out, want):
 def test_attention_equals_a_float64_loop(dtype, scenery, open_reference, random_stage, truth):
     """All modes, MHA, GQA and MQA, head_dim 20, 64 and 80, soft cap and own scale, NaN in every unused KV slot."""
 
-    @settings(max_examples=120)
+    @settings(max_examples=50)
     @given(data=st.data())
     def check(data):
         heads, kv_heads = data.draw(st.sampled_from(HEADS))
@@ -63,7 +63,7 @@ def test_attention_equals_a_float64_loop(dtype, scenery, open_reference, random_
 def test_only_the_slots_of_live_rows_and_the_null_page_change(mode, scenery, open_reference, random_stage):
     """Every byte of the pool but the forward's own slots is the same before and after, padded requests or not."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=20)
     @given(scene=scenery.scenes(mode))
     def check(scene):
         stage, q = random_stage(scene)

@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import torch
 
-from core.speculative.tests.pairs import quick
+from core.pairs import quick
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
 from draftmark_speculative.eagle import dense_attention
 from draftmark_speculative.eagle.drafter import Accepted, HeadDrafter
