@@ -215,8 +215,7 @@ def main() -> int:
     args = parser.parse_args()
     report = soak(args)
     print(json.dumps(report, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    origin.write(args.json, report)
     leaked = args.device.startswith("cuda") and report["bytes_at_end"] > report["bytes_after_first_lives"]
     return 1 if report["wrong"] or leaked else 0
 
