@@ -6,16 +6,15 @@ either, which are plain where drafts do not pay.
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from benchmarks.decode import soak
 from core.pairs import quick
-from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, FinishReason, HostKind, Ngram, generate
+from draftmark_speculative import Adaptive, Eagle, EngineConfig, FinishReason, HostKind, Ngram, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models.tiny import FAMILIES, tiny_model
 from draftmark_speculative.sampling import Sampling
@@ -211,78 +210,12 @@ def test_ngram_drafts_pay_on_a_repeating_text(make_model):
     assert engine.statistics.rounds <= 40
 
 
-@pytest.fixture(scope="session")
-def plain_of(decode):
-    """prompt → 16 tokens of plain decoding, cached."""
-    cache = {}
-
-    def text(prompt):
-        if prompt not in cache:
-            (out,), _ = decode("none", [prompt], count=16, max_context_len=32)
-            cache[prompt] = out.tokens
-        return cache[prompt]
-
-    return text
+LIVES = [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
 
 
-def check_pages(engine):
-    """No page has two owners, none is leaked, the null page is never live, and rows of the table name own pages."""
-    scheduler, state = engine._scheduler, engine._state
-    held = [page for r in [*scheduler.waiting, *scheduler.prefilling, *scheduler.running] for page in r.pages]
-    assert len(held) == len(set(held)) == engine.pages.in_use
-    assert 0 not in held
-    for request in [*scheduler.prefilling, *scheduler.running]:
-        assert state.page_table[request.row, : len(request.pages)].tolist() == request.pages
-    assert not state.lengths.device[state.lengths.first_null_row :].any()
-    assert not state.page_table[state.lengths.first_null_row :].any()
-
-
-@settings(derandomize=True, deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32))
-def test_random_joins_cancels_and_exhaustion(seed, markov, oracle, table, plain_of):
-    """Under random submissions, cancels and a small pool, in step or a round late, every text is a plain one."""
-    draw = random.Random(seed)
-    model, head = markov(STRENGTH)
-    starts = [[draw.randrange(256) for _ in range(draw.randint(1, 12))] for _ in range(draw.randint(1, 5))]
-    wanted = [plain_of(tuple(prompt)) for prompt in starts]
-    limits = [draw.randint(1, 16) for _ in starts]
-    shape = draw.choice([(1, 4, 5), (4, 3, 12)])
-    known = oracle(*draw.choice([(1, 4), (3, 6)]), tuple(wanted))
-    speculate = draw.choice([None, known, Eagle(head, *shape), Eagle(head, *shape)])
-    if speculate is not None and draw.random() < 0.5:
-        speculate = Adaptive(speculate, (), table(draw.choice([FREE, SOME, DEAR])), draw.choice([0.0, 0.5]))
-    by_head = speculate is None or known not in (speculate, getattr(speculate, "drafts", None))
-    overlap = by_head and draw.random() < 0.7
-    config = EngineConfig(
-        speculate=speculate, page_size=draw.choice([1, 4]), overlap=overlap, max_num_reqs=draw.randint(1, 3),
-        max_context_len=32, max_extend_tokens=draw.randint(1, 9), guard=True, num_pages=draw.choice([None, 70]),
-        host_lengths=draw.choice(list(HostKind)[1:] if overlap else list(HostKind)),
-    )  # fmt: skip
-    engine = Engine(model, config)
-    joined, cancelled = 0, {}
-    given_out = [()] * len(starts)
-    while joined < len(starts) or engine.busy:
-        if joined < len(starts) and draw.random() < 0.5:
-            assert engine.submit(starts[joined], limits[joined]) == joined
-            joined += 1
-        for progress in engine.step():
-            assert progress.tokens
-            assert progress.request_id not in cancelled, "a cancelled request gives nothing more"
-            given_out[progress.request_id] += progress.tokens
-        check_pages(engine)
-        live = [r for r in range(joined) if engine._requests[r].finish is None]
-        if live and draw.random() < 0.07:
-            one = draw.choice(live)
-            engine.cancel(one)
-            cancelled[one] = engine.output(one)
-            check_pages(engine)
-    for request, prompt in enumerate(starts):
-        text = engine.output(request)
-        assert text == given_out[request] == wanted[request][: len(text)], (seed, config)
-        if request in cancelled:
-            assert text == cancelled[request]
-        else:
-            assert len(text) == min(limits[request], 32 - len(prompt)), (seed, config)
-    assert engine.pages.in_use == 0
-    for group in engine._layers.groups:
-        group.arena.check()
+@pytest.mark.parametrize("seed", LIVES)
+def test_random_lives(monkeypatch, markov, seed):
+    """The soak in small: random settings, joins, stops, cancels, walls and small pools; every text is a plain one."""
+    monkeypatch.setattr(soak, "REQUESTS", (4, 8))
+    model, head = markov(STRENGTH, vocab_size=soak.VOCAB)
+    assert soak.one_life(seed, model, head, "reference", Counter()) == []
