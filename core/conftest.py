@@ -165,38 +165,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Terminal]:
     return make
 
 
-COMPLETE = """
-from draftmark import BackendInfo
-from draftmark.reference import ReferencePlugin
-
-class Plugin(ReferencePlugin):
-    info = BackendInfo(name={name!r}, device={device!r}, contract_minor=0, host_kernels=False, runtime={runtime!r})
-"""
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Put a distribution with one backend first on the path; its module has the given source."""
-
-    def installed(name: str, source: str | None = None, dist: str = "", group: str = "v1", **info: Any) -> Path:
-        dist = dist or f"draftmark-{name}"
-        folder = tmp_path / dist
-        metadata = folder / f"{dist.replace('-', '_')}-1.2.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n")
-        module = f"plugin_{name}_{dist.replace('-', '_')}"
-        source = source or COMPLETE.format(name=name, **({"device": "any", "runtime": ()} | info))
-        target = f"{module}:Plugin" if "class Plugin" in source else module
-        (metadata / "entry_points.txt").write_text(f"[draftmark.backends.{group}]\n{name} = {target}\n")
-        (folder / f"{module}.py").write_text(source)
-        # Another test of this process may have imported a backend of the same name.
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        monkeypatch.syspath_prepend(folder)
-        return folder
-
-    return installed
-
-
 @pytest.fixture
 def broken_torch(tmp_path: Path) -> Path:
     """A folder whose `torch` raises on import."""
@@ -214,7 +182,7 @@ globals().update({{name: getattr(reference, name) for name in dir(reference) if 
 
 @hookimpl
 def draftmark_describe():
-    return BackendInfo({name!r}, "any", 0, True)
+    return BackendInfo(**{info!r})
 """
 """A whole backend: the reference's hooks under another name. Tests append what breaks it."""
 
@@ -223,7 +191,8 @@ def draftmark_describe():
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Make a throw-away installed distribution that registers a backend; returns the folder that is on the path.
 
-    `source` replaces the module's text, `extra` is appended to it; `entries` replaces entry_points.txt.
+    `source` replaces the module's text, `extra` is appended to it, `info` replaces fields of its BackendInfo; `entries`
+    replaces entry_points.txt, which names the module, or the class Plugin of a source that has one.
     """
     made: list[str] = []
 
@@ -236,19 +205,22 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         entries: str | None = None,
         group: str = "draftmark.backends.v1",
         metadata: str = "Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n",
+        **info: Any,
     ) -> Path:
         project = project or f"draftmark-{backend}"
         module = f"throwaway_{project.replace('-', '_')}"
         made.append(module)
         site = tmp_path / f"site{len(made)}"
-        info = site / f"{project.replace('-', '_')}-1.0.dist-info"
-        info.mkdir(parents=True)
+        folder = site / f"{project.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir(parents=True)
         (site / module).mkdir()
-        text = BACKEND_SOURCE.format(name=backend) if source is None else source
-        (site / module / "__init__.py").write_text(text + "\n" + extra)
+        told = {"name": backend, "device": "any", "contract_minor": 0, "host_kernels": True} | info
+        text = (BACKEND_SOURCE.format(info=told) if source is None else source) + "\n" + extra
+        (site / module / "__init__.py").write_text(text)
         if metadata:
-            (info / "METADATA").write_text(metadata.format(project=project))
-        (info / "entry_points.txt").write_text(entries or f"[{group}]\n{backend} = {module}\n")
+            (folder / "METADATA").write_text(metadata.format(project=project))
+        target = f"{module}:Plugin" if "class Plugin" in text else module
+        (folder / "entry_points.txt").write_text(entries or f"[{group}]\n{backend} = {target}\n")
         monkeypatch.syspath_prepend(str(site))
         return site
 

@@ -30,7 +30,18 @@ SOURCES = [
     for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))
 ]
 NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", "emulator", "tests", "training")
-BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+BUILD = """
+import os, sys
+from setuptools.build_meta import build_wheel
+folder, *sources = sys.argv[1:]
+for source in sources:
+    if child := os.fork():  # setuptools is imported once, and builds one distribution a process
+        assert os.waitpid(child, 0)[1] == 0, source
+    else:
+        os.chdir(source)
+        build_wheel(folder)
+        os._exit(0)
+"""
 Wheels = dict[str, Path]
 
 
@@ -49,18 +60,22 @@ def alone(file: Path) -> Iterator[None]:
         yield
 
 
-def build(source: Path, folder: Path) -> Path:
-    """One wheel, from a copy, so that no build folder is left in the tree to leak old files into a later wheel."""
-    copy = shutil.copytree(source, folder / "sources" / source.name, ignore=NOT_COPIED)
-    done = run(sys.executable, "-c", BUILD, folder, cwd=copy)
+def build(sources: list[Path], folder: Path) -> None:
+    """Wheels, from copies, so that no build folder is left in the tree to leak old files into a later wheel."""
+    copies = [shutil.copytree(one, folder / "sources" / one.name, ignore=NOT_COPIED) for one in sources]
+    done = run(sys.executable, "-c", BUILD, folder, *copies)
     assert done.returncode == 0, done.stderr
-    return folder / done.stdout.split()[-1]
 
 
 @pytest.fixture(name="build", scope="session")
 def _build() -> Callable[[Path, Path], Path]:
     """(source, folder) → the wheel of a distribution that is not one of ours."""
-    return build
+
+    def one(source: Path, folder: Path) -> Path:
+        build([source], folder)
+        return next(folder.glob("*.whl"))
+
+    return one
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +86,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
     folder.mkdir(exist_ok=True)
     with alone(folder / "lock"):
         if not (folder / "built").exists():
-            for source in SOURCES:
-                build(source, folder)
+            build(SOURCES, folder)
             (folder / "built").touch()
     return {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
 
@@ -116,14 +130,10 @@ def environment(wheels: Wheels, tmp_path: Path) -> Callable[..., Path]:
                 if not (site / top).exists():
                     (site / top).symlink_to(md.distribution(name).locate_file(top))
         python = tmp_path / "env" / "bin" / "python"
-        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", python, "install")
-        done = run(
-            *pip,
-            "--no-deps",
-            "--no-index",
-            *[wheels[name] for name in names & set(wheels)],
-            *[wheels.get(one, one) for one in bare],
-        )
+        # As `pip --python` runs it, without the first of its two processes.
+        pip = (python, md.distribution("pip").locate_file("pip"), "--quiet", "--disable-pip-version-check", "install")
+        asked_for = [wheels[name] for name in names & set(wheels)] + [wheels.get(one, one) for one in bare]
+        done = run(*pip, "--no-deps", "--no-index", *asked_for)
         assert done.returncode == 0, done.stderr
         return python.parent
 

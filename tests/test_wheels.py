@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from draftmark.cli import main
 
 Environment = Callable[..., Path]
 PLUGINS = sorted(path.parent.name for path in (Path(__file__).parent.parent / "plugins").glob("*/pyproject.toml"))
@@ -107,17 +104,3 @@ def test_a_head_brings_the_loop_when_asked_and_is_found_by_its_model(environment
     assert done.stdout.split() == ["__init__.py", "head.json", "head.safetensors", "py.typed", "training.json"], (
         done.stderr
     )
-
-
-def test_a_package_fresh_from_new_backend_is_judged(
-    environment: Environment, build: Callable[[Path, Path], Path], tmp_path: Path
-) -> None:
-    """Its wheel, beside those of the core and the contract: sizing, proofs, and metadata as the kernel reads it."""
-    assert main(["new-backend", "my_npu", "--folder", str(tmp_path)]) == 0
-    wheel = build(tmp_path / "draftmark-my-npu", tmp_path)
-    commands = environment("draftmark-contract[torch,proof]", bare=(wheel,))
-    asked = "load or proof and target or decodes_to_the_token_history and small-decode"
-    done = run(commands / "draftmark", "contract", "my_npu", "-k", asked, "--json", tmp_path / "record.json")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = json.loads((tmp_path / "record.json").read_text())["results"]
-    assert {row["tier"] for row in rows} == {"sizing", "host"}

@@ -15,9 +15,7 @@ whole grid as fits, and goes on where the file of --json ends, as long as the co
 from __future__ import annotations
 
 import argparse
-import importlib.metadata as md
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -93,17 +91,6 @@ def _line(row: dict) -> str:
     )
 
 
-def versions() -> dict[str, str]:
-    """What was measured, by distribution."""
-    found = {"python": sys.version.split()[0], "cuda": torch.version.cuda or ""}
-    for name in ("torch", "triton", "flashinfer-python", "draftmark"):
-        try:
-            found[name] = md.version(name)
-        except md.PackageNotFoundError:
-            found[name] = "absent"
-    return found | stubs.versions()
-
-
 def main() -> None:
     """Parse, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -129,19 +116,19 @@ def main() -> None:
             rows += measure(case, asked)
             torch.cuda.empty_cache()
     result = described(commit, rows) | {"metadata": metadata, "graph_state": memory}
-    if args.json:
-        if args.append:
-            first = json.loads(args.json.read_text(encoding="utf-8"))
-            named = {row["backend"] for row in rows}
-            kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != named]
-            result = first | {"later_runs": [*kept, result]}
-        write(args.json, result)
+    if args.append:
+        first = json.loads(args.json.read_text(encoding="utf-8"))
+        named = {row["backend"] for row in rows}
+        kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != named]
+        result = first | {"later_runs": [*kept, result]}
+    origin.write(args.json, result)
 
 
 def described(commit: str, rows: list[dict]) -> dict:
     """A run's rows, and what was measured where."""
+    versions = origin.versions("torch", "triton", "flashinfer-python", "draftmark") | stubs.versions()
     return {
-        "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions(), "rows": rows,
+        "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions, "rows": rows,
     }  # fmt: skip
 
 
@@ -159,14 +146,7 @@ def measure_grid(path: Path | None, commit: str, asked: set[str] | None, late: C
         if case.name not in known:
             result["rows"] += measure(case, asked)
             torch.cuda.empty_cache()
-            if path:
-                write(path, result)
-
-
-def write(path: Path, result: dict) -> None:
-    """A result file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            origin.write(path, result)
 
 
 if __name__ == "__main__":

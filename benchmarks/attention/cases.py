@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from draftmark.tree import ancestors, depths, pack_bits
 from draftmark_contract.cli.measuring import replayed_us
 
 from .models import STANDARD, Model
@@ -102,7 +103,7 @@ def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
     mask = depth = seen = None
     if case.tree:
         seen, depth = _trees(case, device)
-        mask = _pack(seen)
+        mask = pack_bits(seen.flatten(0, 1), -(-tail // 32))
     return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen)
 
 
@@ -123,24 +124,9 @@ def _cache(
 def _trees(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Random trees: every slot but the first has a random earlier parent."""
     requests, tail, q_len = len(case.lens), case.tail_len, case.q_len
-    seen = torch.eye(tail, dtype=torch.bool).repeat(requests, 1, 1)
-    depth = torch.zeros(requests, tail, dtype=torch.int32)
-    for s in range(1, tail):
-        parent = torch.randint(0, s, (requests,))
-        rows = torch.arange(requests)
-        seen[rows, s] |= seen[rows, parent]
-        depth[rows, s] = depth[rows, parent] + 1
-    return seen[:, tail - q_len :].contiguous().to(device), depth.to(device)
-
-
-def _pack(seen: torch.Tensor) -> torch.Tensor:
-    requests, q_len, tail = seen.shape
-    words = -(-tail // 32)
-    bits = torch.zeros(requests * q_len, words * 32, dtype=torch.int64, device=seen.device)
-    bits[:, :tail] = seen.view(-1, tail)
-    weights = 1 << torch.arange(32, device=seen.device)
-    packed = (bits.view(-1, words, 32) * weights).sum(-1)
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    parents = [torch.full((requests,), -1), *(torch.randint(0, slot, (requests,)) for slot in range(1, tail))]
+    seen = ancestors(torch.stack(parents, 1))
+    return seen[:, tail - q_len :].contiguous().to(device), depths(seen).int().to(device)
 
 
 def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: str = "exact") -> torch.Tensor:

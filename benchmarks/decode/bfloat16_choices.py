@@ -40,12 +40,11 @@ def main() -> None:
             "largest_gaps": [round(gap, 3) for gap in gaps.topk(5).values.tolist()],
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
-    if args.json:
-        about = {
-            "schema": 1, "commit": commit, "model": exact.name, "device": origin.device_name(args.device),
-            "torch": torch.__version__,
-        }  # fmt: skip
-        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    about = {
+        "schema": 1, "commit": commit, "model": exact.name, "device": origin.device_name(args.device),
+        "torch": torch.__version__,
+    }  # fmt: skip
+    origin.write(args.json, {**about, "rows": rows})
 
 
 @torch.inference_mode()

@@ -15,7 +15,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +109,10 @@ def provenance() -> dict[str, Any]:
     """Commit, machine and versions."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), platform.processor())
-    names = ("draftmark", "torch", "transformers", "numpy")
     return {
         "commit": origin.commit(),
         "device": f"{cpu}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
+        "versions": origin.versions("draftmark", "torch", "transformers", "numpy"),
     }
 
 
@@ -148,8 +146,7 @@ def main() -> None:
         "demo_medians": summary, "rows": rows,
     }  # fmt: skip
     print(json.dumps(summary))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    origin.write(args.json, result)
 
 
 if __name__ == "__main__":

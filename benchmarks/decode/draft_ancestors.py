@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import origin
 from benchmarks.prompts import fixed_set
 from draftmark_speculative import Eagle, EngineConfig, generate
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
@@ -84,9 +85,8 @@ def main() -> None:
         }  # fmt: skip
         found.append(row)
         print(json.dumps(row), flush=True)
-    if args.json:
-        result = {"model": model.name, "prompts": len(prompts), "max_new_tokens": args.max_new_tokens, "rows": found}
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"model": model.name, "prompts": len(prompts), "max_new_tokens": args.max_new_tokens, "rows": found}
+    origin.write(args.json, result)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,8 @@ draft of topk 8 leaves them, `chain` the deepest there is; a target agrees with 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata as md
 import itertools
-import json
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,14 +172,11 @@ def main() -> None:
     commit = args.commit or origin.commit()
     cases = itertools.product(NODES, REQUESTS, TREES)
     rows = [row for nodes, requests, tree in cases for row in measure(requests, nodes, tree)]
-    versions = {"python": sys.version.split()[0], "cuda": torch.version.cuda or ""}
-    versions |= {name: md.version(name) for name in ("torch", "triton", "draftmark")}
+    versions = origin.versions("torch", "triton", "draftmark")
     result = {
         "schema": 1, "commit": commit, "device": torch.cuda.get_device_name(), "versions": versions, "rows": rows,
     }  # fmt: skip
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    origin.write(args.json, result)
 
 
 if __name__ == "__main__":

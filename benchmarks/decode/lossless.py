@@ -11,7 +11,6 @@ backend's logits may err twice as much as transformers' own. Exit code 1 if a se
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,8 +126,7 @@ def main() -> int:
                 rows.append(row)
                 name = f"{row['backend']:16} {row['dtype']:9} {row['draft']:6} {'graph' if row['graph'] else 'eager'}"
                 print(f"{name} {row['result']}, {row.get('near_ties', 0)} near ties", flush=True)
-                if args.json:  # after every row: a machine may be taken away
-                    args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                origin.write(args.json, {**about, "rows": rows})  # after every row: a machine may be taken away
     return int(any(row["result"] == "differs" for row in rows))
 
 

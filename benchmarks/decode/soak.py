@@ -102,6 +102,7 @@ def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter
     """Run one engine until every request has ended; the ids that were cancelled."""
     joined, cancelled = 0, set[int]()
     running: set[int] = set()
+    given: dict[int, tuple[int, ...]] = {}
     while joined < len(wanted) or engine.busy:
         while joined < len(wanted) and draw.random() < 0.3:
             wish = wanted[joined]
@@ -110,19 +111,39 @@ def live(engine: Engine, wanted: list[Wish], draw: random.Random, count: Counter
         for progress in engine.step():
             if progress.request_id in cancelled or not progress.tokens:
                 raise AssertionError(f"request {progress.request_id} got {progress.tokens} after it was cancelled")
+            given[progress.request_id] = given.get(progress.request_id, ()) + progress.tokens
             if progress.finish is not None:
                 running.discard(progress.request_id)
                 count[f"ended by {progress.finish}"] += 1
+        check_pages(engine)
         if running and draw.random() < 0.01:
             one = draw.choice(sorted(running))
             running.discard(one)
             cancelled.add(one)
             engine.cancel(one)
             count[f"ended by {FinishReason.CANCELLED}"] += 1
+            check_pages(engine)
     engine.step()
     if engine.pages.in_use:
         raise AssertionError(f"{engine.pages.in_use} pages were not given back")
+    for group in engine._layers.groups:
+        group.arena.check()
+    if lost := [one for one in given if engine.output(one) != given[one]]:
+        raise AssertionError(f"requests {lost} were given other tokens than they have")
     return cancelled
+
+
+def check_pages(engine: Engine) -> None:
+    """No page has two owners, none is leaked, a null page is never live, and rows of the table name own pages."""
+    scheduler, state = engine._scheduler, engine._state
+    seated = [*scheduler.prefilling, *scheduler.running]
+    held = [page for request in [*scheduler.waiting, *seated] for page in request.pages]
+    if not len(held) == len(set(held)) == engine.pages.in_use or 0 in held:
+        raise AssertionError(f"requests hold {sorted(held)}, and {engine.pages.in_use} pages are in use")
+    wrong = [r.id for r in seated if state.page_table[r.row, : len(r.pages)].tolist() != r.pages]
+    null = state.lengths.first_null_row
+    if wrong or state.lengths.device[null:].any() or state.page_table[null:].any():
+        raise AssertionError(f"rows of requests {wrong}, or null rows, of the page table are another's")
 
 
 def plain_texts(model: Any, config: EngineConfig, wanted: list[Wish]) -> list[tuple[int, ...]]:
@@ -215,8 +236,7 @@ def main() -> int:
     args = parser.parse_args()
     report = soak(args)
     print(json.dumps(report, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    origin.write(args.json, report)
     leaked = args.device.startswith("cuda") and report["bytes_at_end"] > report["bytes_after_first_lives"]
     return 1 if report["wrong"] or leaked else 0
 

@@ -8,13 +8,7 @@ carries its number. Hatched bars answer an easier question: no tree mask (causal
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
-from benchmarks.origin import RESULTS, ROOT
-
-from .svg import text
+from .svg import command, page, text
 
 OURS = "cuda_triton"
 COLOURS = {
@@ -29,15 +23,10 @@ LABELS = {
 EASIER = {"causal": "causal", "none": "prefix only"}
 LIMIT = 5.0
 LEFT, RIGHT, UNIT, BAR, GAP, TOP = 168, 96, 118, 11, 16, 86
-STYLE = """
-svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px }
-.ink { fill: #1f2328 } .dim { fill: #59636e } .rule { stroke: #d1d9e0 } .one { stroke: #1f2328 } .ours { fill: #1f2328 }
-.small { font-size: 10.5px } .title { font-size: 15px; font-weight: 600 } .page { fill: #ffffff }
-@media (prefers-color-scheme: dark) {
-  .ink { fill: #f0f6fc } .dim { fill: #9198a1 } .rule { stroke: #3d444d } .one { stroke: #f0f6fc }
-  .ours { fill: #f0f6fc } .page { fill: #0d1117 }
-}
-"""
+HATCHES = (
+    '<defs><pattern id="easier" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="page" width="2.2" height="5" opacity="0.75"/></pattern></defs>'
+)
 
 
 def timed(result: dict) -> dict[str, dict[str, dict]]:
@@ -72,17 +61,8 @@ def draw(result: dict) -> str:
         text(16, height - 10, _caption(result), "dim small"),
         *_legend(),
     ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
-            f'height="{height:.0f}" role="img" aria-label="Attention times of peers relative to cuda_triton">',
-            f"<style>{STYLE}</style>",
-            '<defs><pattern id="easier" width="5" height="5" patternUnits="userSpaceOnUse" '
-            'patternTransform="rotate(45)"><rect class="page" width="2.2" height="5" opacity="0.75"/></pattern></defs>',
-            f'<rect class="page" width="{width}" height="{height:.0f}" rx="6"/>',
-            *marks[:1], *marks[2:], *parts, marks[1], *head, "</svg>", "",
-        ]
-    )  # fmt: skip
+    label = "Attention times of peers relative to cuda_triton"
+    return page(width, height, label, [*marks[:1], *marks[2:], *parts, marks[1], *head], HATCHES)
 
 
 def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
@@ -171,13 +151,7 @@ def _us(value: float) -> str:
 
 def main() -> None:
     """Read, draw, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS / "attention-h200.json")
-    parser.add_argument("--svg", type=Path, default=ROOT / "docs" / "attention-h200.svg")
-    args = parser.parse_args()
-    result = json.loads(args.json.read_text(encoding="utf-8"))
-    args.svg.write_text(draw(result), encoding="utf-8")
-    print(table(result), speedups(result), sep="\n\n")
+    command(__doc__, "attention-h200.json", "attention-h200.svg", draw, table, speedups)
 
 
 if __name__ == "__main__":

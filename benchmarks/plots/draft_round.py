@@ -23,21 +23,10 @@ from draftmark_speculative import Eagle, Engine, EngineConfig
 from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder
 from draftmark_speculative.models import CausalLM, load_model
 
-from .svg import text
+from .svg import page, text
 
 WIDTH, CELL = 980, 15
 KEPT, BEAM, LOST = "#2da44e", "#4c8eda", "#8a8f98"
-STYLE = """
-svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px }
-.ink { fill: #1f2328 } .dim { fill: #59636e } .rule { stroke: #d1d9e0 } .edge { stroke: #8a8f98 }
-.small { font-size: 10.5px } .title { font-size: 15px; font-weight: 600 }
-.page { fill: #ffffff } .cell { fill: #eaeef2 }
-.code { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 11px }
-@media (prefers-color-scheme: dark) {
-  .ink { fill: #f0f6fc } .dim { fill: #9198a1 } .rule { stroke: #3d444d }
-  .page { fill: #0d1117 } .cell { fill: #21262d }
-}
-"""
 
 
 @dataclass
@@ -141,14 +130,7 @@ def draw(one: Round, name: Callable[[int], str], settings: str) -> str:
         parts += drawn
         y += height + 56
     head = text(16, 24, f"One round of one request, as it ran: {settings}", "dim")
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:.0f}" width="{WIDTH}" height="{y:.0f}" '
-            'role="img" aria-label="One round: draft extend, draft steps, tree and mask, verify, compaction">',
-            f"<style>{STYLE}</style>", f'<rect class="page" width="{WIDTH}" height="{y:.0f}" rx="6"/>', head, *parts,
-            "</svg>", "",
-        ]
-    )  # fmt: skip
+    return page(WIDTH, y, "One round: draft extend, draft steps, tree and mask, verify, compaction", [head, *parts])
 
 
 def extend_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:

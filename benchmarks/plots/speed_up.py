@@ -8,15 +8,10 @@ tokens per second of all requests together. What the file lacks is left out.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-from benchmarks.origin import RESULTS, ROOT
-
-from .svg import text
+from .svg import command, page, text
 
 Key = tuple[str, int]
 """How it drafts, and topk."""
@@ -29,16 +24,6 @@ WAYS: dict[Key, tuple[str, str, str]] = {
 """Label, colour and dashes of each line; plain decoding is the line at 1."""
 TITLES = {"good": "good drafts", "bad": "each accepted with 0.2"}
 WIDTH, HEIGHT, LEFT, TOP, GAP_X, GAP_Y = 300, 190, 56, 92, 56, 72
-STYLE = """
-svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px }
-.ink { fill: #1f2328 } .dim { fill: #59636e } .rule { stroke: #d1d9e0 } .one { stroke: #1f2328 }
-.small { font-size: 10.5px } .title { font-size: 15px; font-weight: 600 } .page { fill: #ffffff }
-@media (prefers-color-scheme: dark) {
-  .ink { fill: #f0f6fc } .dim { fill: #9198a1 } .rule { stroke: #3d444d } .one { stroke: #f0f6fc }
-  .page { fill: #0d1117 }
-}
-"""
-
 Panels = dict[tuple[int, str], dict[Key, dict[int, float]]]
 """By context and profile, by way: speed-up by batch."""
 
@@ -77,13 +62,8 @@ def draw(result: dict[str, Any]) -> str:
         y = TOP + contexts.index(context) * (HEIGHT + GAP_Y)
         parts += _panel(x, y, f"{_tokens(context)} tokens, {TITLES[profile]}", panel, batches, max(most, 1.5))
     label = "Speed-up over plain decoding by batch size"
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{label}">',
-        f"<style>{STYLE}</style>", f'<rect class="page" width="{width}" height="{height}" rx="6"/>',
-        text(16, 24, f"{label}, higher is faster", "ink title"), *_legend(), *parts,
-        text(16, height - 12, _caption(result), "dim small"), "</svg>", "",
-    ])  # fmt: skip
+    head = text(16, 24, f"{label}, higher is faster", "ink title")
+    return page(width, height, label, [head, *_legend(), *parts, text(16, height - 12, _caption(result), "dim small")])
 
 
 def _panel(
@@ -150,13 +130,7 @@ def _tokens(count: int) -> str:
 
 def main() -> None:
     """Read, draw, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=RESULTS / "end-to-end-h200.json")
-    parser.add_argument("--svg", type=Path, default=ROOT / "docs" / "speed-up-h200.svg")
-    args = parser.parse_args()
-    result = json.loads(args.json.read_text(encoding="utf-8"))
-    args.svg.write_text(draw(result), encoding="utf-8")
-    print(table(result))
+    command(__doc__, "end-to-end-h200.json", "speed-up-h200.svg", draw, table)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,32 +126,14 @@ def stage(folder: Path) -> None:
 
 
 def navigation(folder: Path) -> list[object]:
-    """The menu: titles and pages, less those that are not there (a page of an engine comes with its adapter)."""
-    menu: list[tuple[str, list[tuple[str, str]]]] = [
-        (
-            "Start",
-            [
-                ("Install and try", "index.md"),
-                ("What backends serve", "compatibility.md"),
-                ("What was run", "what-was-run.md"),
-            ],
-        ),
-        ("Use", [("With vLLM", "vllm.md"), ("With SGLang", "sglang.md"), ("Speculation", "speculation.md")]),
-        ("Judge", [("The contract", "contract.md"), ("Reading a failure", "reading-a-failure.md")]),
-        ("Write a backend", [("From an empty folder", "writing-a-backend.md"), ("Hooks", "hooks.md")]),
-        ("Specification", [("Rules", page_of_specification()), ("Bug museum", "museum.md")]),
-        ("Reference", [("Command line", "cli.md"), ("Integers", "api.md"), ("Tensors", "runtime.md")]),
-        ("Measured", [("Benchmarks", "benchmarks.md"), ("Mutants", "contract-kills.md")]),
-        ("Project", [("Design", "design.md"), ("Stability", "stability.md"), ("Changelog", "changelog.md")]),
-    ]
-    menu[1][1].extend([("One step by hand", "one-step.md"), ("Speculative engine", "engine.md")])
-    menu[2][1].extend([("Judge what exists", "judge.md"), ("What it found", "findings.md")])
-    menu[4][1].append(("Mutated sources", "contract-mutation.md"))
-    menu[7][1].extend([("Contributing", "contributing.md"), ("Releasing", "releasing.md")])
-    books = [(_title(one), f"notebooks/{one.name}") for one in sorted((folder / "notebooks").glob("*.md"))]
+    """What menu.toml says, of the pages that there are, and the notebooks."""
+    text = Path(__file__).with_name("menu.toml").read_text(encoding="utf-8")
+    menu: dict[str, dict[str, str]] = tomllib.loads(text.replace("specification-{version}.md", page_of_specification()))
+    books = {_title(one): f"notebooks/{one.name}" for one in sorted((folder / "notebooks").glob("*.md"))}
+    parts = list(menu.items())
     if books:
-        menu.insert(4, ("Notebooks", books))
-    return [{title: [{name: page} for name, page in pages if (folder / page).exists()]} for title, pages in menu]
+        parts.insert(list(menu).index("Specification"), ("Notebooks", books))
+    return [{part: [{t: page} for t, page in pages.items() if (folder / page).exists()]} for part, pages in parts]
 
 
 def _title(page: Path) -> str:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +209,7 @@ def main() -> None:
         others = (r for r in bench.rows if "profile" in r or any(r[name] != row[name] for name in _columns()))
         bench.rows = [*others, row]
         print(json.dumps({name: row[name] for name in row if row[name] not in (None, "")}), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(_result(bench, args), indent=1) + "\n")
+        origin.write(args.json, _result(bench, args))
     print(f"{len(bench.rows)} rows, {left} cases left out, {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -233,10 +230,11 @@ def _group(case: Case) -> tuple[Any, ...]:
 
 def _result(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     cuda = args.device == "cuda"
+    versions = origin.versions("draftmark", "torch", "triton", "transformers", "flashinfer-python")
     return {
         "schema": 2,
         "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "versions": _versions(), "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
+        "versions": versions, "dtype": "bfloat16" if cuda else "float32", "page_size": 64,
         "forced_acceptance": {LLAMA: PROFILES}, "new_tokens": args.new_tokens, "rounds_per_window": args.rounds,
         "absent_backends": bench.absent, **bench.beside, "rows": bench.rows, "timelines": bench.timelines,
     }  # fmt: skip
@@ -267,16 +265,6 @@ def _columns() -> list[str]:
 
 def _round(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for name in ("draftmark", "torch", "triton", "transformers", "flashinfer-python"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _arguments() -> argparse.Namespace:

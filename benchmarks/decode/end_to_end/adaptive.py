@@ -219,7 +219,7 @@ def main() -> None:
                 print(
                     json.dumps({n: v for n, v in row.items() if n not in ("commit", "costs_ms", "model")}), flush=True
                 )
-                args.json.write_text(json.dumps(result, indent=1) + "\n")
+                origin.write(args.json, result)
         except Exception:  # one engine must not cost the others
             traceback.print_exc()
         release()

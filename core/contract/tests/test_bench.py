@@ -63,17 +63,17 @@ def test_json_rows(draftmark: Run) -> None:
     assert verify["us"] > 0
 
 
-def test_two_names_share_the_inputs(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_two_names_share_the_inputs(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A second backend is held against the same reference answer; a name given twice counts once."""
-    install("twin")
+    distribution("twin")
     argv = ("bench", "reference", "twin", "twin", *SMALL, "--cases", "draft8", "--json")
     rows = draftmark(*argv).json["rows"]
     assert [(row["backend"], row["max_err"]) for row in rows] == [("reference", 0.0), ("twin", 0.0)]
 
 
-def test_a_refusal_is_a_row(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A backend whose device is not here is named with its reason; that is no failure."""
-    install("metal", device="npu")
+    distribution("metal", device="npu", host_kernels=False)
     done = draftmark("bench", "metal", "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 0
     metal, reference = done.json["rows"]
@@ -90,10 +90,10 @@ def test_a_refusal_is_a_row(draftmark: Run, install: Callable[..., Path]) -> Non
     ],
 )
 def test_a_wrong_answer_is_not_timed(
-    draftmark: Run, install: Callable[..., Path], name: str, spoil: str, note: str
+    draftmark: Run, distribution: Callable[..., Path], name: str, spoil: str, note: str
 ) -> None:
     """What differs from the reference, or raises, gets no time, and the command fails; the other rows still come."""
-    install(name, SPOILT.format(name=name, spoil=spoil))
+    distribution(name, source=SPOILT.format(name=name, spoil=spoil))
     done = draftmark("bench", name, "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 1
     assert f"1 of 2 rows failed ({name} in decode)" in done.err

@@ -7,36 +7,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from draftmark import load
+from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.check import Tier
+from draftmark_contract.runner.item import all_items, run_item
+from draftmark_contract.runner.outcome import Outcome
 from draftmark_contract.runner.session import DEVICE_LOST
 
 ONE = "supports.mandatory_profile"
-HOOKS = """
-from dataclasses import replace
-from types import SimpleNamespace
-from draftmark import hookimpl
-from draftmark.reference import ReferencePlugin, contract, sizing
-
-_reference = ReferencePlugin()
-globals().update({name: getattr(_reference, name) for name in dir(_reference) if name.startswith("draftmark_")})
-
-@hookimpl
-def draftmark_describe():
-    return replace(_reference.info, name=NAME)
-
-"""
-
-
-def _install(folder: Path, name: str, body: str) -> None:
-    """A distribution that registers `name`: the reference with `body` appended to its hooks."""
-    (folder / f"bad_{name}.py").write_text(f"NAME = {name!r}\n{HOOKS}{body}")
-    info = folder / f"bad_{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bad-{name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[draftmark.backends.v1]\n{name} = bad_{name}\n")
 
 
 def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,35 +64,14 @@ def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "has no verdict"
 
 
-def test_workers_give_the_same_verdict(tmp_path: Path) -> None:
-    """pytest-xdist runs the same items and its controller writes the same record."""
-    records = []
-    for workers in ((), ("-n", "2")):
-        done = _pytest(
-            tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", "load", "--attn-json=v.json", *workers
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        record = json.loads((tmp_path / "v.json").read_text())
-        for row in record["results"]:
-            del row["seconds"]
-        records.append(record)
-    assert records[0] == records[1]
-
-
-def test_a_sample_is_the_same_few_items_of_every_check_and_no_verdict(tmp_path: Path) -> None:
-    """--attn-sample=2 runs at most two cases of each check, the same ones each time, and says that they are some."""
-    ran = []
-    for _ in range(2):
-        done = _pytest(
-            tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "-k", "not proof", "--attn-sample=2",
-            "--attn-json=v.json",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        record = json.loads((tmp_path / "v.json").read_text())
-        assert record["verdict"] == "has no verdict"
-        ran.append([row["item"] for row in record["results"]])
-    assert ran[0] == ran[1]
-    cases = Counter(item.partition("[")[0] for item in ran[0])
+def test_a_sample_is_the_same_few_items_of_every_check(tmp_path: Path) -> None:
+    """--attn-sample=2 takes at most two cases of each check, the same ones in every process."""
+    done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "--attn-sample=2", "--collect-only")
+    assert done.returncode == 0, done.stdout + done.stderr
+    taken = [item.id for item in all_items(Tier.SIZING.includes, 2)]
+    shown = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert shown == [f"test_contract[{item}]" for item in taken]
+    cases = Counter(item.partition("[")[0] for item in taken)
     assert set(cases.values()) == {1, 2}
     assert len(cases) >= 10
 
@@ -133,6 +95,9 @@ RAISES = "@hookimpl\ndef draftmark_buffers(geometry):\n    raise RuntimeError('n
 EXITS = "@hookimpl\ndef draftmark_supports(geometry):\n    raise SystemExit('bye')\n"
 WRONG = "@hookimpl\ndef draftmark_buffers(geometry):\n    return 'many'\n"
 PRINTS = """
+from types import SimpleNamespace
+from draftmark.reference import contract
+
 def layouts(geometry):
     print("hi")
     return contract.layouts(geometry)
@@ -143,35 +108,45 @@ def draftmark_contract_notes():
 """
 
 
+def _failing(name: str, check: str) -> list[str]:
+    """Messages of a check's items that fail, in this process."""
+    subject = BackendUnderTest(load(name), "cpu", Tier.SIZING)
+    ended = [run_item(item, subject, []) for item in all_items() if item.check.name == check]
+    assert ended
+    return [one.message for one in ended if one.outcome is Outcome.FAILED]
+
+
 @pytest.mark.parametrize(
-    ("name", "body", "words"),
+    ("body", "words"),
     [
-        ("raises", RAISES, "buffers() raised RuntimeError: no driver"),
-        ("exits", EXITS, "raised SystemExit: bye"),
-        ("wrong", WRONG, "buffers() must return list, got 'many'"),
-        ("prints", PRINTS, "layouts() printed"),
+        (RAISES, "buffers() raised RuntimeError: no driver"),
+        (EXITS, "raised SystemExit: bye"),
+        (WRONG, "buffers() must return list, got 'many'"),
+        (PRINTS, "layouts() printed"),
     ],
+    ids=["raises", "exits", "wrong", "prints"],
 )
-def test_bad_plugin_fails_with_a_clear_item(tmp_path: Path, name: str, body: str, words: str) -> None:
-    """Whatever the plugin does, the run ends, the items are all there, and one of them says what happened."""
-    _install(tmp_path, name, body)
-    code, text, items = _contract(tmp_path, name, k="load")
-    assert code == 1, text
-    assert words in text
-    assert "failed" in items.values()
-    assert len(items) >= 100
+def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], body: str, words: str) -> None:
+    """Whatever the plugin does, every item ends, and one of them says what happened."""
+    distribution("bad", extra=body)
+    assert any(words in message for message in _failing("bad", "load.answers_repeatably"))
 
 
 @pytest.mark.parametrize(
     ("code", "workers", "words"),
-    [(7, 0, "ended with code 7"), (7, 2, "crashed while running"), (DEVICE_LOST, 0, f"ended with code {DEVICE_LOST}")],
+    [
+        pytest.param(7, 0, "ended with code 7", marks=pytest.mark.slow),
+        (7, 1, "crashed while running"),
+        (DEVICE_LOST, 0, f"ended with code {DEVICE_LOST}"),
+    ],
 )
-def test_plugin_that_ends_the_process_fails_one_item(tmp_path: Path, code: int, workers: int, words: str) -> None:
+def test_plugin_that_ends_the_process_fails_one_item(
+    distribution: Callable[..., Path], code: int, workers: int, words: str
+) -> None:
     """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
-    _install(tmp_path, "dies", body)
-    status, text, items = _contract(tmp_path, "dies", k=ONE, workers=workers)
+    status, text, items = _contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
     assert status == 1, text
     assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
     assert len(items) == 5
@@ -195,17 +170,17 @@ def draftmark_supports(geometry):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_item_that_costs_the_device_fails_alone(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_item_that_costs_the_device_fails_alone(distribution: Callable[..., Path], workers: int) -> None:
     """Behind an illegal access every call of the process fails: the rest runs in another one."""
-    _install(tmp_path, "loses", LOSES)
+    folder = distribution("loses", extra=LOSES)
     k = "opens_what_it_supports_on_device and (mha or gqa)"
-    code, text, items = _contract(tmp_path, "loses", k=k, tier="device", device="cpu", workers=workers)
+    code, text, items = _contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
     assert code == 1, text
     failed = [item for item, outcome in items.items() if outcome == "failed"]
     assert failed == ["supports.opens_what_it_supports_on_device[target-mha]"]
     assert len(items) > 10
-    record = json.loads((tmp_path / "verdict.json").read_text())
+    record = json.loads((folder / "verdict.json").read_text())
     (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
     assert "raised RuntimeError: an illegal memory access" in message
     assert "the device took no more work of its process" in message
@@ -219,23 +194,27 @@ def _no_verdict(folder: Path, name: str, **more: object) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo('somebody', 'any', 0, True)\n"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (None, "no installed distribution registers it"),
         ("raise ValueError('no driver')\n", "raised ValueError: no driver"),
         ("import not_there\n", "No module named 'not_there'"),
-        ("NAME = 'somebody'\n", "says its name is 'somebody'"),
+        (NAMED_OTHERWISE, "says its name is 'somebody'"),
         ("import os\nos._exit(7)\n", "ended the process with code 7"),
         ("import ctypes\nctypes.string_at(0)\n", "ended the process with code -11"),
     ],
     ids=["nobody", "raises", "lacks a module", "lies", "exits", "segfaults"],
 )
-def test_a_backend_that_does_not_load_is_one_sentence(tmp_path: Path, body: str | None, words: str) -> None:
+def test_a_backend_that_does_not_load_is_one_sentence(
+    distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
+) -> None:
     """Whatever its import does, there is a verdict with the cause, in a record too, and no item is tried."""
-    if body is not None:
-        _install(tmp_path, "unloadable", body)
-    code, text, items = _contract(tmp_path, "unloadable")
+    folder = tmp_path if body is None else distribution("unloadable", extra=body)
+    code, text, items = _contract(folder, "unloadable")
     assert (code, items) == (1, {})
     assert "unloadable does not conform to draftmark contract" in text and words in text
     assert len(text.splitlines()) < 5
@@ -250,11 +229,8 @@ def test_outputs_are_checked_before_anything_runs(tmp_path: Path) -> None:
     assert code == 2 and "is a folder; name a file" in text
 
 
-def test_one_item_runs_alone(tmp_path: Path) -> None:
-    """--item runs exactly this one, in whatever tier it is; a wrong id is answered with those close to it."""
-    code, text, items = _contract(tmp_path, "reference", items=["numerics.match_float64[mandatory-decode]"])
-    assert code == 0, text
-    assert items == {"numerics.match_float64[mandatory-decode]": "passed"}
+def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(tmp_path: Path) -> None:
+    """Nothing runs."""
     code, text = _no_verdict(tmp_path, "reference", items=["numerics.match_float64[mandatory-decod]"])
     assert code == 2 and "close to it are numerics.match_float64[mandatory-decode]" in text
 
@@ -262,18 +238,18 @@ def test_one_item_runs_alone(tmp_path: Path) -> None:
 ZEROS = """
 @hookimpl
 def draftmark_open_backend(geometry, arena):
-    backend = _reference.open_backend(geometry, arena)
+    backend = reference.open_backend(geometry, arena)
     backend.attend = lambda q, cache, batch, out: out.zero_()
     return backend
 """
 """The simplest wrong kernel."""
 
 
-def test_a_backend_that_is_wrong_everywhere_prints_one_screen(tmp_path: Path) -> None:
+def test_a_backend_that_is_wrong_everywhere_prints_one_screen(distribution: Callable[..., Path]) -> None:
     """The first failing checks in full, in the order of learning, then a line for each other one, then the verdict."""
-    _install(tmp_path, "zeros", ZEROS)
-    most = "not proof and not covers and not production"
-    code, text, items = _contract(tmp_path, "zeros", tier="host", sample=2, k=most)
+    folder = distribution("zeros", extra=ZEROS)
+    most = "not proof and not covers and not production and not random"
+    code, text, items = _contract(folder, "zeros", tier="host", sample=1, k=most)
     assert code == 1
     assert Counter(items.values())["failed"] > 30
     lines = text.splitlines()
@@ -286,31 +262,44 @@ def test_a_backend_that_is_wrong_everywhere_prints_one_screen(tmp_path: Path) ->
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
-def test_a_failing_history_says_which_seed_drew_it(tmp_path: Path) -> None:
-    """--seed draws other histories, and a failure names the seed that brings it back."""
-    _install(tmp_path, "zeros", ZEROS)
+def test_a_failing_history_says_which_seed_drew_it(distribution: Callable[..., Path]) -> None:
+    """--item runs exactly this one; --seed draws other histories, and a failure names the seed that brings it back."""
+    folder = distribution("zeros", extra=ZEROS)
     item = "random_history.equals_the_oracle[plain-0]"
-    code, text, items = _contract(tmp_path, "zeros", items=[item], seed=7)
+    code, text, items = _contract(folder, "zeros", items=[item], seed=7)
     assert (code, items) == (1, {item: "failed"})
     assert "the shortest history that was found, with --seed 7" in text
-    code, text = _no_verdict(tmp_path, "reference", seed=7, journal_path="run.jsonl")
+    code, text = _no_verdict(folder, "reference", seed=7, journal_path="run.jsonl")
     assert code == 2 and "--seed goes with no --journal" in text
 
 
-def test_known_failures_are_read_from_the_plugins_folder(tmp_path: Path) -> None:
-    """contract.toml beside the plugin's module excuses the items that it names, strictly."""
-    _install(tmp_path, "excused", RAISES)
-    entry = '[[known_failure]]\nid = "k"\nreason = "r"\nurl = "u"\nfault = "vendor"\n'
-    entry += 'item = "supports.mandatory_profile[*]"\n'
-    (tmp_path / "contract.toml").write_text(entry)
-    code, text, items = _contract(tmp_path, "excused", k=f"{ONE} or known_failures", allow_known=True)
+KNOWN = """[[known_failure]]
+id = "k"
+reason = "r"
+url = "u"
+fault = "vendor"
+item = "supports.mandatory_profile[*]"
+"""
+
+
+def test_known_failures_are_read_from_the_plugins_folder(distribution: Callable[..., Path]) -> None:
+    """contract.toml beside the plugin's module excuses the items that it names."""
+    folder = distribution("excused", extra=RAISES)
+    (folder / "throwaway_draftmark_excused" / "contract.toml").write_text(KNOWN)
+    code, text, items = _contract(folder, "excused", k=ONE, allow_known=True)
     assert code == 0, text
-    assert sorted(set(items.values())) == ["declared", "passed"]
-    assert _contract(tmp_path, "excused", k=f"{ONE} or known_failures")[0] == 1
-    (tmp_path / "contract.toml").write_text(entry.replace("mandatory_profile[*]", "no_such[*]"))
-    code, text, items = _contract(tmp_path, "excused", k="known_failures")
-    assert code == 1
-    assert "matches no item" in text
+    assert set(items.values()) == {"declared"}
+
+
+def test_known_failures_are_of_items_that_exist(distribution: Callable[..., Path]) -> None:
+    """An entry that matches an item is current, one that matches none fails."""
+    current, name = "load.known_failures_are_current", "throwaway_draftmark_bad"
+    folder = distribution("bad") / name
+    (folder / "contract.toml").write_text(KNOWN)
+    assert _failing("bad", current) == []
+    (folder / "contract.toml").write_text(KNOWN.replace("mandatory_profile[*]", "no_such[*]"))
+    (message,) = _failing("bad", current)
+    assert "matches no item" in message
 
 
 def test_device_tier_needs_a_device(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from draftmark.geometry import Mode
 from draftmark.loaded import LoadedBackend
@@ -22,6 +20,7 @@ from draftmark_contract.late_device.task_queue import TaskQueue
 from .mutants import late, staging, suite
 from .mutants.mutant import LAYOUTS, USUAL, Mutant, after
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CHECKS = [one for one in all_checks() if one.name.startswith("late.") and one.tier is Tier.HOST]
 QUICK = ("L01", "L12")
 PAIRS = [
@@ -33,15 +32,6 @@ EAGER, REPLAYS, HALFWAY, REOPENED = (
     next(one for one in CHECKS if one.name.endswith(name))
     for name in ("rounds_in_flight_are_their_own", "replays_in_flight_are_their_own", "half_run", "their_backend")
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def original(layout: str) -> LoadedBackend:

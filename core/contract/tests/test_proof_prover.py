@@ -42,7 +42,12 @@ def _statuses(subject: BackendUnderTest) -> set[Status]:
     return {proof.status for proof in _prove(subject)}
 
 
-@pytest.mark.parametrize("name", ["reference", *NAMES])
+QUICK = ("reference", "csr_tokens", "two_levels")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in ("reference", *NAMES)]
+)
 def test_correct_sizing_is_proved(name: str) -> None:
     """Every extent of every standard role, for all geometries and batches, of five backends."""
     subject = correct(name) if name in NAMES else BackendUnderTest(load(name), "cpu", Tier.SIZING)

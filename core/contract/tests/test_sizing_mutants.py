@@ -82,10 +82,11 @@ def _killed_by(subject: BackendUnderTest, names: tuple[str, ...], every: int = 1
 
 
 @pytest.mark.parametrize("layout", NAMES)
-def test_correct_layouts_pass_every_sizing_check(layout: str) -> None:
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
+def test_correct_layouts_pass_every_sizing_check(layout: str, every: int) -> None:
     """The unmutated backend of each layout passes what kills its mutants."""
     names = ("sizing.covers", "sizing.covers_random", "tightness.index_buffers", "overflow.values_fit")
-    assert _killed_by(correct(layout), names, every=5) == ""
+    assert _killed_by(correct(layout), names, every) == ""
 
 
 @pytest.mark.parametrize("mutant", UNDERSIZED)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draftmark import CORE_MODES, DRAFT_MODES, TARGET_MODES, Mode, ceil_div, maximum, minimum
 
-SETTINGS = settings(max_examples=400)
+SETTINGS = settings(max_examples=150)
 
 small_fields = st.fixed_dictionaries(
     {

@@ -1,60 +1,20 @@
-"""Fixtures of the speculative loop: tiny models, their plain text, and a drafter that knows the answer."""
+"""Fixtures of the speculative loop: tiny models, their plain text, drafters that know the answer, or guess."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
 import torch
 
-from draftmark_speculative import DraftTree, Speculation
+from core.speculative.tests.known import VOCAB, Oracle
+from draftmark_speculative.adaptive.costs import Cost, CostTable
+from draftmark_speculative.eagle import DraftHead, HeadConfig
+from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models.tiny import tiny_model
 
-VOCAB = 256
-
-
-@dataclass(frozen=True)
-class Oracle(Speculation):
-    """Speculation that knows each request's text and mixes it with wrong guesses, so that acceptance is ragged.
-
-    A random model never repeats itself, so n-gram drafts would leave the accepting path untested.
-    """
-
-    topk: int
-    num_draft_tokens: int
-    texts: tuple[tuple[int, ...], ...]
-    seed: int = 0
-
-    def begin(self, request_id: int, prompt: Sequence[int]) -> OracleDrafter:
-        return OracleDrafter(self, request_id, prompt)
-
-
-class OracleDrafter:
-    """Trees of which one path may be right for a while."""
-
-    def __init__(self, oracle: Oracle, request_id: int, prompt: Sequence[int]) -> None:
-        self._oracle = oracle
-        self._text = oracle.texts[request_id]
-        self._random = random.Random(oracle.seed * 1000 + request_id)
-        self._given = 0
-        self._last = prompt[-1]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._given += len(tokens)
-        self._last = tokens[-1]
-
-    def propose(self) -> DraftTree:
-        tree, draw, nodes = DraftTree([self._last]), self._random, self._oracle.num_draft_tokens
-        if draw.random() < 0.15:
-            return tree
-        for _ in range(self._oracle.topk):
-            right = list(self._text[self._given : self._given + draw.randint(0, nodes)])
-            wrong = [draw.randrange(VOCAB) for _ in range(draw.randint(0, 3))]
-            tree.insert(right + wrong, draw.randint(0, nodes - len(tree)))
-        return tree
+WIDTH = 48
 
 
 @cache
@@ -98,3 +58,34 @@ def prompts():
         return [[draw.randrange(VOCAB) for _ in range(draw.randint(1, longest))] for _ in range(count)]
 
     return make
+
+
+@cache
+def _random_head(features: tuple[int, ...] = (0, 1, 2), seed: int = 0, draft_vocab: int | None = None) -> DraftHead:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = DraftHead(HeadConfig(WIDTH, VOCAB, 4, 2, 12, 96, features, draft_vocab))
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0, 0.3)
+        if draft_vocab is not None:
+            head.d2t.copy_(torch.randperm(VOCAB)[:draft_vocab])
+    return head.requires_grad_(False).eval()
+
+
+@pytest.fixture(scope="session")
+def random_head():
+    """(feature_layers, seed, draft_vocab) → a head with wide random weights."""
+    return _random_head
+
+
+@pytest.fixture(scope="session")
+def markov():
+    """strength → (model, head): drafts are always right at 0, about two tokens at 0.01, hardly ever at 1."""
+    return cache(tiny_pair)
+
+
+@pytest.fixture(scope="session")
+def table():
+    """row_s → a cost table: a second a round, and `row_s` more for each row of a budget beyond the first."""
+    return lambda row_s: CostTable({1: Cost(1.0), 64: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row_s)})

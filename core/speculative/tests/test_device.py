@@ -1,11 +1,16 @@
-"""The loop on an accelerator: the reference backend on CUDA, eagerly and in CUDA graphs, against the CPU's text."""
+"""The loop on an accelerator: the CPU's text, eagerly and in CUDA graphs, in step and late; no wait inside a step."""
 
-import itertools
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
 
 import pytest
 import torch
 
-from draftmark_speculative import EngineConfig, HostKind, Sampling, generate
+from draftmark.registry import available
+from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
+from draftmark_speculative.eagle.tiny import tiny_pair
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model
 
@@ -13,49 +18,156 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-FAMILIES = ["llama", "mistral", "gemma3_text"]
+BACKENDS = [row.name for row in available() if row.name in ("reference", "cuda_triton")]
+SHAPES = {"none": None, "chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
+DRAFTING = [shape for shape in SHAPES if shape != "none"]
+COSTS = (0.0, 0.04, 5.0)
+"""Of a row, in adaptive rounds: all drafted, mixed, plain but for probes."""
+COUNT = 24
 
 
-@pytest.fixture(scope="session")
-def on_cuda():
-    """Family → the tiny model of `make_model` on CUDA, as another copy."""
-    made = {}
+@cache
+def on(device):
+    """The tiny model and its head."""
+    return tiny_pair(device=device)
 
-    def make(family):
-        if family not in made:
-            made[family] = wrap_model(tiny_hf_model(family, vocab_size=256).cuda(), name=family)
-        return made[family]
 
-    return make
+def starts():
+    """Six prompts of different lengths."""
+    draw = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 256, (n,), generator=draw).tolist() for n in (1, 5, 9, 17, 26, 30)]
+
+
+@cache
+def wanted(*sampling):
+    """The CPU's plain text, by temperature, top-p and seed if not greedy."""
+    outs, _ = generate(on("cpu")[0], starts(), COUNT, EngineConfig(max_context_len=64, sampling=Sampling(*sampling)))
+    return [out.tokens for out in outs]
+
+
+@pytest.fixture(scope="module")
+def configure(table):
+    """(shape, cost of a row or None for fixed drafts, …) → four requests at a time, prefilled in chunks of 20."""
+
+    def of(shape, row_s=None, **more):
+        drafts = Eagle(on("cuda")[1], *SHAPES[shape]) if SHAPES[shape] else None
+        speculate = drafts if row_s is None else Adaptive(drafts, (), table(row_s))
+        late = {"overlap": True, "host_lengths": HostKind.UPPER_BOUND, "graph": True}
+        small = {"max_num_reqs": 4, "max_context_len": 64, "max_extend_tokens": 20}
+        return EngineConfig(**{**small, **late, "speculate": speculate, **more})
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "row_s", "overlap", "graph", "page_size"),
+    [
+        *product(BACKENDS, SHAPES, [None], [False, True], [False, True], [1, 16]),
+        *product(BACKENDS, DRAFTING, COSTS, [True], [False, True], [16]),
+    ],
+)
+def test_cuda_gives_the_text_of_the_cpu(configure, backend, shape, row_s, overlap, graph, page_size):
+    """Greedy, float32, guards on: fixed drafts, and drafted, mixed and plain rounds."""
+    more = {"backend": backend, "overlap": overlap, "graph": graph, "page_size": page_size, "guard": True}
+    outs, engine = generate(on("cuda")[0], starts(), COUNT, configure(shape, row_s, **more))
+    assert [out.tokens for out in outs] == wanted()
+    assert engine.pages.in_use == 0
+    if SHAPES[shape] and not row_s:
+        assert engine.statistics.mean_accepted > 1.4
+
+
+@cache
+def family_on_cuda(family):
+    """The tiny model of `make_model` on CUDA, as another copy."""
+    return wrap_model(tiny_hf_model(family, vocab_size=256).cuda(), name=family)
 
 
 @pytest.mark.parametrize(
     ("family", "graph", "topk", "host"),
-    list(itertools.product(FAMILIES, [False, True], [1, 3], [HostKind.EXACT, HostKind.UNKNOWN])),
+    list(product(["llama", "mistral", "gemma3_text"], [False, True], [1, 3], [HostKind.EXACT, HostKind.UNKNOWN])),
 )
-def test_cuda_gives_the_text_of_the_cpu(make_model, plain_text, on_cuda, oracle, prompts, family, graph, topk, host):
-    """Greedy, float32: eager and captured rounds on CUDA give transformers' CPU text, with guards on."""
-    starts = prompts(5, 30, seed=5)
-    wanted = [plain_text(family, tuple(p), 20) for p in starts]
+def test_cuda_gives_the_text_of_every_family(plain_text, oracle, prompts, family, graph, topk, host):
+    """The reference on CUDA: transformers' CPU text, with guards on."""
+    texts = [plain_text(family, tuple(prompt), 20) for prompt in prompts(5, 30, seed=5)]
     config = EngineConfig(
-        speculate=oracle(topk, 7, tuple(wanted)), page_size=16, max_num_reqs=3, max_context_len=64,
+        speculate=oracle(topk, 7, tuple(texts)), page_size=16, max_num_reqs=3, max_context_len=64,
         max_extend_tokens=20, graph=graph, host_lengths=host, guard=True,
     )  # fmt: skip
-    outs, engine = generate(on_cuda(family), starts, 20, config)
-    assert [out.tokens for out in outs] == wanted
+    outs, engine = generate(family_on_cuda(family), prompts(5, 30, seed=5), 20, config)
+    assert [out.tokens for out in outs] == texts
     assert engine.statistics.mean_accepted > 1.5
     for group in engine._layers.groups:
         group.arena.check()
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_cuda_samples_speculatively_what_it_samples_plainly(on_cuda, oracle, prompts, graph):
-    """Sampling on CUDA: with one seed, drafts change nothing."""
-    starts = prompts(4, 20)
-    base = {"sampling": Sampling(1.0, 0.9, 5), "max_num_reqs": 4, "max_context_len": 64}
-    plain, _ = generate(on_cuda("llama"), starts, 20, EngineConfig(**base))
-    texts = tuple(out.tokens for out in plain)
-    drafted, _ = generate(
-        on_cuda("llama"), starts, 20, EngineConfig(**base, speculate=oracle(3, 6, texts), graph=graph)
-    )
-    assert [out.tokens for out in drafted] == list(texts)
+@pytest.mark.parametrize(("backend", "row_s", "overlap"), list(product(BACKENDS, [None, 0.04], [False, True])))
+def test_cuda_samples_what_the_cpu_samples(configure, backend, row_s, overlap):
+    """Temperature 0.7 with a seed, in graphs."""
+    sampling = (0.7, 0.95, 5)
+    config = configure("tree", row_s, backend=backend, overlap=overlap, sampling=Sampling(*sampling))
+    outs, _ = generate(on("cuda")[0], starts(), COUNT, config)
+    assert [out.tokens for out in outs] == wanted(*sampling)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_of_the_host_decode_so_too(configure, table, backend):
+    """N-grams in adaptive rounds, in step, in graphs."""
+    drafts = Adaptive(Ngram(2, 6, 3, 1), (), table(0.0))
+    more = {"overlap": False, "host_lengths": HostKind.EXACT, "speculate": drafts, "backend": backend}
+    outs, _ = generate(on("cuda")[0], starts(), COUNT, configure("none", **more))
+    assert [out.tokens for out in outs] == wanted()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_costs_are_measured_on_the_device(configure, backend):
+    """Every captured size of every program has its seconds, and the text is the CPU's."""
+    config = configure("none", speculate=Adaptive(Eagle(on("cuda")[1], 4, 3, 12)), backend=backend)
+    outs, engine = generate(on("cuda")[0], starts(), COUNT, config)
+    found = engine._drafting._policy.table
+    assert [out.tokens for out in outs] == wanted()
+    assert set(found.plain) == set(found.drafting) == set(config.limits.capture_batch_sizes)
+    assert set(found.verify) == set(config.limits.row_budgets)
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "row_s", "host"),
+    [
+        *product(BACKENDS, ["none", "chain", "tree"], [None], [HostKind.UPPER_BOUND, HostKind.UNKNOWN]),
+        *product(BACKENDS, ["tree"], COSTS, [HostKind.UPPER_BOUND]),
+    ],
+)
+def test_no_step_waits_for_the_device(configure, backend, shape, row_s, host):
+    """With overlap and graphs torch finds no hidden synchronisation in prefill, drafting, rounds or reservations.
+
+    Requests join, leave and are cancelled meanwhile, and the one wait is for the tokens of the round before.
+    """
+    engine = Engine(on("cuda")[0], configure(shape, row_s, host_lengths=host, backend=backend, guard=False))
+    prompts = starts()
+    engine.submit(prompts[0], 3)  # the first prefill compiles what is not captured
+    while engine.busy:
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ids = [engine.submit(prompt, COUNT) for prompt in prompts[:3]]
+        for _ in range(4):
+            engine.step()
+        ids += [engine.submit(prompt, COUNT) for prompt in prompts[3:]]
+        engine.step()
+        engine.cancel(ids[1])
+        while engine.busy:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one in (0, 2, 3, 4, 5):
+        assert engine.output(ids[one]) == wanted()[one]
+
+
+def test_the_host_is_ahead_of_the_device(configure):
+    """With overlap a round is sent before the one before it has come down: its tokens are found a step later."""
+    engine = Engine(on("cuda")[0], configure("tree"))
+    engine.submit(starts()[0], COUNT)
+    assert engine.step() == []
+    assert len(engine._pending) == 1
+    first = engine.step()
+    assert [len(progress.tokens) for progress in first] == [1]
+    assert len(engine._pending) == 1

@@ -1,65 +1,208 @@
-"""Speculation changes the speed, never the text: token for token as transformers' own greedy decoding, float32."""
+"""Drafts change the speed, never the text: token for token as transformers' own greedy decoding, float32.
 
-import itertools
+Every test goes over ways of drafting: texts that are known beforehand, among wrong guesses; a head; adaptive rounds of
+either, which are plain where drafts do not pay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
 
 import pytest
+import torch
 
-from draftmark_speculative import EngineConfig, HostKind, Ngram, generate
-from draftmark_speculative.models.tiny import FAMILIES
+from benchmarks.decode import soak
+from core.pairs import quick
+from draftmark_speculative import Adaptive, Eagle, EngineConfig, FinishReason, HostKind, Ngram, generate
+from draftmark_speculative.compare import compare
+from draftmark_speculative.models.tiny import FAMILIES, tiny_model
+from draftmark_speculative.sampling import Sampling
 
-COUNT = 20
-SHAPES = {"none": None, "chain": (1, 5), "tree": (3, 7), "wide tree": (4, 33)}
-SETTINGS = list(itertools.product(SHAPES, [1, 16, 64], [False, True], HostKind))
+COUNT, STRENGTH = 20, 0.01
+SMALL = {"page_size": 4, "max_num_reqs": 3, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}
+FREE, SOME, DEAR = 0.0, 0.04, 5.0
+"""Cost of a row in adaptive rounds: always draft; now and then; never but for probes."""
+WAYS = {
+    "none": (None, (), None, 1.0),
+    "known chain": ("known", (1, 5), None, 1.5),
+    "known tree": ("known", (3, 7), None, 1.5),
+    "known wide tree": ("known", (4, 33), None, 1.5),
+    "chain": ("head", (1, 4, 5), None, 1.5),
+    "tree": ("head", (4, 3, 12), None, 1.5),
+    "wide tree": ("head", (8, 4, 33), None, 1.5),
+    "one level": ("head", (4, 1, 5), None, 1.5),
+    "adaptive chain": ("head", (1, 4, 5), FREE, 1.3),
+    "adaptive tree": ("head", (4, 3, 12), SOME, 1.0),
+    "adaptive wide tree": ("head", (8, 4, 33), FREE, 1.3),
+    "adaptive two rows": ("head", (1, 3, 2), FREE, 1.1),
+    "adaptive dear tree": ("head", (4, 3, 12), DEAR, 1.0),
+    "adaptive known tree": ("known", (3, 7), FREE, 1.2),
+}
+"""Who drafts, in what shape, at what cost of a row, and how many tokens a round gains, or the test shows nothing."""
+KNOWN = [way for way in WAYS if WAYS[way][0] == "known"]
 
 
-def decode(make_model, plain_text, oracle, prompts, family, shape, page_size, graph, host, **more):
-    """Five ragged prompts, three at a time, prefilled in chunks of 20; (outputs, wanted, engine)."""
-    starts = prompts(5, 30, seed=len(family))
-    wanted = [plain_text(family, tuple(prompt), COUNT) for prompt in starts]
-    speculate = oracle(*SHAPES[shape], tuple(wanted)) if SHAPES[shape] else None
-    config = EngineConfig(
-        speculate=speculate, page_size=page_size, graph=graph, host_lengths=host, max_num_reqs=3,
-        max_context_len=64, max_extend_tokens=20, guard=True, **more,
-    )  # fmt: skip
-    outs, engine = generate(make_model(family), starts, COUNT, config)
-    return [out.tokens for out in outs], wanted, engine
+def late_is_possible(way: str, overlap: bool, host: HostKind = HostKind.UNKNOWN) -> bool:
+    """A round late the host has neither exact lengths nor the text that it drafts from."""
+    return not overlap or (way not in KNOWN and host is not HostKind.EXACT)
 
 
-@pytest.mark.parametrize(("shape", "page_size", "graph", "host"), SETTINGS)
-def test_every_setting_gives_the_plain_text(make_model, plain_text, oracle, prompts, shape, page_size, graph, host):
-    """Draft shapes x page sizes x eager and recorded graphs x host-length kinds, guards on: the same text."""
-    got, wanted, engine = decode(make_model, plain_text, oracle, prompts, "llama", shape, page_size, graph, host)
-    assert got == wanted
-    assert engine.pages.in_use == 0
-    if SHAPES[shape]:
-        assert engine.statistics.mean_accepted > 1.5, "without accepted drafts this tests nothing"
+@pytest.fixture(scope="session")
+def decode(markov, oracle, table):
+    """(way, prompts, texts that are known, …) → outputs and engine; the near-Markov model and its head unless given."""
+
+    def of(way, starts, texts=(), *, model=None, head=None, count=COUNT, stop=(), **more):
+        who, shape, row_s, _ = WAYS[way]
+        drafts = {None: lambda: None, "head": lambda: Eagle(head or markov(STRENGTH)[1], *shape)}
+        speculate = drafts.get(who, lambda: oracle(*shape, tuple(texts)))()
+        if row_s is not None:
+            speculate = Adaptive(speculate, (), table(row_s), 0.01)
+        config = EngineConfig(**{**SMALL, **more}, speculate=speculate)
+        outs, engine = generate(model or markov(STRENGTH)[0], starts, count, config, stop=stop)
+        assert engine.pages.in_use == 0
+        for group in engine._layers.groups:
+            group.arena.check()
+        return outs, engine
+
+    return of
+
+
+def texts_of(outs):
+    return [out.tokens for out in outs]
+
+
+@pytest.fixture(scope="session")
+def plain(markov, prompts):
+    """Prompts, and transformers' own greedy text of the near-Markov model."""
+    model, _ = markov(STRENGTH)
+    starts, texts = prompts(5, 30, seed=1), []
+    for prompt in starts:
+        ids = torch.tensor([prompt])
+        out = model.hf.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, pad_token_id=0
+        )
+        texts.append(tuple(out[0, len(prompt) :].tolist()))
+    return starts, texts
+
+
+SETTINGS = product(WAYS, [1, 16, 64], [False, True], [False, True], HostKind)
 
 
 @pytest.mark.parametrize(
-    ("family", "shape", "graph"), list(itertools.product(FAMILIES, ["chain", "tree"], [False, True]))
+    ("way", "page_size", "graph", "overlap", "host"),
+    quick(one for one in SETTINGS if late_is_possible(one[0], one[3], one[4])),
 )
-def test_every_family_gives_the_plain_text(make_model, plain_text, oracle, prompts, family, shape, graph):
-    """Window, mixed windows, soft cap, odd head sizes: each family decodes trees as it decodes plainly."""
-    got, wanted, _ = decode(make_model, plain_text, oracle, prompts, family, shape, 4, graph, HostKind.UPPER_BOUND)
-    assert got == wanted
+def test_every_setting_gives_the_plain_text(decode, plain, way, page_size, graph, overlap, host):
+    """Ways x page sizes x eager and recorded graphs x overlap x host-length kinds, guards on: transformers' text."""
+    starts, texts = plain
+    more = {"page_size": page_size, "graph": graph, "overlap": overlap, "host_lengths": host}
+    outs, engine = decode(way, starts, texts, **more)
+    assert texts_of(outs) == texts
+    seen, (_, _, row_s, least) = engine.statistics, WAYS[way]
+    assert seen.mean_accepted >= least, "without accepted drafts this tests nothing"
+    assert row_s != FREE or seen.plain == 0
+    assert row_s != DEAR or seen.plain > seen.rounds / 2
 
 
-@pytest.mark.parametrize("graph", [False, True])
-def test_preempted_requests_lose_nothing(make_model, plain_text, oracle, prompts, graph):
+@pytest.mark.parametrize(
+    ("family", "way", "graph"),
+    quick(product(FAMILIES, ["known chain", "known tree", "tree", "adaptive known tree"], [False, True])),
+)
+def test_every_family_gives_the_plain_text(decode, make_model, plain_text, random_head, prompts, family, way, graph):
+    """Window, mixed windows, soft cap, odd head sizes; a random head guesses wrong and costs nothing but time."""
+    starts = prompts(5, 30, seed=len(family))
+    texts = [plain_text(family, tuple(prompt), COUNT) for prompt in starts]
+    more = {"overlap": way == "tree", "host_lengths": HostKind.UPPER_BOUND, "graph": graph}
+    outs, _ = decode(way, starts, texts, model=make_model(family), head=random_head(), **more)
+    assert texts_of(outs) == texts
+
+
+SAMPLED = ["none", "known chain", "known tree", "chain", "tree", "adaptive chain", "adaptive tree"]
+
+
+@pytest.mark.parametrize(
+    ("way", "overlap"), quick((one for one in product(SAMPLED, [False, True]) if late_is_possible(*one)), together=1)
+)
+def test_sampling_gives_the_tokens_of_plain_sampling(decode, prompts, way, overlap):
+    """Randomness is a function of seed, request and position, whatever drafts, and a round late."""
+    starts, sampling = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11)
+    host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
+    want, _ = decode("none", starts, sampling=sampling)
+    more = {"sampling": sampling, "overlap": overlap, "host_lengths": host, "graph": True}
+    outs, engine = decode(way, starts, texts_of(want), **more)
+    assert outs == want
+    assert engine.statistics.mean_accepted > 1.1 or WAYS[way][3] == 1.0
+
+
+WALLS = product(["none", "known chain", "known tree", "chain", "tree"], [1, 7, 16], [False, True], [False, True])
+
+
+@pytest.mark.parametrize(
+    ("way", "page_size", "graph", "overlap"), quick(one for one in WALLS if late_is_possible(one[0], one[3]))
+)
+def test_the_context_wall(decode, prompts, way, page_size, graph, overlap):
+    """Requests end exactly at max_context_len, though trees, and rounds already sent, reach past it."""
+    starts = prompts(4, 20, seed=9)
+    small = {"page_size": page_size, "max_num_reqs": 4, "max_context_len": 40, "count": 1000}
+    want, _ = decode("none", starts, **small)
+    host = HostKind.UNKNOWN if overlap else HostKind.EXACT
+    past = [(*text, *(1,) * 9) for text in texts_of(want)]
+    outs, _ = decode(way, starts, past, **small, graph=graph, overlap=overlap, host_lengths=host)
+    assert outs == want
+    assert {out.finish for out in outs} == {FinishReason.CONTEXT}
+    assert all(len(prompt) + len(out.tokens) == 40 for prompt, out in zip(starts, outs, strict=True))
+
+
+@pytest.mark.parametrize(("way", "overlap"), [("known tree", False), ("none", True), ("tree", True)])
+def test_a_stop_token_is_the_last(decode, plain, way, overlap):
+    """In the middle of an accepted path, or found a round late: it ends the text, and is part of it."""
+    starts, texts = plain
+    stop, host = texts[0][7], HostKind.UPPER_BOUND if overlap else HostKind.EXACT
+    outs, engine = decode(way, starts, texts, stop=[stop], overlap=overlap, host_lengths=host)
+    for out, text in zip(outs, texts, strict=True):
+        assert out.tokens == text[: text.index(stop) + 1 if stop in text else COUNT]
+        assert (out.finish is FinishReason.STOP) == (stop in text)
+    assert not overlap or engine.statistics.late > 0, "no round was under way: this tests nothing"
+
+
+@pytest.mark.parametrize(
+    ("way", "num_pages", "graph", "overlap"),
+    [
+        ("known tree", 24, False, False),
+        pytest.param("known tree", 24, True, False, marks=pytest.mark.slow),
+        pytest.param("tree", 32, False, False, marks=pytest.mark.slow),
+        ("tree", 32, True, True),
+        ("adaptive tree", 32, True, True),
+        pytest.param("adaptive chain", 32, False, False, marks=pytest.mark.slow),
+        pytest.param("adaptive dear tree", 32, True, True, marks=pytest.mark.slow),
+    ],
+)
+def test_preempted_requests_lose_nothing(decode, plain, way, num_pages, graph, overlap):
     """With pages for little more than one request, requests wait, are sent back, and still end with their text."""
-    got, wanted, engine = decode(
-        make_model, plain_text, oracle, prompts, "llama", "tree", 4, graph, HostKind.UPPER_BOUND, num_pages=24
-    )
-    assert got == wanted
+    starts, texts = plain
+    more = {"num_pages": num_pages, "graph": graph, "overlap": overlap, "host_lengths": HostKind.UPPER_BOUND}
+    outs, engine = decode(way, starts, texts, **more)
+    assert texts_of(outs) == texts
     assert engine.statistics.preemptions > 0
-    assert engine.pages.in_use == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("way", ["known tree", "tree"])
+def test_half_precision_decodes_and_drafts(decode, random_head, prompts, way, dtype):
+    """The head follows the model's dtype; every token, drafted or not, is one that rounding explains."""
+    model, starts, late = tiny_model("llama", dtype=dtype), prompts(4, 20, seed=3), way == "tree"
+    texts = texts_of(decode("none", starts, model=model)[0])
+    more = {"graph": late, "overlap": late, "host_lengths": HostKind.UNKNOWN}
+    outs, engine = decode(way, starts, texts, model=model, head=random_head(), **more)
+    assert compare(model, starts, texts_of(outs), {"plain": texts}, engine.config).right
 
 
 def test_ngram_drafts_pay_on_a_repeating_text(make_model):
     """A model that loops is drafted well: more than two tokens a round, and the plain text."""
     model, prompt = make_model("llama"), [3, 1, 4, 1, 5] * 4
-    plain, _ = generate(model, [prompt], 60, EngineConfig(max_context_len=100))
-    loop = prompt + list(plain[0].tokens)
+    outs, _ = generate(model, [prompt], 60, EngineConfig(max_context_len=100))
+    loop = prompt + list(outs[0].tokens)
     longer = [loop * 2]
     want, _ = generate(model, longer, 40, EngineConfig(max_context_len=256))
     got, engine = generate(model, longer, 40, EngineConfig(speculate=Ngram(2, 6, 3, 1), max_context_len=256))
@@ -67,15 +210,12 @@ def test_ngram_drafts_pay_on_a_repeating_text(make_model):
     assert engine.statistics.rounds <= 40
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_decodes_and_drafts(oracle, prompts, dtype):
-    """In bf16 and fp16 the loop runs, and every token, drafted or not, is one that rounding explains."""
-    from draftmark_speculative.compare import compare
-    from draftmark_speculative.models.tiny import tiny_model
+LIVES = [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
 
-    model, config = tiny_model("llama", dtype=dtype), EngineConfig(max_context_len=64)
-    starts = prompts(4, 20, seed=3)
-    plain, _ = generate(model, starts, COUNT, config)
-    texts = tuple(out.tokens for out in plain)
-    drafted, _ = generate(model, starts, COUNT, EngineConfig(max_context_len=64, speculate=oracle(3, 7, texts)))
-    assert compare(model, starts, [out.tokens for out in drafted], {"plain": texts}, config).right
+
+@pytest.mark.parametrize("seed", LIVES)
+def test_random_lives(monkeypatch, markov, seed):
+    """The soak in small: random settings, joins, stops, cancels, walls and small pools; every text is a plain one."""
+    monkeypatch.setattr(soak, "REQUESTS", (4, 8))
+    model, head = markov(STRENGTH, vocab_size=soak.VOCAB)
+    assert soak.one_life(seed, model, head, "reference", Counter()) == []

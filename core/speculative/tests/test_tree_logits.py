@@ -1,8 +1,12 @@
 """One tree forward gives each root-to-leaf path the logits of plain decoding of that path."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 
+from core.pairs import quick
 from draftmark.batch import BatchBuffers, ragged
 from draftmark.geometry import Mode
 from draftmark.lengths import Unknown
@@ -10,6 +14,7 @@ from draftmark.tree import write_tail
 from draftmark_speculative import EngineConfig, Speculation
 from draftmark_speculative.config import HostKind
 from draftmark_speculative.engine import Engine
+from draftmark_speculative.models.tiny import FAMILIES, WINDOW
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 4]  # D = 7, three branches, depth 3
 PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
@@ -24,40 +29,65 @@ class Fixed(Speculation):
         raise AssertionError("no request is submitted")
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3_text"])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("family", "page_size"), quick(product(FAMILIES, [1, 16]), together=1))
 def test_tree_logits_equal_path_logits(make_model, family, page_size):
     """Prefixes 21 and 9 (not page-aligned), two padded requests beside them, unused KV filled with NaN: logits of
     every node agree with transformers' on its path, and no live byte outside the tails changes."""
     model = make_model(family)
+    assert _worst_error(model, _layers(model, page_size)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *product(["mistral", "gemma2", "gemma3_text"], [{"window_left": n} for n in (-1, WINDOW, WINDOW - 2)]),
+        ("gemma2", {"logits_soft_cap": 0.0}),
+    ],
+    ids=str,
+)
+def test_another_window_or_cap_is_seen(make_model, monkeypatch, family, change):
+    """The control: with none, one more or one less the same forward gives other logits."""
+    model = make_model(family)
+    windowed = "window_left" in change
+    with monkeypatch.context() as patch:
+        changed = [one if windowed and one.window_left < 0 else replace(one, **change) for one in model.layers]
+        patch.setattr(model, "layers", tuple(changed))
+        layers = _layers(model, 16)
+    assert _worst_error(model, layers) > 1e-3
+
+
+def _layers(model, page_size):
+    """An engine's, with NaN in all KV that no request owns."""
     config = EngineConfig(
         speculate=Fixed(), page_size=page_size, max_num_reqs=4, max_context_len=48, host_lengths=HostKind.UNKNOWN
     )
     layers = Engine(model, config)._layers
-    geometry = layers.geometry
     for group in layers.groups:
         for tensor in (group.pool.k, group.pool.v):
             tensor[:, layers.pages.null :] = float("nan")
+    return layers
 
+
+def _worst_error(model, layers):
+    """Of any node of two trees, relative to the largest logit of its path."""
     draw = torch.Generator().manual_seed(0)
     prefixes = [torch.randint(0, 256, (n,), generator=draw) for n in (21, 9)]
     trees = torch.randint(0, 256, (2, 7), generator=draw)
-    columns = geometry.max_pages_per_req
+    columns = layers.geometry.max_pages_per_req
     shuffled = 1 + torch.randperm(layers.pages.total - 1, generator=draw)[: 2 * columns]
     table = shuffled.view(2, columns).int()
     with torch.inference_mode():
         _prefill(model, layers, table, prefixes)
         before = [group.pool.k.clone() for group in layers.groups]
         logits = _verify(model, layers, table, prefixes, trees)
-    for r, prefix in enumerate(prefixes):
-        for path in PATHS:
-            ids = torch.cat([prefix, trees[r][path]])[None]
-            with torch.no_grad():
-                want = model.hf(ids).logits[0, len(prefix) :]
-            got = logits[r][path]
-            error = (got - want).abs().max() / want.abs().max()
-            assert error < 2e-5, f"request {r}, path {path}: relative error {error}"
     _only_tails_changed(layers, before, table, prefixes)
+    errors = []
+    for (r, prefix), path in product(enumerate(prefixes), PATHS):
+        ids = torch.cat([prefix, trees[r][path]])[None]
+        with torch.no_grad():
+            want = model.hf(ids).logits[0, len(prefix) :]
+        errors.append((logits[r][path] - want).abs().max() / want.abs().max())
+    return max(errors)
 
 
 def _prefill(model, layers, table, prefixes):

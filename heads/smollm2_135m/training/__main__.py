@@ -19,12 +19,12 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import origin
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.models import CausalLM, load_model
 
@@ -92,11 +92,12 @@ def main() -> None:
         "answers": len(samples), "answer_tokens": sum(len(s.answer) for s in samples), "temperatures": TEMPERATURES,
     }  # fmt: skip
     result = {
-        "schema": 1, "model": model.name, "dtype": dtype, "device": _device(device), "versions": _versions(),
+        "schema": 1, "model": model.name, "dtype": dtype, "device": _device(device),
+        "versions": origin.versions("torch", "transformers"),
         "plan": asdict(plan), "start": _lineage(args.start), "chosen": asdict(trainee.candidate), "text": answers,
         **report, "held_out": scores, "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
-    (out / "training.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    origin.write(out / "training.json", result)
     print(json.dumps({"chosen": asdict(trainee.candidate), "held_out": scores}, indent=1))
 
 
@@ -130,10 +131,6 @@ def _lineage(start: Path | None) -> Any:
 
 def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "transformers")}}
 
 
 if __name__ == "__main__":

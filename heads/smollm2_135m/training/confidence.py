@@ -13,7 +13,6 @@ was kept where the likeliest was not.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import origin
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.eagle.installed import installed_head
 from draftmark_speculative.models import load_model
 
-from .held_out import _versions, greedy_answers
+from .held_out import greedy_answers
 from .text import Sample
 from .trees import Place, Shape
 
@@ -110,10 +110,10 @@ def main() -> None:
     samples = greedy_answers(model, args.texts, args.new_tokens)[: args.prompts]
     result = {
         "schema": 1, "model": model.name, "dtype": "float32", "prompts": len(samples), "new_tokens": args.new_tokens,
-        "versions": _versions(), "rows": measure(model, head, samples, SHAPES),
+        "versions": origin.versions("draftmark", "torch", "transformers"),
+        "rows": measure(model, head, samples, SHAPES),
     }  # fmt: skip
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    origin.write(args.json, result)
 
 
 if __name__ == "__main__":

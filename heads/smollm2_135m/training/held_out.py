@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -27,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import origin
 from draftmark_speculative import Eagle, Engine, EngineConfig, decode
 from draftmark_speculative.eagle import DraftHead
 from draftmark_speculative.eagle.installed import installed_head
@@ -117,18 +116,13 @@ def main() -> None:
     checked = check(model, head, short, shapes, args.backend) if short else []
     result = {
         "schema": 1, "model": model.name, "dtype": dtype, "prompts": len(samples), "new_tokens": args.new_tokens,
-        "answer_tokens": sum(len(s.answer) for s in samples), "versions": _versions(), "checked": checked,
+        "answer_tokens": sum(len(s.answer) for s in samples), "checked": checked,
+        "versions": origin.versions("draftmark", "torch", "transformers"),
         "rows": measure(model, head, samples, shapes),
     }  # fmt: skip
     for row in result["rows"]:
         print(json.dumps(row))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _versions() -> dict[str, str]:
-    names = ("draftmark", "torch", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    origin.write(args.json, result)
 
 
 def _arguments() -> argparse.Namespace:

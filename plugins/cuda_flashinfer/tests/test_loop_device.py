@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from draftmark_speculative import DraftTree, EngineConfig, Speculation, generate
+from core.speculative.tests.known import VOCAB, Oracle
+from draftmark_speculative import EngineConfig, generate
 from draftmark_speculative.compare import compare
 from draftmark_speculative.models import wrap_model
 from draftmark_speculative.models.tiny import tiny_hf_model
@@ -17,36 +17,6 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-VOCAB = 256
-
-
-@dataclass(frozen=True)
-class Oracle(Speculation):
-    """Drafts that know the text and mix it with wrong guesses; a random model repeats nothing for n-grams to find."""
-
-    topk: int
-    num_draft_tokens: int
-    texts: tuple[tuple[int, ...], ...]
-
-    def begin(self, request_id, prompt):
-        return Drafter(self, self.texts[request_id], prompt[-1], random.Random(request_id))
-
-
-class Drafter:
-    def __init__(self, oracle, text, last, dice):
-        self.oracle, self.text, self.last, self.dice, self.given = oracle, text, last, dice, 0
-
-    def extend(self, tokens):
-        self.given += len(tokens)
-        self.last = tokens[-1]
-
-    def propose(self):
-        tree, nodes = DraftTree([self.last]), self.oracle.num_draft_tokens
-        for _ in range(self.oracle.topk):
-            right = list(self.text[self.given : self.given + self.dice.randint(0, nodes)])
-            wrong = [self.dice.randrange(VOCAB) for _ in range(self.dice.randint(0, 3))]
-            tree.insert(right + wrong, self.dice.randint(0, nodes - len(tree)))
-        return tree
 
 
 @pytest.fixture(scope="module")

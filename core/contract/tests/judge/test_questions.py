@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.driver import Capturable
@@ -14,16 +13,8 @@ from draftmark_contract.judge.rules import rules
 from .defects import DEFECTS
 from .paged import PagedDriver, bench
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RULES = sorted({item.rule for item in questions(bench())})
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def item(driver: type[PagedDriver], rule: str, case: str) -> Item:

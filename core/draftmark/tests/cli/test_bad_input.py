@@ -44,8 +44,8 @@ def test_size_refuses_in_one_sentence(draftmark: Run, kind: str) -> None:
     _is_one_sentence(draftmark("size", *argv), code, cause)
 
 
-def test_two_distributions_with_one_name(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A name that two packages register cannot be used by any command; the sentence names both."""
-    install("twin", dist="vendor-a")
-    install("twin", dist="vendor-b")
-    _is_one_sentence(draftmark("size", "twin"), 1, "vendor-a 1.2 and vendor-b 1.2 both register it")
+    distribution("twin", project="vendor-a")
+    distribution("twin", project="vendor-b")
+    _is_one_sentence(draftmark("size", "twin"), 1, "vendor-a 1.0 and vendor-b 1.0 both register it")

@@ -29,27 +29,27 @@ def test_reference_is_ready(draftmark: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_plugin_is_a_row_with_its_cause(draftmark: Run, install: Callable[..., Path], kind: str) -> None:
+def test_a_broken_plugin_is_a_row_with_its_cause(draftmark: Run, distribution: Callable[..., Path], kind: str) -> None:
     """Whatever a plugin does while it is imported, the command ends with a row and exit code 1."""
     source, cause = BROKEN[kind]
-    install(kind, source)
+    distribution(kind, source=source)
     done = draftmark("doctor", kind, "--timeout", 3 if kind == "hangs" else 60)
     assert done.code == 1
     assert f"{kind} broken: " in done.out
     assert cause in done.out
 
 
-def test_the_other_backends_are_examined_too(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_the_other_backends_are_examined_too(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A crash beside it does not keep the reference from being ready, but the exit code says 1."""
-    install("crashes", BROKEN["crashes"][0])
+    distribution("crashes", source=BROKEN["crashes"][0])
     done = draftmark("doctor", "--json")
     verdicts = {row["backend"]: row["verdict"] for row in done.json["backends"]}
     assert (verdicts["crashes"], verdicts["reference"], done.code) == ("broken", "ready", 1)
 
 
-def test_an_absent_runtime_has_its_remedy(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_an_absent_runtime_has_its_remedy(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A backend whose vendor library is not installed is absent, not broken."""
-    install("vendor", runtime=("vendor_that_is_not_there",))
+    distribution("vendor", host_kernels=False, runtime=("vendor_that_is_not_there",))
     done = draftmark("doctor", "vendor", "--json")
     (row,) = done.json["backends"]
     assert (done.code, row["verdict"], row["runtime"]) == (1, "absent", {"vendor_that_is_not_there": None})

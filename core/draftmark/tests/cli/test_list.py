@@ -24,24 +24,24 @@ def test_json_has_a_schema_number(draftmark: Run) -> None:
     assert {"name", "module", "distribution", "version", "contract_major", "note"} <= set(found["backends"][0])
 
 
-def test_two_distributions_with_one_name_are_pointed_out(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_two_distributions_with_one_name_are_pointed_out(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A name that two packages register carries the remedy in both rows."""
-    install("twin", dist="vendor-a")
-    install("twin", dist="vendor-b")
+    distribution("twin", project="vendor-a")
+    distribution("twin", project="vendor-b")
     rows = [row for row in draftmark("list", "--json").json["backends"] if row["name"] == "twin"]
     assert [row["distribution"] for row in rows] == ["vendor-a", "vendor-b"]
     assert all("uninstall all but one" in row["note"] for row in rows)
 
 
-def test_another_contract_major_is_pointed_out(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_another_contract_major_is_pointed_out(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A backend for a later contract is listed with what to install."""
-    install("tomorrow", group="v2")
+    distribution("tomorrow", group="draftmark.backends.v2")
     assert "this core speaks contract v1" in draftmark("list").out
 
 
-def test_no_plugin_is_imported(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_no_plugin_is_imported(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A plugin that ends the process when it is imported is still only a row."""
-    install("fatal", "import os; os._exit(9)")
+    distribution("fatal", source="import os; os._exit(9)")
     assert "fatal" in draftmark("list").out
 
 

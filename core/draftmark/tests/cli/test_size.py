@@ -55,9 +55,9 @@ def test_captured_padding_counts(draftmark: Run) -> None:
     assert found["buffers"][0]["shape"] == [4]
 
 
-def test_device_profile_of_cuda_is_a_hopper_unless_told(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_device_profile_of_cuda_is_a_hopper_unless_told(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """A CUDA backend is sized for sm_90 without asking a driver; --arch and --num-sms say otherwise."""
-    install("metal", device="cuda")
+    distribution("metal", device="cuda", host_kernels=False)
     device = draftmark("size", "metal", "--json").json["geometry"]["device"]
     assert device == {"kind": "cuda", "arch": 90, "num_sms": 132}
     device = draftmark("size", "metal", "--arch", 120, "--num-sms", 170, "--json").json["geometry"]["device"]
@@ -95,18 +95,8 @@ def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None
     assert "slot_mapping" in done.out
 
 
-CHATTY = """
-print("hello from the vendor")
-from draftmark import BackendInfo
-from draftmark.reference import ReferencePlugin
-
-class Plugin(ReferencePlugin):
-    info = BackendInfo(name="chatty", device="any", contract_minor=0, host_kernels=False)
-"""
-
-
-def test_a_plugin_that_prints_does_not_spoil_the_object(draftmark: Run, install: Callable[..., Path]) -> None:
+def test_a_plugin_that_prints_does_not_spoil_the_object(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """What a plugin prints when it is loaded goes to stderr."""
-    install("chatty", CHATTY)
+    distribution("chatty", extra="print('hello from the vendor')")
     done = draftmark("size", "chatty", "--json")
     assert done.json["backend"] == "chatty" and done.err == "hello from the vendor\n"

@@ -23,9 +23,9 @@ def on_terminal(terminal: Callable[..., Any]) -> Callable[..., str]:
     return run
 
 
-def test_list_fits(on_terminal: Callable[..., str], install: Callable[..., Path]) -> None:
+def test_list_fits(on_terminal: Callable[..., str], distribution: Callable[..., Path]) -> None:
     """A backend with a long name and a note: each name is whole, and the note is a line of its own below."""
-    install("tomorrows_backend", group="v2", dist="draftmark-of-a-vendor")
+    distribution("tomorrows_backend", group="draftmark.backends.v2", project="draftmark-of-a-vendor")
     shown = on_terminal("list")
     table, _, notes = shown.partition("tomorrows_backend of ")
     assert max(map(len, table.splitlines())) <= 80

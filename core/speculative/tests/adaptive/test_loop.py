@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draftmark import BackendRefusal, GeometryError, Mode, RequestError
-from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, Sampling, generate
+from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, generate
 from draftmark_speculative.drafts import Speculation
 from draftmark_speculative.eagle.tiny import tiny_pair
-from draftmark_speculative.models.tiny import FAMILIES
 
-SHAPES = {"chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33), "two rows": (1, 3, 2)}
-LATE = [(False, HostKind.EXACT), (False, HostKind.UNKNOWN), (True, HostKind.UPPER_BOUND), (True, HostKind.UNKNOWN)]
 FREE, SOME, DEAR = 0.0, 0.04, 5.0
 """Cost of a row: always draft; now and then; never but for probes."""
-
-
-SETTINGS = [
-    *itertools.product(["chain", "tree"], [False, True], LATE[::2], [FREE, SOME, DEAR]),
-    *itertools.product(["wide", "two rows"], [True], LATE[1::2], [FREE, SOME]),
-]
-
-
-@pytest.mark.parametrize(
-    ("shape", "graph", "late", "row_s"),
-    [pytest.param(*one, marks=[pytest.mark.slow] if n % 5 not in (0, 3) else []) for n, one in enumerate(SETTINGS)],
-)
-def test_every_setting_gives_the_plain_text(markov, prompts, run, shape, graph, late, row_s):
-    """Chains and trees x eager and recorded graphs x overlap x costs, requests joining and leaving: the plain text."""
-    model, head = markov(0.01)
-    starts, (overlap, host) = prompts(7, 30, seed=1), late
-    want, _ = run(model, None, 0, starts)
-    got, engine = run(
-        model, Eagle(head, *SHAPES[shape]), row_s, starts, graph=graph, overlap=overlap, host_lengths=host
-    )
-    assert got == want
-    seen = engine.statistics
-    assert seen.plain < seen.rounds, "the first rounds draft whatever they promise"
-    if row_s == FREE:
-        assert seen.plain == 0 and seen.mean_accepted > (1.1 if shape == "two rows" else 1.3)
-    if row_s == DEAR:
-        assert seen.plain > 0.9 * seen.rounds and seen.rows < 9 * seen.rounds
 
 
 @pytest.mark.parametrize(("shape", "graph"), [((1, 3, 4), False), ((2, 3, 6), True)])
@@ -75,45 +42,6 @@ def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strengt
     else:
         free, always = run(model, Eagle(head, 1, 4, 5), FREE, prompts(4, 9, seed=2), count=50)
         assert free == want and always.statistics.mean_accepted > 3.5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_the_plain_text(make_model, plain_text, oracle, prompts, run, family):
-    """Windows, soft caps, odd heads: compacted trees attend as whole ones do."""
-    starts = prompts(5, 30, seed=3)
-    want = [plain_text(family, tuple(prompt), 20) for prompt in starts]
-    got, engine = run(make_model(family), oracle(3, 7, tuple(want)), FREE, starts, count=20, budgets=(4, 6, 9, 16))
-    assert got == want
-    assert engine.statistics.mean_accepted > 1.2, "without accepted drafts this tests nothing"
-
-
-@pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_sampling_gives_the_tokens_of_plain_sampling(markov, prompts, run, shape, late):
-    """Randomness is a function of seed, request and position, whatever a round was."""
-    model, head = markov(0.01)
-    starts, sampling, (overlap, host) = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11), late
-    want, _ = run(model, None, 0, starts, sampling=sampling)
-    for row_s in (FREE, SOME):
-        got, engine = run(
-            model, Eagle(head, *SHAPES[shape]), row_s, starts, sampling=sampling, overlap=overlap, host_lengths=host,
-            graph=True,
-        )  # fmt: skip
-        assert got == want
-        assert engine.statistics.plain < engine.statistics.rounds
-
-
-@pytest.mark.parametrize(("graph", "overlap"), [(False, False), (True, True)])
-def test_preempted_requests_lose_nothing(markov, prompts, run, graph, overlap):
-    """With few pages requests are sent back amid plain and drafted rounds, and still end with their text."""
-    model, head = markov(0.01)
-    starts = prompts(5, 30, seed=1)
-    want, _ = run(model, None, 0, starts)
-    more = {"graph": graph, "overlap": overlap, "host_lengths": HostKind.UPPER_BOUND, "num_pages": 34}
-    for row_s in (FREE, SOME, DEAR):
-        got, engine = run(model, Eagle(head, *SHAPES["tree"]), row_s, starts, **more)
-        assert got == want
-        assert engine.statistics.preemptions > 0
 
 
 def test_a_batch_larger_than_the_largest_graph_and_budget_decodes_plainly(markov, prompts, run):
@@ -256,41 +184,6 @@ def _never():
     from draftmark_speculative.adaptive.costs import Cost, CostTable
 
     return CostTable({1: Cost(1.0)}, {1: Cost(1.0)})
-
-
-@settings(derandomize=True, deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**32))
-def test_random_joins_cancels_and_exhaustion(seed, markov, table):
-    """Under random submissions, cancels, budgets, costs and a small pool, every text is a plain one."""
-    draw = random.Random(seed)
-    model, head = markov(0.01)
-    starts = [[draw.randrange(256) for _ in range(draw.randint(1, 12))] for _ in range(draw.randint(1, 5))]
-    limits, overlap = [draw.randint(1, 16) for _ in starts], draw.random() < 0.7
-    budgets = tuple(draw.sample(range(2, 30), draw.randint(1, 5)))
-    drafts = Eagle(head, *SHAPES[draw.choice(["chain", "tree"])])
-    config = EngineConfig(
-        speculate=Adaptive(drafts, budgets, table(draw.choice([FREE, SOME, DEAR])), draw.choice([0.0, 0.5])),
-        page_size=draw.choice([1, 4]), overlap=overlap, max_num_reqs=draw.randint(1, 3), max_context_len=32,
-        max_extend_tokens=draw.randint(1, 9), guard=True, num_pages=draw.choice([None, 70]),
-        host_lengths=draw.choice(list(HostKind)[1:] if overlap else list(HostKind)),
-    )  # fmt: skip
-    engine, joined, cancelled = Engine(model, config), 0, set()
-    while joined < len(starts) or engine.busy:
-        if joined < len(starts) and draw.random() < 0.5:
-            engine.submit(starts[joined], limits[joined])
-            joined += 1
-        engine.step()
-        live = [r for r in range(joined) if engine._requests[r].finish is None]
-        if live and draw.random() < 0.07:
-            one = draw.choice(live)
-            engine.cancel(one)
-            cancelled.add(one)
-    for request, prompt in enumerate(starts):
-        want, _ = generate(model, [prompt], limits[request], EngineConfig(max_context_len=32))
-        text = engine.output(request)
-        assert text == want[0].tokens[: len(text)], (seed, config)
-        assert request in cancelled or text == want[0].tokens
-    assert engine.pages.in_use == 0
 
 
 def test_a_measured_table_serves_every_round(markov, prompts):

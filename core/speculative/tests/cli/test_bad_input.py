@@ -83,12 +83,12 @@ def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str)
     _is_one_sentence(done, code, cause)
 
 
-def test_two_distributions_with_one_name(draftmark: Run, install: Callable[..., Path], tiny: Path) -> None:
+def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path], tiny: Path) -> None:
     """A name that two packages register cannot be used to decode; the sentence names both."""
-    install("twin", dist="vendor-a")
-    install("twin", dist="vendor-b")
+    distribution("twin", project="vendor-a")
+    distribution("twin", project="vendor-b")
     done = draftmark("generate", "--model", tiny, *IDS, "--backend", "twin")
-    _is_one_sentence(done, 1, "vendor-a 1.2 and vendor-b 1.2 both register it")
+    _is_one_sentence(done, 1, "vendor-a 1.0 and vendor-b 1.0 both register it")
 
 
 def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:

