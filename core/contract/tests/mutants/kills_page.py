@@ -32,9 +32,10 @@ one place. They are of three kinds, and their scores mean different things:
   would be, only another attack can say.
 
 *Killed by* names two checks at most, quick ones first, that fail on a fixed sample of their cases (on all where the
-sample does not show it); a row that a suite before this one judged is asked for the checks that it named. For
-strangers' mutants it is the check of the class. A check of the sizing tier sees hooks only, so it is tried on mutants
-of hooks only; the proof is tried only on what nothing else kills.
+sample does not show it). A row that an earlier suite judged meets the checks that it named then first, a stranger's
+the check of its class (`S…`, subclasses of the tutorial's backend, and `T…` that alone), and the others only where none
+of these fails. A check of the sizing tier sees hooks only, so it is tried on mutants of hooks only; the proof is tried
+only on what nothing else kills.
 
 """
 
