@@ -60,7 +60,7 @@ release-check: $(VENV)/dev.stamp ## Fails unless every recorded verdict is of to
 verdicts: $(VENV)/dev.stamp ## Writes the table of verdicts in README.md, from the records.
 	$(BIN)/python -m draftmark_contract.runner.table $(RECORDS) --write README.md
 
-kills: $(VENV)/dev.stamp ## Writes docs/contract-kills.md, from the mutants and the checks.
+kills: $(VENV)/dev.stamp ## Runs every mutant that today's suite has not judged; docs/contract-kills.md says so.
 	$(BIN)/python -m core.contract.tests.mutants
 
 pages: $(VENV)/dev.stamp ## Writes the museum, the findings and the page of rules, from their data, the checks and the mutants.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -14,7 +14,7 @@ from draftmark.loaded import LoadedBackend
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Refused, Tier, all_checks, spread
 
-from .mutant import BY_CLASS, Mutant
+from .mutant import BY_CLASS, LAYOUTS, Mutant
 
 ORDER = (
     *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
@@ -34,6 +34,11 @@ TREE_OPS = "tree_ops"
 """The optional hook, and the module of its checks."""
 
 Failure = tuple[str, str, BaseException]
+
+
+def original(layout: str) -> LoadedBackend:
+    """The correct backend of a layout, loaded."""
+    return LoadedBackend(layout, LAYOUTS[layout])
 
 
 def checks_for(mutant: Mutant | None = None) -> list[Check]:
@@ -74,15 +79,18 @@ def first_failure(mutant: Mutant, layout: str) -> Failure | None:
     return None
 
 
-def killed_by(mutant: Mutant, layout: str, most: int, check: str = "") -> list[Failure]:
-    """The first `most` checks that fail on a sample of their cases; if none does, the first that fails at all. Those
-    of the later attacks meet the check of their class alone.
+def killed_by(mutant: Mutant, layout: str, most: int, known: Sequence[str] = ()) -> list[str]:
+    """The first `most` of the `known` checks that fail; where none does, those of all checks that fail on a sample of
+    their cases, else the first that fails at all. Mutants of the later attacks meet the known checks alone.
     """
-    if mutant.id[0] in BY_CLASS:  # subclasses of the tutorial's backend are slow, and each has its check
-        return list(failures(mutant.build(layout), [one for one in checks_for() if one.name == check]))
-    found = list(islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most))
+    backend, every = mutant.build(layout), {one.name: one for one in checks_for()}
+    asked = (every[name] for name in known if name in every)
+    found = list(islice((one.name for one in asked if killing_case(backend, one) is not None), most))
+    if found or mutant.id[0] in BY_CLASS:  # subclasses of the tutorial's backend are slow, and each has its check
+        return found
+    found = [name for name, _, _ in islice(failures(mutant.build(layout), checks_for(mutant), sampled=True), most)]
     one = None if found else first_failure(mutant, layout)
-    return found if one is None else [one]
+    return found if one is None else [one[0]]
 
 
 def outcome(backend: LoadedBackend, check: Check, case: Case) -> BaseException | None:

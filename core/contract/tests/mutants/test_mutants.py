@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark.loaded import LoadedBackend
 from draftmark_contract.check import Check
 
 from . import catalog, suite
-from .mutant import LAYOUTS, USUAL, Mutant
+from .mutant import USUAL, Mutant
 
 torch.set_num_threads(1)
 COVERING = {
@@ -43,7 +42,9 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant, layout: str) -> None:
     check = CHECKS[QUICK[mutant.id]]
     killing = suite.killing_case(mutant.build(layout), check)
     assert killing is not None, f"{mutant.id} survives {check.name} in {layout}: {mutant.what}"
-    assert suite.outcome(_original(layout), check, killing) is None, f"{check.name} fails on the correct backend too"
+    assert suite.outcome(suite.original(layout), check, killing) is None, (
+        f"{check.name} fails on the correct backend too"
+    )
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def test_mutant_is_killed(mutant: Mutant, layout: str) -> None:
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in suite.checks_for()])
 def test_original_passes(layout: str, check: Check) -> None:
     """No check fails on any of its cases, so a failing mutant fails for its defect."""
-    wrong = [f"{name}[{case}]: {error}" for name, case, error in suite.failures(_original(layout), [check])]
+    wrong = [f"{name}[{case}]: {error}" for name, case, error in suite.failures(suite.original(layout), [check])]
     assert not wrong, "\n".join(wrong)
 
 
@@ -77,7 +78,3 @@ def test_every_known_bug_is_accounted_for() -> None:
     assert not [one.id for one in catalog.MUTANTS if set(one.layouts) != set(USUAL) and not one.absent]
     assert len({one.id for one in catalog.MUTANTS}) == len(catalog.MUTANTS)
     assert {one.id for one in catalog.MUTANTS} >= set(QUICK)
-
-
-def _original(layout: str) -> LoadedBackend:
-    return LoadedBackend(layout, LAYOUTS[layout])

@@ -103,7 +103,11 @@ def _baseline(target: Target, journal: Journal, items: Iterable[str]) -> baselin
         def work(say: pool.Say) -> None:
             baseline.measure(target, journal.baseline, items, lambda item: say({"started": item}))
 
-        for _, _, code in pool.run(iter([("baseline", work)]), 1):
+        for _, rows, code in pool.run(iter([("baseline", work)]), 1):
             if code:
-                raise RuntimeError(f"the suite fails on the unchanged copy of {target.package}: see above")
+                where = rows[-1]["started"] if rows else "load"
+                ended = (
+                    "see above" if code > 0 else f"a signal ended its process ({-code}; 9: silent too long, or memory)"
+                )
+                raise RuntimeError(f"the suite fails on the unchanged copy of {target.package}: {where}, {ended}")
     return baseline.read(journal.baseline)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-SILENT_S = 600.0
-"""A process that says nothing for so long is ended."""
+SILENT_S = 3600.0
+"""A process that says nothing for so long is ended. Ten minutes were too few for one item on a crowded machine."""
 MEMORY = 6 * 2**30
 """So is one that has so many bytes in memory. No limit on address space: a pool of 2**31 elements is sparse."""
 LOOK_S = 0.5
