@@ -37,8 +37,13 @@ def test_each_comes_behind_what_it_asks_for():
 def test_what_is_missing_is_told():
     """Another version, an open requirement and a missing URL are a sentence each."""
     first = ALL[0]
-    project = first.project | {"version": "9.9", "urls": {}, "dependencies": ["torch>=2.11"]}
+    project = first.project | {
+        "version": "9.9",
+        "urls": {},
+        "dependencies": ["torch>=2.11", "draftmark-engines>=0.0.1,<9"],
+    }
     told = faults(replace(first, project=project))
+    assert any("draftmark-engines>=0.0.1,<9 is not >=" in one for one in told)
     assert f"draftmark: its version is 9.9, and the core's {core_version()}" in told
     assert "draftmark: it has no URL" in told and "draftmark: torch>=2.11 has no upper bound" in told
 

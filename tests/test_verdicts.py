@@ -14,6 +14,7 @@ import pytest
 from draftmark_contract.profiles import Profile
 from draftmark_contract.runner.record import MOST_BYTES, SCHEMA
 from draftmark_contract.runner.staleness import standing
+from draftmark_contract.runner.table import main as write_table
 from draftmark_contract.runner.table import table, written
 
 ROOT = Path(__file__).parent.parent
@@ -54,3 +55,19 @@ def test_there_is_a_record_of_every_backend_that_was_judged():
     """Those that README says have a verdict, device tier included."""
     judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "null", "{}", '{"backend": 3}', '{"backend": "reference", "runs": 3}', "\x00"]
+)
+def test_a_damaged_record_is_one_sentence(tmp_path, capsys, text):
+    """For the table, which writes nothing then, and for the standing, which counts it as stale."""
+    path, page = tmp_path / "record.json", tmp_path / "page.md"
+    path.write_text(text)
+    page.write_text("<!-- verdicts: written by make verdicts -->\n<!-- /verdicts -->\n")
+    before = page.read_text()
+    assert write_table([str(path), "--write", str(page)]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n"), page.read_text()) == ("", 1, before)
+    assert "is no record of a verdict" in said.err
+    assert len(standing(path)) == 1

@@ -25,8 +25,10 @@ NEVER: dict[str, Any] = {
 HEAD = """# Compatibility
 
 From the verdicts that this repository records (`benchmarks/results/contract-*.json`); nothing here is written by hand.
-[The contract](contract.md#the-verdict) says what the words mean. Of `ascend_npu` no run on hardware is
-recorded, only runs on an [emulated device](../plugins/ascend_npu/emulator/README.md), which are not verdicts.
+[The contract](contract.md#the-verdict) says what the words mean. A verdict speaks of the code
+of its commit, and of the contract as it was then; `make release-check` says whether that is the code beside it, and
+[what was run](what-was-run.md#verdicts) what came after. Of `ascend_npu` no run on hardware is recorded, only
+runs on an [emulated device](../plugins/ascend_npu/emulator/README.md), which are not verdicts.
 """
 WORDS = """
 * **served**: every item of the profile that ran has passed;
@@ -53,6 +55,10 @@ def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
     lines += [_line("contract", [record["contract"] for record in records])]
     lines += [_line("verdict", [record["verdict"] for record in records])]
     lines += [_line("device", [_device(record) for record in records])]
+    lines += [
+        _line("day", [_day(record) for record in records]),
+        _line("commit", [_commit(record) for record in records]),
+    ]
     lines += ["", "## Profiles", WORDS, *head]
     lines += [_line(one, [_profile(one, record) for record in records]) for one in Profile]
     lines += ["", "## Rules", "", "Items of each group of rules, on the host and on the device.", "", *head]
@@ -81,6 +87,15 @@ def _device(record: dict[str, Any]) -> str:
     if "device" not in record["tiers_run"]:
         return "not run"
     return next((run["device"]["name"] for run in record["runs"] if run.get("device")), "not recorded")
+
+
+def _day(record: dict[str, Any]) -> str:
+    days = sorted({run["date"] for run in record["runs"] if run.get("date")})
+    return days[-1] if days else "not recorded" if record["runs"] else "not run"
+
+
+def _commit(record: dict[str, Any]) -> str:
+    return str(record["source"]["commit"])[:8] if "source" in record else "not run"
 
 
 def _line(name: str, cells: list[str]) -> str:

@@ -54,6 +54,12 @@ def core_version() -> str:
     return str(found)
 
 
+def span() -> str:
+    """How one asks for its siblings: from the core's version on, up to the next minor."""
+    major, minor, *_ = core_version().split(".")
+    return f">={core_version()},<{major}.{int(minor) + 1}"
+
+
 def distributions() -> list[Distribution]:
     """All of them, each behind those that it asks for.
 
@@ -96,6 +102,11 @@ def faults(one: Distribution) -> list[str]:
     if not list(one.folder.glob("src/*/py.typed")):
         found.append("its package has no py.typed")
     found += [f"{need} has no upper bound" for need in one.requirements if not _is_bounded(need)]
+    found += [
+        f"{need} is not {span()}, which every sibling is asked for by"
+        for need in one.requirements
+        if need.startswith("draftmark") and not need.endswith(span())
+    ]
     return [f"{one.name}: {fault}" for fault in found]
 
 

@@ -109,9 +109,12 @@ def test_a_wrong_answer_is_not_timed(
         (("reference", "--cases", "gallop"), 2, "gallop is no case"),
         (("reference", "--cases", ","), 2, "choose from"),
         (("reference", "--heads", "8"), 2, "such as 32,8"),
-        (("reference", "--requests", "0"), 2, "positive"),
-        (("reference", "--heads", "3,2"), 2, "3"),
+        (("reference", "--requests", "0"), 2, "'0' is not an integer of 1"),
+        (("reference", "--context", str(2**31)), 2, "is not an integer of 1"),
+        (("reference", "--heads", "3,2"), 2, "must be a multiple of KV heads"),
         (("reference", "--device", "abacus"), 2, "abacus"),
+        (("reference", "--device", ""), 2, "torch knows no device ''"),
+        (("reference", "--device", "meta"), 2, "torch sees no meta device"),
     ],
 )
 def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word: str) -> None:
@@ -125,7 +128,7 @@ def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word:
 def test_cuda_without_a_device(draftmark: Run) -> None:
     """Asking for CUDA where there is none is a wrong argument; not asking runs on the CPU."""
     done = draftmark("bench", "reference", "--device", "cuda")
-    assert (done.code, "no CUDA device" in done.err) == (2, True)
+    assert (done.code, "no cuda device" in done.err) == (2, True)
 
 
 def test_draft_trees_descend_from_the_step_before() -> None:

@@ -80,6 +80,24 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
     assert notes.read_text() == "# to do\n"
 
 
+@pytest.mark.parametrize(
+    "row",
+    [{"journal": 3}, {"journal": None}, {"journal": "ab"}, {"journal": {**JUDGED, "identity": [1]}}, {"run": 3},
+     {"run": {"source": 3}}, {"item": [1]}, {"item": "x"}, {"item": "x", "outcome": "bogus", "marks": []},
+     {"item": "x", "tier": "host", "outcome": "passed", "marks": [], "colour": "red"}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_journal_is_refused(tmp_path: Path, row: dict[str, object]) -> None:
+    """Lines that are JSON and no journal's end a run before its first item; the file stays as it is."""
+    path = tmp_path / "run.jsonl"
+    first = [] if "journal" in row else [{"journal": JUDGED}, {"run": HERE}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*first, row, {"item": "y", "outcome": "passed"}]))
+    before = path.read_text()
+    with pytest.raises(ForeignJournal, match=r"damaged|other than it was"):
+        Journal(path).begin(JUDGED, HERE)
+    assert path.read_text() == before
+
+
 def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> None:
     """An item that a cut run began is no failure of the next one; one that this run began is."""
     first, second = (item.id for item in all_items()[:2])

@@ -48,6 +48,12 @@ def test_entry_point_missing_names_what_is_installed():
     assert_load_error(error, LoadFailure.ENTRY_POINT_MISSING, "reference", "pip install", "draftmark-no-such-backend")
 
 
+@pytest.mark.parametrize("name", [3, ["reference"], b"reference", object])
+def test_a_name_is_a_text(name):
+    """Anything else is told how a backend is named."""
+    assert_load_error(load_error(name), LoadFailure.ENTRY_POINT_MISSING, "named by a text", "`draftmark list`")
+
+
 def test_two_distributions_with_one_name_are_refused(distribution):
     """Neither wins; both owners are named, and the remedy is to remove one."""
     distribution("shared", project="vendor-one")

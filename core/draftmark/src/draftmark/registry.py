@@ -68,6 +68,9 @@ def load(name: str | None = None) -> LoadedBackend:
     from .loaded import LoadedBackend
 
     name = name or os.environ.get(BACKEND_VARIABLE) or ""
+    if not isinstance(name, str):
+        cause, remedy = f"a backend is named by a text, not by {name!r}", "`draftmark list` shows the names"
+        raise BackendLoadError(str(name), LoadFailure.ENTRY_POINT_MISSING, cause, remedy)
     return LoadedBackend.from_entry_point(_find(name))
 
 

@@ -26,6 +26,11 @@ SIZE = {
     "NaN cap": (("reference", "--logits-soft-cap", "nan"), 2, "attention.logits_soft_cap is nan"),
     "unknown dtype": (("reference", "--dtype", "int4"), 2, "attention.q_dtype is 'int4'"),
     "no multiprocessor": (("reference", "--num-sms", 0), 2, "device.num_sms is 0"),
+    "no device": (("reference", "--device", ""), 2, "--device is ''"),
+    "a device that is a number": (("reference", "--device", "3"), 2, "--device is '3'"),
+    "negative compute capability": (("reference", "--arch", -1), 2, "--arch is -1"),
+    "no KV dtype": (("reference", "--kv-dtype", ""), 2, "attention.kv_dtype is ''"),
+    "a hole among captured sizes": (("reference", "--capture-batch-sizes", "1,,2"), 2, "is not integers separated"),
     "context beyond int32": (("reference", "--max-context-len", 2**31), 2, "must fit int32"),
 }
 

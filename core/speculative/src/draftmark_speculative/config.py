@@ -8,6 +8,7 @@ from typing import Literal
 
 from draftmark import DraftShape, Limits, RequestError
 
+from .arguments import check_count, check_kind, is_count
 from .drafts import NoSpeculation, Speculation
 from .sampling import Sampling
 
@@ -83,10 +84,14 @@ class EngineConfig:
         counts = {name: getattr(self, name) for name in ("max_num_reqs", "max_context_len")}
         counts |= {} if self.num_pages is None else {"num_pages": self.num_pages}
         for name, value in counts.items():
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not is_count(value):
                 raise RequestError(f"{name} is {value!r}, but it must be an integer; give a count")
         if self.num_pages is not None and self.num_pages < 1:
             raise RequestError(f"num_pages is {self.num_pages}, but it must be >= 1; leave it out for what is needed")
+        sizes, example = self.capture_batch_sizes, "write (4,) for one, or leave it out"
+        check_kind("capture_batch_sizes", sizes, tuple | list, "a tuple of batch sizes", example)
+        for size in sizes:
+            check_count("a size of capture_batch_sizes", size, 1, 2**31 - 1, example)
         switches = {"graph": self.graph, "overlap": self.overlap} | (
             {} if self.guard is None else {"guard": self.guard}
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .arguments import check_kind
 from .config import EngineConfig
 from .engine import Engine
 from .models import CausalLM
@@ -40,6 +41,7 @@ def decode(
     Raises:
         RequestError, CacheExhausted: a prompt that the engine cannot take, before any token of any prompt.
     """
+    check_kind("prompts", prompts, Iterable, "a list of prompts", "write [[1, 2, 3]] for one")
     ids: list[int] = []
     try:
         for prompt in prompts:

@@ -11,6 +11,7 @@ from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengths
 from draftmark.runtime import TreeOps, padded_batch_size
 
 from .allocator import PageAllocator
+from .arguments import check_kind
 from .config import EngineConfig, HostKind
 from .drafts import Round
 from .forwards import Forwards
@@ -31,12 +32,15 @@ class Engine:
             nothing of the model when it changes what is accepted.
 
     Raises:
-        GeometryError, BackendLoadError, BackendRefusal: at construction, before any token.
+        RequestError, GeometryError, BackendLoadError, BackendRefusal: at construction, before any token.
     """
 
     def __init__(
         self, model: CausalLM, config: EngineConfig, *, wrap_tree_ops: Callable[[TreeOps], TreeOps] | None = None
     ) -> None:
+        kinds = (("model", model, CausalLM, "use load_model"), ("config", config, EngineConfig, "write EngineConfig()"))
+        for name, value, kind, remedy in kinds:
+            check_kind(name, value, kind, f"a {kind.__name__}", remedy)
         config.check_overlap()
         if config.max_context_len > model.max_context_len:
             raise GeometryError(
@@ -98,7 +102,7 @@ class Engine:
         """
         limit = self.geometry.limits.max_context_len
         tokens, count = checked_request(prompt, max_new_tokens, limit, self.model.vocab_size)
-        ended = checked_stop(stop)
+        ended = checked_stop(stop, self.model.vocab_size)
         needed = self._scheduler.pages_at_worst(min(len(tokens) + count, limit))
         if needed > self.pages.total:
             raise CacheExhausted(needed, self.pages.total, self.pages.total)
@@ -132,7 +136,7 @@ class Engine:
     def _request(self, request_id: int) -> Request:
         try:
             return self._requests[request_id]
-        except KeyError:
+        except (KeyError, TypeError):
             raise RequestError(
                 f"request {request_id!r} is not here: it was never submitted, or it is released; use what submit gave"
             ) from None

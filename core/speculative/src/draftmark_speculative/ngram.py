@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from draftmark import RequestError
+
+from .arguments import check_count
 from .drafts import DraftTree, Speculation
+
+LONGEST_NGRAM = 64
+"""Most tokens that are matched: each token of a text is found again under as many keys."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +22,24 @@ class Ngram(Speculation):
         topk: branches of the draft tree; 1 is a chain.
         num_draft_tokens: rows verified per request, root included.
         max_ngram, min_ngram: how many recent tokens must match, longest tried first.
+
+    Raises:
+        RequestError: a max_ngram or min_ngram out of range. The geometry refuses the other counts.
     """
 
     topk: int = 1
     num_draft_tokens: int = 8
     max_ngram: int = 4
     min_ngram: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_ngram", "min_ngram"):
+            check_count(name, getattr(self, name), 1, LONGEST_NGRAM, "4 and 2 suit most texts")
+        if self.min_ngram > self.max_ngram:
+            raise RequestError(
+                f"min_ngram is {self.min_ngram}, but max_ngram is {self.max_ngram}, so that nothing would ever match; "
+                "lower min_ngram"
+            )
 
     def __str__(self) -> str:
         return f"n-gram drafts (topk {self.topk}, {self.num_draft_tokens} tokens)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import index
 
 from draftmark import RequestError
 
+from .arguments import integer
 from .drafts import Drafter
 
 
@@ -94,16 +94,18 @@ class Request:
         return None
 
 
-def checked_stop(stop: Iterable[int]) -> frozenset[int]:
+def checked_stop(stop: Iterable[int], vocab_size: int) -> frozenset[int]:
     """Token ids that end a request.
 
     Raises:
-        RequestError: no integers.
+        RequestError: no integers, or tokens that the model does not have: they would never be met.
     """
     try:
-        return frozenset(index(token) for token in stop)
+        tokens = frozenset(integer(token) for token in stop)
     except TypeError as error:
         raise RequestError(f"stop is {stop!r}, but it must be token ids: {error}; pass a list of integers") from None
+    _check_vocabulary("stop", tokens, vocab_size)
+    return tokens
 
 
 def checked_request(
@@ -115,7 +117,7 @@ def checked_request(
         RequestError: a request that no engine of this context and vocabulary could serve.
     """
     try:
-        tokens, count = [index(token) for token in prompt], index(max_new_tokens)
+        tokens, count = [integer(token) for token in prompt], integer(max_new_tokens)
     except TypeError as error:
         raise RequestError(
             f"the prompt or max_new_tokens ({max_new_tokens!r}) is no integer: {error}; pass token ids"
@@ -129,9 +131,13 @@ def checked_request(
         )
     if count < 1:
         raise RequestError(f"max_new_tokens is {count}, but it must be >= 1; ask for at least one token")
+    _check_vocabulary("the prompt", tokens, vocab_size)
+    return tokens, count
+
+
+def _check_vocabulary(name: str, tokens: Iterable[int], vocab_size: int) -> None:
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError(
-            f"the prompt has token {wrong}, but the vocabulary is 0 … {vocab_size - 1}; use this model's tokenizer"
+            f"{name} has token {wrong}, but the vocabulary is 0 … {vocab_size - 1}; use this model's tokenizer"
         )
-    return tokens, count

@@ -7,12 +7,13 @@ same test serves greedy and sampled decoding.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from draftmark import RequestError
+
+from .arguments import is_number
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -42,7 +43,7 @@ class Sampling:
             if not isinstance(value, kind) or isinstance(value, bool):
                 wanted = "an integer" if kind == (int,) else "a number"
                 raise RequestError(f"{name} is {value!r}, but it must be {wanted}; use its default where in doubt")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+        if not (is_number(self.temperature) and self.temperature >= 0):
             raise RequestError(f"temperature is {self.temperature}, but it must be finite and >= 0; use 0 for greedy")
         if not 0 < self.top_p <= 1:
             raise RequestError(f"top_p is {self.top_p}, but it must be in (0, 1]; use 1 to keep every token")

@@ -25,6 +25,8 @@ TINY = {"requests": 2, "context": 48, "chunk": 16, "heads": (4, 2), "head_dim": 
 SHARE_OF_MEMORY = 16
 """KV takes at most one part in this many of the free memory: the reference widens it to float32 and gathers it."""
 EXTEND_REQUESTS = 4
+LARGEST = 2**31 - 1
+"""Of any size: beyond it torch says that its own integers overflow."""
 
 SUMMARY = "time the attention kernels of backends side by side on the device at hand"
 EXAMPLES = """\
@@ -117,11 +119,15 @@ def _device(args: argparse.Namespace) -> torch.device:
     import torch
 
     try:
-        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        named = ("cuda" if torch.cuda.is_available() else "cpu") if args.device is None else args.device
+        device = torch.device(named)
     except RuntimeError:
         raise ArgumentError(f"torch knows no device {args.device!r}; name one such as cpu or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"torch sees no CUDA device, but --device is {args.device}; leave it out to run on the CPU")
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu" and (module is None or not module.is_available()):
+        raise ArgumentError(
+            f"torch sees no {device.type} device, but --device is {args.device}; leave it out to run on the CPU"
+        )
     return device
 
 
@@ -232,8 +238,8 @@ def _cases(text: str) -> tuple[str, ...]:
 
 
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 … {LARGEST}")
     return int(text)
 
 
@@ -241,4 +247,7 @@ def _heads(text: str) -> tuple[int, int]:
     parts = text.split(",")
     if len(parts) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not query heads and KV heads, such as 32,8")
-    return _positive(parts[0]), _positive(parts[1])
+    heads = _positive(parts[0]), _positive(parts[1])
+    if heads[0] % heads[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: query heads must be a multiple of KV heads, as in 32,8")
+    return heads

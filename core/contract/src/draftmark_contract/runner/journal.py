@@ -18,6 +18,8 @@ from .item import all_items
 from .outcome import Outcome, Result
 from .source import CLEAN
 
+NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new file"
+
 
 class ForeignJournal(ValueError):
     """The file speaks of other code than what is installed, or is no journal."""
@@ -39,10 +41,14 @@ class Journal:
         Raises:
             ForeignJournal: the file has results of another backend, of other code of it, or of another suite.
         """
-        was = self.judged
+        try:
+            was = self.judged
+            self.ended(), self.source()
+        except (AttributeError, KeyError, TypeError, ValueError):  # JSON, of something else
+            raise ForeignJournal(NO_JOURNAL.format(self.path)) from None
         if not was:
             if self.path.is_file() and self.path.stat().st_size:
-                raise ForeignJournal(f"{self.path} is no journal of a contract run; name a new file")
+                raise ForeignJournal(NO_JOURNAL.format(self.path))
             self.note({"journal": judged})
         elif was != judged:
             told = "; ".join(_differences(was, judged))
@@ -116,7 +122,8 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """What the journal speaks of beside what is installed; digests by part."""
     if was.get("backend") != now["backend"]:
         yield f"backend is {was.get('backend')!r}, now {now['backend']!r}"
-    then = was.get("identity") or {}
+    told = was.get("identity")
+    then = told if isinstance(told, dict) else {}
     for part in sorted(then.keys() | now["identity"].keys()):
         if then.get(part) != now["identity"].get(part):
             yield f"the code of {part!r} is other than it was"

@@ -57,7 +57,7 @@ def standing(path: Path) -> list[str]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return stale(record, load(record["backend"]), path.parent)
-    except (DraftmarkError, json.JSONDecodeError, KeyError, OSError) as error:
+    except (AttributeError, DraftmarkError, KeyError, OSError, TypeError, ValueError) as error:
         return [f"it cannot be read: {type(error).__name__}: {error}"]
 
 

@@ -51,13 +51,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put it between the marks of this file")
     args = parser.parse_args(arguments)
-    records = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(args.records)]
-    made = table(records, args.write.parent if args.write else Path())
+    try:
+        made = table([_record(path) for path in sorted(args.records)], args.write.parent if args.write else Path())
+    except ValueError as error:
+        print(f"table: {error}", file=sys.stderr)
+        return 1
     if args.write:
         args.write.write_text(written(args.write.read_text(encoding="utf-8"), made), encoding="utf-8")
     else:
         print(made)
     return 0
+
+
+def _record(path: Path) -> tuple[Path, dict[str, Any]]:
+    """A file and what it holds.
+
+    Raises:
+        ValueError: it cannot be read, or is no record.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _row(path, record, path.parent)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no record of a verdict ({cause}); write it with `contract --record`") from None
+    return path, record
 
 
 def _row(path: Path, record: dict[str, Any], beside: Path) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from ..geometry import DRAFT_MODES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits
 from ..hookspecs import BackendInfo
+from .errors import ArgumentError
 
 TYPICAL_DEVICES = {"cuda": DeviceProfile("cuda", 90, 132)}
 """What --arch and --num-sms default to, by device kind: no driver is asked."""
+KIND = re.compile("[a-z]+")
 
 
 def add_geometry_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +57,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
         args.head_dim,
         args.page_size,
         args.dtype,
-        args.kv_dtype or args.dtype,
+        args.dtype if args.kv_dtype is None else args.kv_dtype,
         window_left=args.window_left,
         logits_soft_cap=args.logits_soft_cap,
     )
@@ -67,7 +70,12 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
 
 
 def _device(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
-    kind = args.device or ("cpu" if info.device == "any" else info.device)
+    own = "cpu" if info.device == "any" else info.device
+    kind = own if args.device is None else args.device
+    if not KIND.fullmatch(kind):
+        raise ArgumentError(f"--device is {kind!r}, but it must be a kind of device, such as cpu or cuda; name one")
+    if args.arch is not None and args.arch < 0:
+        raise ArgumentError(f"--arch is {args.arch}, but it must be >= 0; give the compute capability times ten")
     typical = TYPICAL_DEVICES.get(kind, DeviceProfile(kind))
     arch = typical.arch if args.arch is None else args.arch
     return DeviceProfile(kind, arch, typical.num_sms if args.num_sms is None else args.num_sms)
@@ -76,6 +84,6 @@ def _device(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
 def integers(text: str) -> tuple[int, ...]:
     """``"1,2,4"`` as integers, for argparse."""
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not integers separated by commas") from None

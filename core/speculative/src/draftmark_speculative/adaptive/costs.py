@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from draftmark import RequestError
 
+from ..arguments import check_kind, is_count, is_number
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -47,15 +49,18 @@ class CostTable:
     catching_up: Mapping[int, Cost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("plain", "verify", "drafting", "catching_up"):
+            costs = getattr(self, name)
+            check_kind(f"the cost table's {name}", costs, Mapping, "costs by size", "write {8: Cost(0.01)}")
         for name in ("plain", "verify"):
             if not getattr(self, name):
                 raise RequestError(f"the cost table's {name} has 0 sizes, but at least 1 is needed; measure one")
         for name in ("plain", "verify", "drafting", "catching_up"):
             for size, cost in getattr(self, name).items():
-                if not (size > 0 and cost.seconds > 0 and cost.per_token >= 0):
+                if not (is_count(size) and size > 0 and _is_cost(cost)):
                     raise RequestError(
-                        f"the cost of {name}[{size}] is {cost}, but sizes and seconds are positive and nothing is paid "
-                        "back by KV; measure it again"
+                        f"the cost of {name}[{size!r}] is {cost!r}, but sizes are counts, seconds are positive and "
+                        "finite, and nothing is paid back by KV; measure it again"
                     )
 
     def decode(self, padded: int, kv_tokens: float) -> float:
@@ -70,6 +75,13 @@ class CostTable:
     def catch_up(self, requests: int, rows: int) -> float:
         """Seconds until the head of so many requests has read `rows` rows that wait."""
         return _at(self.catching_up, requests, rows) if rows and self.catching_up else 0.0
+
+
+def _is_cost(cost: object) -> bool:
+    """Whether it is a `Cost` that time can have."""
+    if not isinstance(cost, Cost) or not (is_number(cost.seconds) and is_number(cost.per_token)):
+        return False
+    return cost.seconds > 0 and cost.per_token >= 0
 
 
 def _at(costs: Mapping[int, Cost], size: int, kv_tokens: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from draftmark import BackendRefusal, GeometryError, LoadedBackend, Mode, RequestError
 
+from ..arguments import check_kind, is_number
 from ..drafts import Drafter, Drafting, Speculation
 from ..eagle import Eagle
 from ..layers import AttentionLayers, Layered
@@ -33,7 +34,7 @@ class Adaptive(Speculation):
         probe_share: of the time of plain rounds, what probes may cost that find out whether drafts pay again.
 
     Raises:
-        RequestError: a probe_share that is no share.
+        RequestError: a probe_share that is no share, or a field of another type.
         GeometryError: drafts of one row, the root alone.
     """
 
@@ -46,10 +47,13 @@ class Adaptive(Speculation):
     num_draft_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        check_kind("drafts", self.drafts, Speculation, "a Speculation", "write Eagle() or Ngram()")
+        check_kind("budgets", self.budgets, tuple | list, "a tuple of row counts", "write (8, 16), or leave it out")
+        check_kind("costs", self.costs, CostTable | None, "a CostTable", "leave it out to have it measured")
         for name in ("topk", "num_steps", "num_draft_tokens"):
             object.__setattr__(self, name, getattr(self.drafts, name))
-        if not 0 <= self.probe_share < 1:
-            raise RequestError(f"probe_share is {self.probe_share}, but it must be in [0, 1); use 0.005")
+        if not (is_number(self.probe_share) and 0 <= self.probe_share < 1):
+            raise RequestError(f"probe_share is {self.probe_share!r}, but it must be in [0, 1); use 0.005")
         if self.num_draft_tokens == 1:
             remedy = "raise num_draft_tokens, or leave speculation out"
             raise GeometryError("draft.num_draft_tokens", 1, "adaptive drafting needs a root and a draft", remedy)

@@ -9,8 +9,12 @@ from typing import Any
 
 from draftmark import ModelError
 
+from ..arguments import is_count, is_number
+
 FORMAT = "draftmark-eagle-head/1"
 """Value of the key "format" in head.json."""
+LARGEST = 2**31 - 1
+"""Of any size: beyond it torch says that its own integers overflow."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class HeadConfig:
     target: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        self._check_types()
         for name in (
             *("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
             "intermediate_size",
@@ -52,6 +56,11 @@ class HeadConfig:
             _at_least_one(name, getattr(self, name))
         if self.draft_vocab_size is not None:
             _at_least_one("draft_vocab_size", self.draft_vocab_size)
+            if self.draft_vocab_size > self.vocab_size:
+                raise ModelError(
+                    f"the head's draft_vocab_size is {self.draft_vocab_size}, but the target's vocabulary has "
+                    f"{self.vocab_size} tokens; leave it out for all of them"
+                )
         if self.head_dim % 2:
             raise ModelError(f"the head's head_dim is {self.head_dim}, but rotary embedding needs it even; round it up")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -60,11 +69,29 @@ class HeadConfig:
                 "count must be a multiple of the other; use grouped-query counts"
             )
         layers = self.feature_layers
-        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
+        counts = bool(layers) and all(is_count(layer) for layer in layers)
+        if not counts or list(layers) != sorted(set(layers)) or layers[0] < 0:
             raise ModelError(
                 f"the head's feature_layers are {list(layers)}, but it needs at least one, distinct and ascending from "
                 "0; count them as transformers' output_hidden_states does"
             )
+
+    def _check_types(self) -> None:
+        """Lists, as JSON has them, become tuples; what is no number at all is refused before torch meets it."""
+        if not isinstance(self.feature_layers, tuple | list):
+            raise ModelError(
+                f"the head's feature_layers are {self.feature_layers!r}, but they must be a list of layers; write [0]"
+            )
+        object.__setattr__(self, "feature_layers", tuple(self.feature_layers))
+        for name, least in (("rope_theta", "> 0"), ("rms_norm_eps", ">= 0")):
+            value = getattr(self, name)
+            if not is_number(value) or value < 0 or (value == 0 and name == "rope_theta"):
+                raise ModelError(
+                    f"the head's {name} is {value!r}, but it must be a finite number {least}; take it from the target"
+                )
+            object.__setattr__(self, name, float(value))
+        if not isinstance(self.target, str):
+            raise ModelError(f"the head's target is {self.target!r}, but it must be a model's name; write it as text")
 
     @property
     def num_features(self) -> int:
@@ -101,5 +128,7 @@ class HeadConfig:
 
 
 def _at_least_one(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"the head's {name} is {value!r}, but it must be an integer >= 1; take it from the target")
+    if not is_count(value) or not 1 <= value <= LARGEST:  # type: ignore[operator]
+        raise ModelError(
+            f"the head's {name} is {value!r}, but it must be an integer of 1 … {LARGEST}; take it from the target"
+        )

@@ -10,6 +10,7 @@ import torch
 
 from draftmark import GeometryError, ModelError
 
+from ..arguments import check_kind, is_count
 from ..drafts import Drafting, Speculation
 from ..layers import AttentionLayers
 from ..models import CausalLM
@@ -30,12 +31,19 @@ class Eagle(Speculation):
         num_steps: levels of the tree; the head runs ``num_steps - 1`` times a round, and once to take over what
             was accepted.
         num_draft_tokens: rows verified per request, root included.
+
+    Raises:
+        RequestError: a head that is neither. The geometry refuses the counts.
     """
 
     head: str | Path | DraftHead | None = None
     topk: int = 4
     num_steps: int = 4
     num_draft_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        kinds = str | Path | DraftHead | None
+        check_kind("head", self.head, kinds, "a folder or a DraftHead", "leave it out for the installed one")
 
     def __str__(self) -> str:
         return f"EAGLE drafts (topk {self.topk}, {self.num_steps} steps, {self.num_draft_tokens} tokens)"
@@ -54,7 +62,7 @@ class Eagle(Speculation):
         head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval().pack()
         _check_fit(head, model)
         vocab = head.config.draft_vocab_size or head.config.vocab_size
-        if self.topk > vocab:
+        if is_count(self.topk) and self.topk > vocab:  # the geometry refuses what is no count
             raise GeometryError("draft.topk", self.topk, f"the head knows {vocab} tokens", "lower topk")
         return head
 
