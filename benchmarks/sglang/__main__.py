@@ -1,6 +1,7 @@
 """Starts the servers of `cases` wave by wave, measures one after the other, and writes the rows as they come.
 
-python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--all SECONDS] [--rehearse]
+python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--each SECONDS]
+    [--all SECONDS] [--rehearse]
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ class Run:
     """The servers' processes, and what they have measured.
 
     Args:
-        ready, all_: seconds that a wave may take to start, and everything.
+        ready, each, all_: seconds that a wave may take to start, a server to be measured, and everything.
         after: a file that says that what else runs on the machine has ended.
     """
 
-    def __init__(self, out: Path, ready: float, all_: float, after: Path | None, rehearsed: bool) -> None:
-        self._out, self._ready, self._all, self._after, self._rehearsed = out, ready, all_, after, rehearsed
+    def __init__(self, out: Path, ready: float, each: float, all_: float, after: Path | None, rehearsed: bool) -> None:
+        self._out, self._ready, self._each, self._all = out, ready, each, all_
+        self._after, self._rehearsed = after, rehearsed
         self._folder, self._began = Path(tempfile.mkdtemp()), time.monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         write_models(self._folder, REHEARSED if rehearsed else REAL)
@@ -74,10 +76,14 @@ class Run:
 
     def _measure(self, number: int) -> None:
         (self._folder / f"turn.{number}").touch()
+        limit, rows = min(time.monotonic() + self._each, self._began + self._all), 0
         while self._alive(number) and not self._has("done", number):
-            if time.monotonic() - self._began > self._all:
+            if time.monotonic() > limit:
                 self._processes[number].kill()
-            time.sleep(0.02)
+            if len(self._rows(number)) > rows:
+                rows = len(self._rows(number))
+                self._write()
+            time.sleep(0.05)
         self._processes[number].kill()
         self._processes[number].wait()
         self._say(f"{SERVERS[number].name}: {self._rates(number)}")
@@ -121,7 +127,7 @@ class Run:
         self._out.write_text(json.dumps(about | dict(rows=rows, not_measured=missing), indent=1))
 
     def _last_words(self, number: int) -> list[str]:
-        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-14:]
+        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-40:]
 
 
 def main() -> None:
@@ -132,11 +138,12 @@ def main() -> None:
         "--waves", default=",".join(map(str, range(len(WAVES)))), help="numbers of the waves to measure"
     )
     parser.add_argument("--ready", type=float, default=300, help="seconds within which a wave must have started")
+    parser.add_argument("--each", type=float, default=120, help="seconds within which a server must be measured")
     parser.add_argument("--all", type=float, default=1800, help="seconds for everything")
     parser.add_argument("--after", type=Path, help="a file: nothing is measured before it exists")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model on a CPU")
     options = parser.parse_args()
-    run = Run(options.out, options.ready, options.all, options.after, options.rehearse)
+    run = Run(options.out, options.ready, options.each, options.all, options.after, options.rehearse)
     run.waves([int(one) for one in options.waves.split(",")])
 
 

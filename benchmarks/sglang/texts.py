@@ -19,6 +19,7 @@ from typing import Any
 from .cases import chain as chain_of
 from .cases import plain, tree16, tree48
 from .guessable import VOCABULARY, write_guessable
+from .imports import import_sglang
 from .in_process import run_until_done, scheduler_of, submit
 
 TOKENS = 96
@@ -28,10 +29,9 @@ SERVED = (
     ("fa3", plain(64)),
     ("draftmark", chain_of(64)),
     ("draftmark", tree16(1)),
-    ("draftmark", tree16(16)),
     ("draftmark", tree16(64)),
-    ("draftmark", tree48(64)),
-    ("flashinfer", tree16(1)),
+    ("draftmark", tree48(16)),
+    ("triton", tree16(1)),
 )
 """The first is what the others are compared with."""
 
@@ -45,6 +45,7 @@ def prompts() -> list[list[int]]:
 def serve(number: int, folder: Path, rehearsed: bool) -> None:
     """Decode every prompt, together, and write texts and the number of verifications."""
     backend, case = SERVED[number]
+    import_sglang(rehearsed)
     backend = backend if backend == "draftmark" or not rehearsed else "torch_native"
     arguments: dict[str, Any] = dict(
         model_path=str(folder / "target"),
