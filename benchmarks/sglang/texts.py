@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+
 from .cases import chain as chain_of
 from .cases import plain, tree16, tree48
 from .guessable import VOCABULARY, write_guessable
 from .imports import import_sglang
-from .in_process import run_until_done, scheduler_of, submit
 
 TOKENS = 96
 LENGTHS = (7, 20, 64, 65, 130, 200, 320, 511)

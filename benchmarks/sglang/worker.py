@@ -18,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+
 from .arguments import environment, server_arguments
 from .cases import PREFILLS, SERVERS, WAVES, Server
 from .imports import import_sglang
-from .in_process import run_until_done, scheduler_of, submit
 from .profiles import Profile
 
 SKIPPED, ROUNDS, FEWER = 8, 48, 24

@@ -1,4 +1,4 @@
-"""SGLang's own scheduler in this process, without its tokenizer and HTTP processes. The CPU tests run it too."""
+"""SGLang's own scheduler in this process, without tokenizer and HTTP processes: for judging, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def scheduler_of(environment: dict[str, str] | None = None, rank: int = 0, **arguments: Any) -> Any:
-    """SGLang's `Scheduler` for these server arguments, ready to run batches, with plugins as SGLang loads them.
+def scheduler_of(
+    environment: dict[str, str] | None = None, rank: int = 0, *, plugins: bool = True, **arguments: Any
+) -> Any:
+    """SGLang's `Scheduler` for these server arguments, ready to run batches.
 
     Args:
         rank: of tensor parallelism; every rank is given the same requests.
+        plugins: whether plugins are loaded, as SGLang loads them; its own backends are judged without any.
     """
     os.environ.update(environment or {})
-    from sglang.srt.plugins import load_plugins
+    if plugins:
+        from sglang.srt.plugins import load_plugins
 
-    load_plugins()
+        load_plugins()
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -78,7 +82,7 @@ def run_until_done(
     """SGLang's own event loop, plain or overlapped, until these requests have ended and nothing is in flight.
 
     Raises:
-        AssertionError: for some turns of the loop nothing runs, and requests wait.
+        RuntimeError: for some turns of the loop nothing runs, and requests wait.
     """
     idle = 0
 
@@ -87,7 +91,8 @@ def run_until_done(
         each_turn()
         scheduler.gracefully_exit = not scheduler.last_batch and all(request.finished() for request in requests)
         idle = 0 if scheduler.last_batch else idle + 1
-        assert idle < idle_turns, "requests wait, and nothing runs"
+        if idle >= idle_turns:
+            raise RuntimeError("requests wait, and nothing runs")
         return []
 
     scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
