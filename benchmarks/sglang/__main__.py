@@ -32,6 +32,7 @@ class Run:
         self._after, self._rehearsed = after, rehearsed
         self._folder, self._began = Path(tempfile.mkdtemp()), time.monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._about: dict[str, str] = {}
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
     def waves(self, numbers: list[int]) -> None:
@@ -39,6 +40,7 @@ class Run:
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
+            self._about = _about()  # while the servers import
             for at, wave in enumerate(members):
                 self._start(wave)
                 if at + 1 < len(members):
@@ -114,20 +116,23 @@ class Run:
         print(f"{time.monotonic() - self._began:6.1f} s: {text}", flush=True)
 
     def _write(self) -> None:
-        import torch
-
-        device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
-        about = dict(device=device, torch=torch.__version__, sglang=importlib.metadata.version("sglang"))
         rows = [row for number in self._processes for row in self._rows(number)]
         missing = {
             SERVERS[number].name: self._last_words(number)
             for number in self._processes
             if not self._has("done", number)
         }
-        self._out.write_text(json.dumps(about | dict(rows=rows, not_measured=missing), indent=1))
+        self._out.write_text(json.dumps(self._about | dict(rows=rows, not_measured=missing), indent=1))
 
     def _last_words(self, number: int) -> list[str]:
         return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-40:]
+
+
+def _about() -> dict[str, str]:
+    import torch
+
+    device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
+    return dict(device=device, torch=torch.__version__, sglang=importlib.metadata.version("sglang"))
 
 
 def main() -> None:
