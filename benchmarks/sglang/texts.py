@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+from draftmark_sglang.in_process import eagle_arguments, run_until_done, scheduler_of, submit
 
 from .cases import chain as chain_of
 from .cases import plain, tree16, tree48
@@ -62,13 +62,7 @@ def serve(number: int, folder: Path, rehearsed: bool) -> None:
         disable_cuda_graph=rehearsed,
     )
     if case.speculate != "none":
-        arguments |= dict(
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(folder / "draft"),
-            speculative_eagle_topk=case.topk,
-            speculative_num_steps=case.num_steps,
-            speculative_num_draft_tokens=case.num_draft_tokens,
-        )
+        arguments |= eagle_arguments(folder / "draft", case.topk, case.num_steps, case.num_draft_tokens)
     scheduler = scheduler_of(**arguments)
     running = submit(scheduler, prompts(), TOKENS)
     run_until_done(scheduler, running)

@@ -6,6 +6,7 @@ import array
 import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,17 @@ def _publish(server_args: Any, named: Any, rank: int) -> dict[str, Any]:
     ours = runtime_context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
     runtime_context.publish(server_args, role="scheduler", ranks=ours)
     return {}
+
+
+def eagle_arguments(head: Path | str, topk: int, num_steps: int, num_draft_tokens: int) -> dict[str, Any]:
+    """Server arguments of an EAGLE head's trees, or of its chains with a topk of 1."""
+    return dict(
+        speculative_algorithm="EAGLE",
+        speculative_draft_model_path=str(head),
+        speculative_eagle_topk=topk,
+        speculative_num_steps=num_steps,
+        speculative_num_draft_tokens=num_draft_tokens,
+    )
 
 
 def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: str = "request") -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..in_process import scheduler_of
+from ..in_process import eagle_arguments, scheduler_of
 from .model_files import write_models
 from .setups import REQUESTS, Setup
 
@@ -27,11 +27,5 @@ def scheduler_for(setup: Setup, backend: str, device: str, folder: Path) -> Any:
         model_path=str(target), attention_backend=backend, page_size=setup.page_size, device=device
     )
     if setup.speculates:
-        arguments |= dict(
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(head),
-            speculative_eagle_topk=setup.topk,
-            speculative_num_steps=setup.num_steps,
-            speculative_num_draft_tokens=setup.num_draft_tokens,
-        )
+        arguments |= eagle_arguments(head, setup.topk, setup.num_steps, setup.num_draft_tokens)
     return scheduler_of(plugins=False, **arguments)
