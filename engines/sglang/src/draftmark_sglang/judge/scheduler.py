@@ -7,10 +7,9 @@ from typing import Any
 
 from ..in_process import eagle_arguments, scheduler_of
 from .model_files import write_models
-from .setups import REQUESTS, Setup
+from .setups import REQUESTS, Setup, heads_on
 
 ARGUMENTS = dict(
-    dtype="float32",
     mem_fraction_static=0.5,
     max_total_tokens=2048,
     max_running_requests=REQUESTS,
@@ -22,9 +21,10 @@ ARGUMENTS = dict(
 
 def scheduler_for(setup: Setup, backend: str, device: str, folder: Path) -> Any:
     """A scheduler with one of SGLang's attention backends, for a tiny model that is written into `folder`."""
-    target, head = write_models(folder)
+    heads = heads_on(device)
+    target, head = write_models(folder, heads)
     arguments: dict[str, Any] = ARGUMENTS | dict(
-        model_path=str(target), attention_backend=backend, page_size=setup.page_size, device=device
+        model_path=str(target), attention_backend=backend, page_size=setup.page_size, device=device, dtype=heads.dtype
     )
     if setup.speculates:
         arguments |= eagle_arguments(head, setup.topk, setup.num_steps, setup.num_draft_tokens)

@@ -44,13 +44,13 @@ def serve_to_the_end(scheduler: Any, setup: Setup) -> None:
 
 def _report(allocation: Any, given: tuple[Any, ...], setup: Setup) -> None:
     rows, table, start, end, slots, count = given
-    words = GuardWords()
+    words = GuardWords(table.device.type)
     with words:
-        copy = torch.zeros(table.shape, dtype=table.dtype)
+        copy = torch.zeros(table.shape, dtype=table.dtype, device=table.device)
     copy.fill_(-1)
     power = 1 << (count - 1).bit_length()
     allocation.assign_req_to_token_pool[(count,)](rows, copy, start, end, slots, table.shape[1], power)
-    mine = torch.zeros(len(copy), dtype=torch.bool)
+    mine = torch.zeros(len(copy), dtype=torch.bool, device=table.device)
     mine[rows] = True
     others = int((copy[~mine] != -1).sum()) + words.tensors[0].written_behind()
     length, width, last = int(start.min()), table.shape[1], int(end.max())
