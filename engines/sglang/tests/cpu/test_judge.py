@@ -90,7 +90,7 @@ def test_a_batch_lies_on_the_device(scene: Scene) -> None:
     runner = SimpleNamespace(req_to_token_pool=None, token_to_kv_pool=None)
     with torch.device("meta"):
         batch = forward_batch(place(scene, SETUPS["page1-tree"], 512), runner)
-    parts = vars(batch) | vars(batch.spec_info or SimpleNamespace())
+    parts = vars(batch.spec_info or SimpleNamespace()) | vars(batch)
     homes = {name: one.device.type for name, one in parts.items() if isinstance(one, torch.Tensor)}
     assert homes.pop("seq_lens_cpu") == "cpu" and set(homes.values()) == {"meta"}, homes
 
