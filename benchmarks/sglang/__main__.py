@@ -1,6 +1,7 @@
 """Starts the servers of `cases` wave by wave, measures one after the other, and writes the rows as they come.
 
-python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--all SECONDS] [--rehearse]
+python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--each SECONDS]
+    [--all SECONDS] [--rehearse]
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ class Run:
     """The servers' processes, and what they have measured.
 
     Args:
-        ready, all_: seconds that a wave may take to start, and everything.
+        ready, each, all_: seconds that a wave may take to start, a server to be measured, and everything.
         after: a file that says that what else runs on the machine has ended.
     """
 
-    def __init__(self, out: Path, ready: float, all_: float, after: Path | None, rehearsed: bool) -> None:
-        self._out, self._ready, self._all, self._after, self._rehearsed = out, ready, all_, after, rehearsed
+    def __init__(self, out: Path, ready: float, each: float, all_: float, after: Path | None, rehearsed: bool) -> None:
+        self._out, self._ready, self._each, self._all = out, ready, each, all_
+        self._after, self._rehearsed = after, rehearsed
         self._folder, self._began = Path(tempfile.mkdtemp()), time.monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._about: dict[str, str] = {}
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
     def waves(self, numbers: list[int]) -> None:
@@ -37,6 +40,7 @@ class Run:
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
+            self._about = _about()  # while the servers import
             for at, wave in enumerate(members):
                 self._start(wave)
                 if at + 1 < len(members):
@@ -74,10 +78,14 @@ class Run:
 
     def _measure(self, number: int) -> None:
         (self._folder / f"turn.{number}").touch()
+        limit, rows = min(time.monotonic() + self._each, self._began + self._all), 0
         while self._alive(number) and not self._has("done", number):
-            if time.monotonic() - self._began > self._all:
+            if time.monotonic() > limit:
                 self._processes[number].kill()
-            time.sleep(0.02)
+            if len(self._rows(number)) > rows:
+                rows = len(self._rows(number))
+                self._write()
+            time.sleep(0.05)
         self._processes[number].kill()
         self._processes[number].wait()
         self._say(f"{SERVERS[number].name}: {self._rates(number)}")
@@ -108,20 +116,23 @@ class Run:
         print(f"{time.monotonic() - self._began:6.1f} s: {text}", flush=True)
 
     def _write(self) -> None:
-        import torch
-
-        device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
-        about = dict(device=device, torch=torch.__version__, sglang=importlib.metadata.version("sglang"))
         rows = [row for number in self._processes for row in self._rows(number)]
         missing = {
             SERVERS[number].name: self._last_words(number)
             for number in self._processes
             if not self._has("done", number)
         }
-        self._out.write_text(json.dumps(about | dict(rows=rows, not_measured=missing), indent=1))
+        self._out.write_text(json.dumps(self._about | dict(rows=rows, not_measured=missing), indent=1))
 
     def _last_words(self, number: int) -> list[str]:
-        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-14:]
+        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-40:]
+
+
+def _about() -> dict[str, str]:
+    import torch
+
+    device = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else "cpu"
+    return dict(device=device, torch=torch.__version__, sglang=importlib.metadata.version("sglang"))
 
 
 def main() -> None:
@@ -132,11 +143,12 @@ def main() -> None:
         "--waves", default=",".join(map(str, range(len(WAVES)))), help="numbers of the waves to measure"
     )
     parser.add_argument("--ready", type=float, default=300, help="seconds within which a wave must have started")
+    parser.add_argument("--each", type=float, default=120, help="seconds within which a server must be measured")
     parser.add_argument("--all", type=float, default=1800, help="seconds for everything")
     parser.add_argument("--after", type=Path, help="a file: nothing is measured before it exists")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model on a CPU")
     options = parser.parse_args()
-    run = Run(options.out, options.ready, options.all, options.after, options.rehearse)
+    run = Run(options.out, options.ready, options.each, options.all, options.after, options.rehearse)
     run.waves([int(one) for one in options.waves.split(",")])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.in_process import eagle_arguments
+
 from .cases import Server
 
 
@@ -32,13 +34,7 @@ def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> d
     if case.speculate == "ngram":
         arguments |= dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=case.num_draft_tokens)
     elif case.speculate != "none":
-        arguments |= dict(
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(folder / "draft"),
-            speculative_eagle_topk=case.topk,
-            speculative_num_steps=case.num_steps,
-            speculative_num_draft_tokens=case.num_draft_tokens,
-        )
+        arguments |= eagle_arguments(folder / "draft", case.topk, case.num_steps, case.num_draft_tokens)
     return arguments
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-POINTS = ((1, 1024), (1, 32768), (16, 1024), (64, 1024), (8, 8192))
+POINTS = ((1, 1024), (64, 1024), (8, 8192), (16, 1024), (1, 32768))
+LONG = (*POINTS, (1, 8192), (64, 8192))
 FEW = ((1, 1024), (64, 1024))
 PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
 """Prompts that are prefilled in earnest, where prefill is measured."""
@@ -116,41 +117,46 @@ def tree48(page_size: int) -> Case:
 
 WAVES = (
     (
-        Server(plain(64), "draftmark", prefill=True, profiled=True),
-        Server(plain(64), "fa3", prefill=True, profiled=True),
-        Server(tree16(64), "draftmark", profiled=True),
-        Server(tree16(64), "fa3", profiled=True),
-        Server(chain(64), "draftmark", profiled=True),
-        Server(chain(64), "fa3", profiled=True),
-    ),
-    (
-        Server(tree16(64), "flashinfer", profiled=True),
-        Server(tree16(64), "triton"),
+        Server(plain(64), "draftmark", LONG, prefill=True, profiled=True),
+        Server(plain(64), "fa3", LONG, prefill=True, profiled=True),
+        Server(tree32(64), "draftmark", profiled=True),
+        Server(tree32(64), "fa3", profiled=True),
+        Server(chain(64), "draftmark", LONG, profiled=True),
+        Server(chain(64), "fa3", LONG),
         Server(tree48(64), "draftmark"),
         Server(tree48(64), "fa3"),
+    ),
+    (
+        Server(tree32(1), "draftmark"),
+        Server(tree32(1), "flashinfer", profiled=True),
+        Server(tree32(1), "triton"),
+        Server(tree32(1), "fa3"),
+        Server(tree48(1), "draftmark"),
+        Server(tree48(1), "flashinfer"),
+        Server(tree48(1), "triton"),
+        Server(plain(64), "triton", LONG, prefill=True),
+        Server(plain(64), "flashinfer", LONG, prefill=True),
+    ),
+    (
+        Server(tree16(64), "draftmark"),
+        Server(tree16(64), "fa3"),
+        Server(tree16(64), "flashinfer"),
+        Server(tree16(64), "triton"),
+        Server(tree48(1), "fa3"),
+        Server(tree32(16), "draftmark"),
+        Server(tree32(16), "fa3"),
+        Server(tree32(16), "flashinfer"),
     ),
     (
         Server(tree16(1), "draftmark"),
         Server(tree16(1), "flashinfer"),
         Server(tree16(1), "triton"),
         Server(tree16(1), "fa3"),
-        Server(tree16(16), "draftmark"),
-        Server(tree32(16), "draftmark"),
-    ),
-    (
         Server(tree48(64), "flashinfer"),
         Server(tree48(64), "triton"),
-        Server(tree32(16), "fa3"),
-        Server(tree32(16), "flashinfer"),
-    ),
-    (
-        Server(plain(64), "triton", prefill=True),
-        Server(plain(64), "flashinfer", prefill=True),
         Server(plain(1), "draftmark", FEW),
         Server(plain(1), "fa3", FEW),
-        Server(plain(16), "draftmark", FEW),
         Server(chain(1), "draftmark", FEW),
-        Server(chain(16), "draftmark", FEW),
     ),
 )
 """Servers that fit into one GPU together start together, and are measured one after the other; the first are those

@@ -1,12 +1,16 @@
 """Stand-ins for what a measurement of decoding does not depend on: the layers' weights and the prompt's.
 
-Several servers wait in one GPU for their turn, so a model's layers share one layer's weights: 436 MB for Llama-8B,
-seven times the L2 of an H200, so each layer's are read from memory as they would be. KV is each layer's own.
+Several servers wait in one GPU for their turn, so a model's layers share one layer's weights, and its KV: the weights
+are 436 MB for Llama-8B, seven times the L2 of an H200, so each layer's are read from memory as they would be, and push
+out of the L2 what the layer before has read of the KV.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+UNLIMITED = 1 << 44
+"""Bytes; a server's own `max_total_tokens` is the limit."""
 
 
 class Prompts:
@@ -28,6 +32,25 @@ def share_layers() -> None:
             parameter.data = first.setdefault(name, parameter.data)
 
     llama.LlamaDecoderLayer.__init__ = make
+
+
+def share_kv() -> None:
+    """From now on the layers of a pool have one buffer, and a pool is as large as is asked for.
+
+    What SGLang would let it have is what other servers leave, for KV of every layer.
+    """
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    original = MHATokenToKVPool._create_buffers_normal
+
+    def create(pool: Any) -> None:
+        layers, pool.layer_num = pool.layer_num, 1
+        original(pool)
+        pool.layer_num, pool.k_buffer, pool.v_buffer = layers, pool.k_buffer * layers, pool.v_buffer * layers
+
+    MHATokenToKVPool._create_buffers_normal = create
+    KVCacheConfigurator._profile_available_bytes = lambda configurator, before: UNLIMITED
 
 
 def pass_prompts_by() -> None:
@@ -54,5 +77,5 @@ def fill(scheduler: Any) -> None:
     if drafter is not None:
         runners.append(drafter.draft_runner)
     for pool in (runner.token_to_kv_pool for runner in runners):
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
+        for buffer in {buffer.data_ptr(): buffer for buffer in (*pool.k_buffer, *pool.v_buffer)}.values():
             buffer.normal_()

@@ -5,11 +5,12 @@ Its logits lie far apart, so that two ways to compute them rarely disagree about
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from draftmark_sglang.small_models import write_config
 
 VOCABULARY, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS = 512, 1024, 8, 2, 128, 2048, 4
 
@@ -51,10 +52,9 @@ def _layer(make: torch.Generator, name: str, scale: float) -> dict[str, torch.Te
 
 
 def _write(folder: Path, architecture: str, layers: int, weights: dict[str, torch.Tensor], dtype: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = dict(
-        architectures=[architecture],
-        model_type="llama",
+    write_config(
+        folder,
+        architecture,
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         num_hidden_layers=layers,
@@ -63,14 +63,7 @@ def _write(folder: Path, architecture: str, layers: int, weights: dict[str, torc
         head_dim=HEAD_DIM,
         intermediate_size=INNER,
         max_position_embeddings=2048,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        hidden_act="silu",
-        tie_word_embeddings=False,
         torch_dtype=dtype,
-        bos_token_id=0,
-        eos_token_id=1,
     )
-    (folder / "config.json").write_text(json.dumps(config))
     kind = getattr(torch, dtype)
     save_file({name: one.to(kind) for name, one in weights.items()}, folder / "model.safetensors")

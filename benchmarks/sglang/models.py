@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.small_models import write_config
+
 REAL: dict[str, Any] = dict(
-    model_type="llama",
     vocab_size=128256,
     hidden_size=4096,
     num_hidden_layers=32,
@@ -15,13 +15,8 @@ REAL: dict[str, Any] = dict(
     num_key_value_heads=8,
     intermediate_size=14336,
     max_position_embeddings=40960,
-    rms_norm_eps=1e-5,
     rope_theta=500000.0,
-    hidden_act="silu",
-    tie_word_embeddings=False,
     torch_dtype="bfloat16",
-    bos_token_id=0,
-    eos_token_id=1,
 )
 REHEARSED: dict[str, Any] = REAL | dict(
     vocab_size=256,
@@ -36,10 +31,5 @@ REHEARSED: dict[str, Any] = REAL | dict(
 
 def write_models(folder: Path, shape: dict[str, Any]) -> None:
     """The configurations of target and draft model; SGLang makes up their weights."""
-    for name, architecture, layers in (
-        ("target", "LlamaForCausalLM", shape["num_hidden_layers"]),
-        ("draft", "LlamaForCausalLMEagle", 1),
-    ):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        config = shape | dict(architectures=[architecture], num_hidden_layers=layers)
-        (folder / name / "config.json").write_text(json.dumps(config))
+    write_config(folder / "target", "LlamaForCausalLM", **shape)
+    write_config(folder / "draft", "LlamaForCausalLMEagle", **(shape | dict(num_hidden_layers=1)))

@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.in_process import eagle_arguments, run_until_done, scheduler_of, submit
+
 from .cases import chain as chain_of
 from .cases import plain, tree16, tree48
 from .guessable import VOCABULARY, write_guessable
-from .in_process import run_until_done, scheduler_of, submit
+from .imports import import_sglang
 
 TOKENS = 96
 LENGTHS = (7, 20, 64, 65, 130, 200, 320, 511)
@@ -28,10 +30,9 @@ SERVED = (
     ("fa3", plain(64)),
     ("draftmark", chain_of(64)),
     ("draftmark", tree16(1)),
-    ("draftmark", tree16(16)),
     ("draftmark", tree16(64)),
-    ("draftmark", tree48(64)),
-    ("flashinfer", tree16(1)),
+    ("draftmark", tree48(16)),
+    ("triton", tree16(1)),
 )
 """The first is what the others are compared with."""
 
@@ -45,6 +46,7 @@ def prompts() -> list[list[int]]:
 def serve(number: int, folder: Path, rehearsed: bool) -> None:
     """Decode every prompt, together, and write texts and the number of verifications."""
     backend, case = SERVED[number]
+    import_sglang(rehearsed)
     backend = backend if backend == "draftmark" or not rehearsed else "torch_native"
     arguments: dict[str, Any] = dict(
         model_path=str(folder / "target"),
@@ -60,13 +62,7 @@ def serve(number: int, folder: Path, rehearsed: bool) -> None:
         disable_cuda_graph=rehearsed,
     )
     if case.speculate != "none":
-        arguments |= dict(
-            speculative_algorithm="EAGLE",
-            speculative_draft_model_path=str(folder / "draft"),
-            speculative_eagle_topk=case.topk,
-            speculative_num_steps=case.num_steps,
-            speculative_num_draft_tokens=case.num_draft_tokens,
-        )
+        arguments |= eagle_arguments(folder / "draft", case.topk, case.num_steps, case.num_draft_tokens)
     scheduler = scheduler_of(**arguments)
     running = submit(scheduler, prompts(), TOKENS)
     run_until_done(scheduler, running)

@@ -14,20 +14,19 @@ import os
 import random
 import sys
 import time
-import types
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
+
 from .arguments import environment, server_arguments
 from .cases import PREFILLS, SERVERS, WAVES, Server
-from .in_process import run_until_done, scheduler_of, submit
+from .imports import import_sglang
 from .profiles import Profile
 
 SKIPPED, ROUNDS, FEWER = 8, 48, 24
 """Rounds before the clock starts; rounds measured; the same where a round is long."""
-UNUSED = ("dsa_backend", "deepseek_v4_backend", "flashmla_backend")
-"""Attention of models that are not measured, imported whenever an EAGLE worker captures its graphs on CUDA."""
 
 
 def main(number: int, folder: Path, rehearsed: bool) -> None:
@@ -36,18 +35,21 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     os.environ.update(environment(server))  # before SGLang is imported, which reads it then
     if not rehearsed:
         _stay_aside(server not in WAVES[0])
-        _compile_early(number)
-    _import(rehearsed)
+        with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
+            _compile_early(number)
+    import_sglang(rehearsed)
     _wait(folder / f"go.{number}")
     if not rehearsed:
         _stay_aside(False)
-    from .dummies import Prompts, fill, pass_prompts_by, share_layers
+    from .dummies import Prompts, fill, pass_prompts_by, share_kv, share_layers
 
     share_layers()
+    share_kv()
     pass_prompts_by()
     if rehearsed:
         server = _small(server)
     scheduler = scheduler_of(**server_arguments(server, folder, rehearsed))
+    assert scheduler.max_total_num_tokens >= server.tokens - 64, "the pool is smaller than was asked for"
     fill(scheduler)
     (folder / f"ready.{number}").touch()
     _wait(folder / f"turn.{number}")
@@ -93,7 +95,7 @@ class Measured:
         with Profile() as profile:
             self._run(requests, length, 16, profile)
         self._rows[0]["profile"] = profile.summary(16)
-        self._file.write_text(json.dumps(self._rows))
+        self._keep()
 
     def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> Any:
         accept = self._server.case.accept
@@ -120,7 +122,13 @@ class Measured:
         row = dict(case=f"{case.name} {requests}x{length}", phase=phase, backend=self._server.backend)
         row |= dict(page_size=case.page_size, num_gpus=1, tokens_per_s=round(rate, 1), speculate=case.speculate)
         self._rows.append(row | dict(num_reqs=requests, prompt_len=length, accept_len=case.accept))
-        self._file.write_text(json.dumps(self._rows))
+        self._keep()
+
+    def _keep(self) -> None:
+        """Under another name first: who measures reads the file at any time."""
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps(self._rows))
+        part.replace(self._file)
 
 
 def _small(server: Server) -> Server:
@@ -139,21 +147,6 @@ def _stay_aside(aside: bool) -> None:
     """Importing goes on while others are measured: on the upper half of the cores, then."""
     cores = os.cpu_count() or 1
     os.sched_setaffinity(0, range(cores // 2 if aside else 0, cores))
-
-
-def _import(rehearsed: bool) -> None:
-    import_module("sglang.srt.managers.scheduler")
-    import_module("sglang.srt.speculative.eagle_worker_v2")
-    if rehearsed:
-        return
-    for name in UNUSED:
-        module = f"sglang.srt.layers.attention.{name}"
-        try:
-            import_module(module)
-        except Exception:  # whatever it lacks, no measured model asks for it
-            stand_in = types.ModuleType(module)
-            stand_in.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
-            sys.modules[module] = stand_in
 
 
 def _compile_early(number: int) -> None:

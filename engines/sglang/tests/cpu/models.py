@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from draftmark_sglang.small_models import write_config
+
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 96, 64, 2, 4, 2, 128, 256
 
 
 def _config(folder: Path, architecture: str, layers: int, **more: object) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": layers,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "intermediate_size": INNER,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        **more,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    shape = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        intermediate_size=INNER,
+        max_position_embeddings=CONTEXT,
+    )
+    write_config(folder, architecture, **(shape | more))
 
 
 def _layer(make: torch.Generator, name: str, width: int = HIDDEN, scale: float = 0.15) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from scheduler import on_a_cpu
 
-from benchmarks.sglang.in_process import run_until_done, submit
 from draftmark.runtime import GraphKey, Program, graph_state_for
+from draftmark_sglang.in_process import run_until_done, submit
 
 PADDED = 4
 

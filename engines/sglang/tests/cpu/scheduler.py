@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.sglang.in_process import run_until_done, scheduler_of, submit
+from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
 
 LIMIT = 1500
 """Seconds after which a case that hangs is ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ import torch
 
 from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.item import NotServed
+from draftmark_sglang.judge.batches import forward_batch
 from draftmark_sglang.judge.items import NEAR
+from draftmark_sglang.judge.requests import place
+from draftmark_sglang.judge.setups import SETUPS, Scene, eager_scenes
 from draftmark_sglang.judge.station import Station
 
 Patch = Callable[[Any], Any]
@@ -78,6 +82,17 @@ def _counts_one_too_few(kind: Any) -> Any:
         kind.init_forward_metadata(self, batch)
 
     return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
+
+
+@pytest.mark.parametrize("scene", eager_scenes(SETUPS["page1-tree"]), ids=lambda one: one.name)
+def test_a_batch_lies_on_the_device(scene: Scene) -> None:
+    """All of it but the lengths that SGLang's host knows; on a device that anybody has."""
+    runner = SimpleNamespace(req_to_token_pool=None, token_to_kv_pool=None)
+    with torch.device("meta"):
+        batch = forward_batch(place(scene, SETUPS["page1-tree"], 512), runner)
+    parts = vars(batch.spec_info or SimpleNamespace()) | vars(batch)
+    homes = {name: one.device.type for name, one in parts.items() if isinstance(one, torch.Tensor)}
+    assert homes.pop("seq_lens_cpu") == "cpu" and set(homes.values()) == {"meta"}, homes
 
 
 def test_sgl_own_is_right() -> None:

@@ -42,3 +42,9 @@ def test_writes_within_are_none_of_its_business() -> None:
     buffer[1].zero_()
     words.check("a buffer")
     assert nothing.numel() == 0 and len(words.tensors) == 3
+
+
+def test_what_is_judged_on_a_device_stays_there() -> None:
+    """On a CPU alone is what an old release asks of CUDA by name put elsewhere."""
+    with GuardWords("meta"), pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(2, device="cuda:0" if not torch.cuda.is_available() else "no device")

@@ -11,10 +11,12 @@ from draftmark import Mode
 from draftmark_contract.check import ContractViolation
 from draftmark_sglang.judge.driver import TRAP, Ran
 from draftmark_sglang.judge.requests import place
-from draftmark_sglang.judge.setups import HEAD_DIM, HEADS, KV_HEADS, SETUPS, Scene
+from draftmark_sglang.judge.setups import ON_A_CPU, SETUPS, Scene
 from draftmark_sglang.judge.truth import check_rows, check_stores, visible
 
 SETUP = SETUPS["page1-tree"]
+
+HEADS, KV_HEADS, HEAD_DIM = ON_A_CPU.num_qo_heads, ON_A_CPU.num_kv_heads, ON_A_CPU.head_dim
 
 
 def _right(scene: Scene) -> Ran:

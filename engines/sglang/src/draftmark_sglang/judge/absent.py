@@ -25,7 +25,7 @@ class Absent:
         self._name = name
 
     def __call__(self, *arguments: Any, **named: Any) -> NoReturn:
-        raise NotImplementedError(f"{self._name} is not installed here, and judging on a CPU calls nothing of it")
+        raise NotImplementedError(f"{self._name} is not installed here, and on a CPU nothing calls it")
 
     def __getattr__(self, name: str) -> Absent:
         if name.startswith("__"):
@@ -45,10 +45,12 @@ class AbsentPackages(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Every name but Python's own is there."""
-        module.__getattr__ = _names_of(module.__name__)  # type: ignore[method-assign]
+        module.__getattr__ = names_of(module.__name__)  # type: ignore[method-assign]
 
 
-def _names_of(module: str) -> Callable[[str], Absent]:
+def names_of(module: str) -> Callable[[str], Absent]:
+    """A module's `__getattr__`."""
+
     def get(name: str) -> Absent:
         if name.startswith("__"):
             raise AttributeError(name)

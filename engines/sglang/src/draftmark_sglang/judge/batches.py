@@ -13,7 +13,11 @@ from .requests import Placed
 
 
 def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any:
-    """A batch; with `padded`, one of so many requests, of which those behind the live ones are SGLang's padding."""
+    """A batch on torch's default device.
+
+    Args:
+        padded: requests of a graph, of which those behind the live ones are SGLang's padding.
+    """
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     scene, live = placed.scene, len(placed.requests)
@@ -30,7 +34,7 @@ def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any
         seq_lens=torch.tensor(lengths, dtype=torch.int64),
         out_cache_loc=torch.tensor(slots, dtype=torch.int64),
         seq_lens_sum=sum(lengths) if scene.lengths_on_host else None,
-        seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64) if scene.lengths_on_host else None,
+        seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64, device="cpu") if scene.lengths_on_host else None,
         positions=torch.tensor(positions, dtype=torch.int64),
         spec_info=_spec_info(placed, count),
         req_to_token_pool=runner.req_to_token_pool,
@@ -141,9 +145,9 @@ def _verify_input(kind: Any, placed: Placed, count: int) -> Any:
 
 
 def _mask(one: Any) -> torch.Tensor:
-    mask = torch.zeros(one.rows, one.prefix + one.tail, dtype=torch.bool)
+    mask = torch.zeros(one.rows, one.prefix + one.tail, dtype=torch.bool, device="cpu")
     mask[:, : one.prefix] = True
     for row in range(one.rows):
         for slot in one.seen(one.own_slot(row)):
             mask[row, one.prefix + slot] = True
-    return mask
+    return mask.to(torch.get_default_device())

@@ -13,7 +13,7 @@ from draftmark import Mode
 
 from .batches import forward_batch
 from .requests import Placed, place
-from .setups import HEAD_DIM, HEADS, KV_HEADS, LARGEST, Scene, Setup
+from .setups import LARGEST, ON_A_CPU, Heads, Scene, Setup, heads_on
 
 TRAP = 1000.0
 """What KV slots hold that no row may see: a row that gives one any weight is far off."""
@@ -21,15 +21,21 @@ Patch = Callable[[Any], Any]
 """A backend's class to the class that is judged in its place; what tests of the checks make faulty ones with."""
 
 
+def as_it_is(kind: Any) -> Any:
+    """The patch that is none."""
+    return kind
+
+
 @dataclass
 class Ran:
-    """What one forward left.
+    """What one forward left, on the CPU.
 
     Attributes:
         placed: its requests. step: of a draft round.
         q, k, v, out: rows, heads, head_dim; `out` as the backend returned it.
         before, after: K and V of the pool, ``[slots, kv_heads, head_dim]``.
         writes: the slot that each row stores.
+        heads: the shape of q, k and v.
     """
 
     placed: Placed
@@ -41,6 +47,7 @@ class Ran:
     before: tuple[torch.Tensor, torch.Tensor]
     after: tuple[torch.Tensor, torch.Tensor]
     writes: list[int]
+    heads: Heads = ON_A_CPU
 
 
 class Driver:
@@ -49,10 +56,12 @@ class Driver:
     Args:
         scheduler: SGLang's own.
         patch: see `Patch`.
+        device: torch's, as the scheduler was given it.
     """
 
-    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = lambda kind: kind) -> None:
-        self.setup, self.scheduler, self._patch = setup, scheduler, patch
+    def __init__(self, scheduler: Any, setup: Setup, patch: Patch = as_it_is, device: str = "cpu") -> None:
+        self.setup, self.scheduler, self._patch, self.device = setup, scheduler, patch, device
+        self.heads = heads_on(device)
         self._target = scheduler.tp_worker.model_runner
         self._worker: Any = getattr(scheduler.draft_worker, "_draft_worker", None) if setup.speculates else None
         self._draft = getattr(self._worker, "draft_runner", None)
@@ -85,13 +94,20 @@ class Driver:
             buffer[0] = 0.0
             for one, slots in zip(placed.requests, placed.slots, strict=True):
                 prefix = torch.tensor(slots[: one.prefix], dtype=torch.int64)
-                buffer[prefix] = torch.randn(len(prefix), *buffer.shape[1:], generator=make)
+                buffer[prefix.to(buffer.device)] = torch.randn(len(prefix), *buffer.shape[1:], generator=make).to(
+                    buffer
+                )
         return placed
+
+    def batch(self, placed: Placed, padded: int | None = None) -> Any:
+        """SGLang's batch of a scene, on the device; see `forward_batch`."""
+        with torch.device(self.device):
+            return forward_batch(placed, self.runner(placed.scene.mode), padded)
 
     def eagerly(self, scene: Scene, backend: Any) -> list[Ran]:
         """One forward, or the steps of one round."""
         placed = self.place(scene)
-        batch = forward_batch(placed, self.runner(scene.mode))
+        batch = self.batch(placed)
         backend.init_forward_metadata(batch)
         if scene.mode is Mode.DRAFT:
             return [self.step(placed, backend.attn_backends[i], batch, i) for i in range(self.setup.num_steps - 1)]
@@ -102,10 +118,10 @@ class Driver:
         from sglang.srt.layers.radix_attention import RadixAttention
 
         return RadixAttention(
-            HEADS,
-            HEAD_DIM,
-            HEAD_DIM**-0.5,
-            KV_HEADS,
+            self.heads.num_qo_heads,
+            self.heads.head_dim,
+            self.heads.head_dim**-0.5,
+            self.heads.num_kv_heads,
             0,
             logit_cap=scene.soft_cap,
             sliding_window_size=scene.window,
@@ -117,13 +133,15 @@ class Driver:
             batch = step_of(batch, self.setup, step)
         count = len(batch.out_cache_loc)
         make = torch.Generator().manual_seed(1000 + scene.seed + step)
-        q, k, v = (torch.randn(count, heads, HEAD_DIM, generator=make) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        counts = (self.heads.num_qo_heads, self.heads.num_kv_heads, self.heads.num_kv_heads)
+        dtype = getattr(torch, self.heads.dtype)
+        q, k, v = (torch.randn(count, one, self.heads.head_dim, generator=make).to(dtype) for one in counts)
         pool = self.runner(scene.mode).token_to_kv_pool
-        before = pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()
+        before = _copies(pool)
         writes = batch.out_cache_loc.tolist()
-        out = self.forward(backend, scene, q, k, v, batch)
-        after = pool.get_key_buffer(0).clone(), pool.get_value_buffer(0).clone()
-        return Ran(placed, step, q, k, v, out, before, after, writes)
+        there = [one.to(self.device) for one in (q, k, v)]
+        out = self.forward(backend, scene, there[0], there[1], there[2], batch).cpu()
+        return Ran(placed, step, q, k, v, out, before, _copies(pool), writes, self.heads)
 
     def forward(
         self, backend: Any, scene: Scene, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
@@ -132,7 +150,12 @@ class Driver:
         decodes = scene.mode in (Mode.DECODE, Mode.DRAFT)
         call = backend.forward_decode if decodes else backend.forward_extend
         out: torch.Tensor = call(q.reshape(len(q), -1).clone(), k.clone(), v.clone(), self.layer(scene), batch)
-        return out.view(len(q), HEADS, HEAD_DIM).clone()
+        return out.view(len(q), self.heads.num_qo_heads, self.heads.head_dim).clone()
+
+
+def _copies(pool: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of the only layer."""
+    return pool.get_key_buffer(0).clone().cpu(), pool.get_value_buffer(0).clone().cpu()
 
 
 def step_of(batch: Any, setup: Setup, step: int) -> Any:
@@ -168,7 +191,7 @@ class Graph:
     def capture(self) -> list[Ran]:
         """Capture on padding alone, as SGLang does, and what the captured run gave."""
         placed = self.driver.place(Scene("capture", self.mode, (), tree="chain", window=self.window))
-        self._static = forward_batch(placed, self.driver.runner(self.mode), LARGEST)
+        self._static = self.driver.batch(placed, LARGEST)
         self.backend.init_forward_metadata_out_graph(self._static, in_capture=True)
         self._in_graph(self._static)
         self._bound = [copy.copy(part.forward_metadata) for part in self._parts]
@@ -177,7 +200,7 @@ class Graph:
     def replay(self, scene: Scene) -> list[Ran]:
         """Fill the static inputs with a scene, padded; prepare; and run what was captured."""
         placed = self.driver.place(scene)
-        view = forward_batch(placed, self.driver.runner(self.mode), LARGEST)
+        view = self.driver.batch(placed, LARGEST)
         for name in ("req_pool_indices", "seq_lens", "out_cache_loc", "positions"):
             getattr(self._static, name).copy_(getattr(view, name))
             setattr(view, name, getattr(self._static, name))

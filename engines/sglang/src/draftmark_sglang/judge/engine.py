@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from draftmark_contract.judge.item import Item
 from draftmark_contract.judge.target import TargetInfo
@@ -14,13 +13,17 @@ from draftmark_contract.judge.target import TargetInfo
 from .items import probe_items, served_items
 from .releases import folder_of, prepare
 
+ON_CPU, ON_GPU, ON_BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 SERVED = {
-    "triton": "its Triton kernels: extend, decode, trees and chains; on a CPU in Triton's interpreter",
-    "torch_native": "attention in torch",
+    "triton": ("its Triton kernels: extend, decode, trees and chains; on a CPU in Triton's interpreter", ON_BOTH),
+    "torch_native": ("attention in torch", ON_BOTH),
+    "fa3": ("FlashAttention 3, as its compiled kernels bring it", ON_GPU),
+    "flashinfer": ("FlashInfer's kernels; on a CPU sizes and indices of its draft steps alone", ON_GPU),
 }
-"""Backends that run here, on the pools of a running scheduler."""
+"""Backends that run, on the pools of a running scheduler, and where."""
 PROBED = {
-    "flashinfer": "sizes and indices of its draft steps, without its kernels",
+    "triton": SERVED["triton"][0],
+    "flashinfer": SERVED["flashinfer"][0],
     "flashinfer_mla": "the same of its MLA backend",
     "trtllm_mha": "lengths and page tables of its graphs, without its kernels",
     "ascend": "sizes of its graphs' block tables, without an NPU",
@@ -67,17 +70,14 @@ class SGLang:
 
     def targets(self) -> Sequence[TargetInfo]:
         """Those that run, then those whose metadata are judged."""
-        return [TargetInfo(name, what) for name, what in (SERVED | PROBED).items()]
+        served = [TargetInfo(name, what, ON_BOTH if name in PROBED else on) for name, (what, on) in SERVED.items()]
+        return [*served, *(TargetInfo(name, what, ON_CPU) for name, what in PROBED.items() if name not in SERVED)]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """What lets SGLang run on a CPU, with the release's own packages first."""
-        found = {
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "TRITON_INTERPRET": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "SGLANG_PLUGINS": "none",
-        }
+        """What lets SGLang run without plugins, and on a CPU; with the release's own packages first."""
+        found = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "SGLANG_PLUGINS": "none"}
+        if device == "cpu":
+            found |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
         if self.release:
             prepare(self.release)
             rest = os.environ.get("PYTHONPATH")
@@ -94,21 +94,23 @@ class Backend:
 
     left_out: Mapping[str, str] = LEFT_OUT
 
-    def __init__(self, target: str, device: str, patch: Callable[[Any], Any] = lambda kind: kind) -> None:
-        self._target, self._device, self._patch = target, device, patch
+    def __init__(self, target: str, device: str) -> None:
+        self._target, self._device = target, device
+        self._kind = device.partition(":")[0]
 
     @property
     def facts(self) -> Mapping[str, str]:
         """Which releases were judged, on what."""
         told = {"engine": f"SGLang {md.version('sglang')}", "torch": md.version("torch"), "device": self._device}
-        return told | ({"triton": f"{md.version('triton')}, interpreted"} if self._target == "triton" else {})
+        if self._target == "triton":
+            told["triton"] = md.version("triton") + (", interpreted" if self._kind == "cpu" else "")
+        return told
 
     def items(self) -> Sequence[Item]:
         """Everything it is asked."""
-        if self._target not in SERVED:
-            return probe_items(self._target)
-        extra = probe_items(self._target) if self._target == "triton" else []
-        return [*served_items(self._target, self._device, self._patch), *extra]
+        _, served_on = SERVED.get(self._target, ("", ()))
+        served = served_items(self._target, self._device) if self._kind in served_on else []
+        return [*served, *(probe_items(self._target) if self._target in PROBED and self._kind == "cpu" else [])]
 
 
 ENGINE = SGLang()

@@ -41,23 +41,31 @@ class Guarded:
 
 
 class GuardWords(TorchFunctionMode):
-    """While active, gives every new tensor guard words, and puts what is asked for on another device on the CPU.
+    """While active, gives every new tensor guard words.
 
-    An old release asks for ``device="cuda"`` by name, where a newer one asks its runner.
+    Args:
+        device: what is judged on. Where that is a CPU, what is asked for on another device is put there: an old
+            release asks for ``device="cuda"`` by name, where a newer one asks its runner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.tensors: list[Guarded] = []
+        self._on_a_cpu = device == "cpu"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith(("cuda", "npu")):
+        if self._on_a_cpu and str(kwargs.get("device", "")).startswith(("cuda", "npu")):
             kwargs["device"] = "cpu"
         made = func(*args, **kwargs)
-        if func not in FACTORIES or made.layout is not torch.strided or not made.is_contiguous():
+        if (
+            func not in FACTORIES
+            or kwargs.get("pin_memory")
+            or made.layout is not torch.strided
+            or not made.is_contiguous()
+        ):
             return made
         return self._guarded(made)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata as md
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
 from draftmark import Mode
 from draftmark_contract.judge.item import Item, NotAsked
 
+from .importing import ready
 from .setups import SETUPS, WINDOW, Setup, eager_scenes, replayed_modes
 
 AS_GRAPH = "metadata are prepared as for a replay, and the kernels run on what the capture bound"
@@ -23,19 +24,6 @@ NEAR = 4
 
 
 @cache
-def _imported() -> None:
-    """SGLang, imported once in the judging process, so that each station has it."""
-    import logging
-
-    from .absent import stand_in
-
-    stand_in()
-    logging.disable(logging.WARNING)
-    import sglang.srt.managers.scheduler
-    import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
-
-
-@cache
 def _not_run() -> str:
     """Why this release's scheduler is not run; "" where it is."""
     installed = md.version("sglang")
@@ -43,17 +31,16 @@ def _not_run() -> str:
     return "" if known else f"the scheduler of {installed} is not run here; of 0.5.17 and later it is"
 
 
-def served_items(target: str, device: str, patch: Callable[[Any], Any]) -> list[Item]:
+def served_items(target: str, device: str) -> list[Item]:
     """Of a backend that runs on a running scheduler's pools; each setup's process ends when the next one's begins."""
     from .station import Station
 
     made: list[Item] = []
-    stations = {name: Station(name, target, device, patch) for name in SETUPS}
+    stations = {name: Station(name, target, device) for name in SETUPS}
 
     def ask(setup: str, question: str, *given: Any) -> None:
         if why := _not_run():
             raise NotAsked(why)
-        _imported()
         for name, station in stations.items():
             if name != setup:
                 station.end()
@@ -108,7 +95,7 @@ def probe_items(target: str) -> list[Item]:
         def run() -> None:
             import importlib
 
-            _imported_by_probe()
+            ready("cpu")
             getattr(importlib.import_module(f".probes.{module}", __package__), function)(*given, **named)
 
         return Item(rule, case, run, AS_PROBE)
@@ -146,10 +133,3 @@ def probe_items(target: str) -> list[Item]:
 
 AS_PROBE = "the class's own methods fill its own buffers on a CPU, and are compared with integers"
 AT_END = "sglang#29695"
-
-
-@cache
-def _imported_by_probe() -> None:
-    from .absent import stand_in
-
-    stand_in()

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from .setups import CONTEXT, HEAD_DIM, HEADS, KV_HEADS
+from ..small_models import write_config
+from .setups import CONTEXT, Heads
 
 
-def write_models(folder: Path) -> tuple[Path, Path]:
+def write_models(folder: Path, heads: Heads) -> tuple[Path, Path]:
     """A Llama of one layer, and an EAGLE head for it."""
-    return _write(folder / "target", "LlamaForCausalLM"), _write(folder / "head", "LlamaForCausalLMEagle")
-
-
-def _write(folder: Path, architecture: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": 32,
-        "hidden_size": HEADS * HEAD_DIM,
-        "num_hidden_layers": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": 64,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    shape = dict(
+        vocab_size=32,
+        hidden_size=heads.num_qo_heads * heads.head_dim,
+        num_hidden_layers=1,
+        num_attention_heads=heads.num_qo_heads,
+        num_key_value_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        intermediate_size=64,
+        max_position_embeddings=CONTEXT,
+        torch_dtype=heads.dtype,
+    )
+    target = write_config(folder / "target", "LlamaForCausalLM", **shape)
+    return target, write_config(folder / "head", "LlamaForCausalLMEagle", **shape)

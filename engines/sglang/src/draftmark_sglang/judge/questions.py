@@ -91,8 +91,8 @@ def padding(driver: Driver, mode: str) -> None:
 
 def wall(driver: Driver, mode: str, below: int, in_a_graph: bool) -> None:
     """All requests near the context's end: no byte around what the backend allocates is written, rows are right."""
-    scene, words = at_the_wall(driver.setup, Mode(mode), below), GuardWords()
-    full_masks()
+    scene, words = at_the_wall(driver.setup, Mode(mode), below), GuardWords(driver.device)
+    _as_on_a_device(driver)
     with words:
         if in_a_graph:
             graph = _graph(driver, mode, -1)
@@ -110,6 +110,11 @@ def served(driver: Driver) -> None:
     serve_to_the_end(driver.scheduler, driver.setup)
 
 
+def _as_on_a_device(driver: Driver) -> None:
+    if driver.device == "cpu":
+        full_masks()
+
+
 def _bug(scene: Scene) -> str:
     return BUGS.get(scene.mode, "") if scene.window >= 0 else ""
 
@@ -124,12 +129,12 @@ def _scene(driver: Driver, name: str) -> Scene:
 
 
 def _ran(driver: Driver, scene: Scene) -> list[Ran]:
-    full_masks()
+    _as_on_a_device(driver)
     return driver.eagerly(scene, driver.backend(scene.mode, scene.window))
 
 
 def _graph(driver: Driver, mode: str, window: int) -> Graph:
-    full_masks()
+    _as_on_a_device(driver)
     try:
         return Graph(driver, Mode(mode), window)
     except NotImplementedError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import array
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from draftmark_contract.check import ContractViolation
 
+from ..in_process import run_until_done, submit
 from .guards import GuardWords
 from .setups import CONTEXT, Setup
 
@@ -37,20 +36,21 @@ def serve_to_the_end(scheduler: Any, setup: Setup) -> None:
 
     allocation.assign_req_to_token_pool_func = watched
     try:
-        _run(scheduler, _submit(scheduler, list(range(3, 29)) * 4))
+        prompt = (list(range(3, 29)) * 4)[: CONTEXT - LEFT]
+        run_until_done(scheduler, submit(scheduler, [prompt], CONTEXT))
     finally:
         allocation.assign_req_to_token_pool_func = original
 
 
 def _report(allocation: Any, given: tuple[Any, ...], setup: Setup) -> None:
     rows, table, start, end, slots, count = given
-    words = GuardWords()
+    words = GuardWords(table.device.type)
     with words:
-        copy = torch.zeros(table.shape, dtype=table.dtype)
+        copy = torch.zeros(table.shape, dtype=table.dtype, device=table.device)
     copy.fill_(-1)
     power = 1 << (count - 1).bit_length()
     allocation.assign_req_to_token_pool[(count,)](rows, copy, start, end, slots, table.shape[1], power)
-    mine = torch.zeros(len(copy), dtype=torch.bool)
+    mine = torch.zeros(len(copy), dtype=torch.bool, device=table.device)
     mine[rows] = True
     others = int((copy[~mine] != -1).sum()) + words.tensors[0].written_behind()
     length, width, last = int(start.min()), table.shape[1], int(end.max())
@@ -65,43 +65,3 @@ def _report(allocation: Any, given: tuple[Any, ...], setup: Setup) -> None:
         bug="sglang#33581",
         remedy="the reserve is in that function for page sizes above 1 alone",
     )
-
-
-def _submit(scheduler: Any, tokens: list[int]) -> Any:
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    sampling = SamplingParams(max_new_tokens=CONTEXT, temperature=0.0, ignore_eos=True)
-    sampling.normalize(None)
-    request = TokenizedGenerateReqInput(
-        rid="to-the-end",
-        input_text=None,
-        input_ids=array.array("q", tokens[: CONTEXT - LEFT]),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=sampling,
-        return_logprob=False,
-        logprob_start_len=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-    )
-    scheduler.process_input_requests([request])
-    return scheduler.waiting_queue[-1]
-
-
-def _run(scheduler: Any, request: Any) -> None:
-    idle = 0
-
-    def receive(**_: Any) -> list[Any]:
-        nonlocal idle
-        scheduler.gracefully_exit = not scheduler.last_batch and request.finished()
-        idle = 0 if scheduler.last_batch else idle + 1
-        if idle > 50:
-            raise RuntimeError("the request waits, and nothing runs")
-        return []
-
-    scheduler.request_receiver = SimpleNamespace(recv_requests=receive)
-    scheduler.gracefully_exit = False
-    scheduler.run_event_loop()

@@ -6,8 +6,28 @@ from dataclasses import dataclass
 
 from draftmark import Mode
 
-HEADS, KV_HEADS, HEAD_DIM, CONTEXT, REQUESTS, LARGEST = 4, 2, 16, 96, 4, 3
+CONTEXT, REQUESTS, LARGEST = 96, 4, 3
 """A tiny model's; `LARGEST` requests are what graphs are captured for."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of its attention, and the type of its numbers, as torch calls it."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+ON_A_CPU = Heads(4, 2, 16, "float32")
+ON_A_GPU = Heads(8, 2, 128, "bfloat16")
+"""What compiled kernels serve."""
+
+
+def heads_on(device: str) -> Heads:
+    """Those that are judged on a device."""
+    return ON_A_CPU if device == "cpu" else ON_A_GPU
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A process with one running scheduler: SGLang's settings are a process's own, so each setup has one.
 
-It is forked from the judging process once that has imported SGLang, and serves questions one after the other.
+On a CPU it is forked from the judging process once that has imported SGLang; where CUDA may be in use already, which no
+fork outlives, it is spawned, and imports SGLang itself. It serves questions one after the other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.item import NotAsked, NotServed
 
 from . import questions
-from .driver import Driver, Patch
+from .driver import Driver, Patch, as_it_is
+from .importing import import_sglang
 from .setups import SETUPS
 
 LIMIT_S = 300
@@ -26,10 +28,10 @@ class Station:
     """The process of one setup, begun at the first question.
 
     Args:
-        patch: see `driver.Patch`; it must be there before the fork.
+        patch: see `driver.Patch`; on a CPU it must be there before the fork, elsewhere be one that pickle takes.
     """
 
-    def __init__(self, setup: str, backend: str, device: str, patch: Patch = lambda kind: kind) -> None:
+    def __init__(self, setup: str, backend: str, device: str, patch: Patch = as_it_is) -> None:
         self.setup, self._backend, self._device, self._patch = setup, backend, device, patch
         self._process: Any = None
         self._ends: Any = None
@@ -69,29 +71,33 @@ class Station:
             self._process = None
 
     def _begin(self) -> None:
-        context = multiprocessing.get_context("fork")
+        forks = self._device == "cpu"
+        if forks:
+            import_sglang(self._device)
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         self._ends, theirs = context.Pipe()
-        self._process = context.Process(target=self._serve, args=(theirs,), daemon=True)
+        given = (theirs, self.setup, self._backend, self._device, self._patch)
+        self._process = context.Process(target=_serve, args=given, daemon=True)
         self._process.start()
         theirs.close()
 
-    def _serve(self, ends: Any) -> None:
-        from .scheduler import scheduler_for
 
-        driver: Driver | str
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                setup = SETUPS[self.setup]
-                scheduler = scheduler_for(setup, self._backend, self._device, Path(folder))
-                driver = Driver(scheduler, setup, self._patch)
-        except (ValueError, AssertionError, NotImplementedError) as error:
-            driver = f"SGLang's server does not start so: {type(error).__name__}: {' '.join(str(error).split())}"
-        except BaseException:
-            ends.send(("raised", traceback.format_exc(limit=-3)))
-            os._exit(1)
-        while True:
-            question, given = ends.recv()
-            ends.send(_answer(driver, question, given))
+def _serve(ends: Any, name: str, backend: str, device: str, patch: Patch) -> None:
+    from .scheduler import scheduler_for
+
+    import_sglang(device)
+    driver: Driver | str
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            driver = Driver(scheduler_for(SETUPS[name], backend, device, Path(folder)), SETUPS[name], patch, device)
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        driver = f"SGLang's server does not start so: {type(error).__name__}: {' '.join(str(error).split())}"
+    except BaseException:
+        ends.send(("raised", traceback.format_exc(limit=-3)))
+        os._exit(1)
+    while True:
+        question, given = ends.recv()
+        ends.send(_answer(driver, question, given))
 
 
 def _answer(driver: Driver | str, question: str, given: tuple[Any, ...]) -> tuple[str, Any]:

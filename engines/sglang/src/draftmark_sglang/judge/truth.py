@@ -12,7 +12,6 @@ from draftmark_contract.oracle.truth import Row, enumerate_truth
 
 from .driver import Ran
 from .requests import Placed
-from .setups import HEAD_DIM, HEADS, KV_HEADS
 
 
 def visible(placed: Placed, step: int) -> dict[Row, tuple[int, ...]]:
@@ -37,12 +36,12 @@ def check_rows(ran: Ran, bug: str = "") -> None:
     """
     placed, scene = ran.placed, ran.placed.scene
     shape = AttentionShape(
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
+        ran.heads.num_qo_heads,
+        ran.heads.num_kv_heads,
+        ran.heads.head_dim,
         placed.setup.page_size,
-        q_dtype="float32",
-        kv_dtype="float32",
+        q_dtype=ran.heads.dtype,
+        kv_dtype=ran.heads.dtype,
         window_left=scene.window,
         logits_soft_cap=scene.soft_cap,
     )
@@ -53,7 +52,7 @@ def check_rows(ran: Ran, bug: str = "") -> None:
     k[where], v[where] = ran.k[:live], ran.v[:live]
     answer = attend(ran.q[:live], k, v, seen, rows, shape)
     off = (ran.out[:live].double() - answer.out).abs()
-    wrong = ~(off <= tolerance(answer, "float32", shape))
+    wrong = ~(off <= tolerance(answer, ran.heads.dtype, shape))
     if wrong.any():
         _report(ran, rows, seen, answer.out, wrong, bug)
     if not bool(ran.out.isfinite().all()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.item import NotAsked
 
 from ..device_facts import full_masks
 from .bare import bare, member
+from .room import check_room
 
 PAGE, CONTEXT, DRAFTS, REQUESTS, LENGTH = 16, 64, 6, 2, 60
 
@@ -35,15 +35,8 @@ def check_ascend() -> None:
     except RuntimeError as error:  # from 0.5.18 on it asks for the server's settings, which nobody has published here
         raise NotAsked(f"its sizes depend on a running server's settings: {str(error).partition('.')[0]}") from error
     columns, need = made.graph_metadata["block_tables"].shape[1], -(-(LENGTH + DRAFTS) // PAGE)
-    if need > columns:
-        raise ContractViolation(
-            f"the graph's block table is short by {need - columns} columns",
-            batch=_said(),
-            got=f"{columns} columns",
-            expected=f"{need}",
-            formula="ceil((length + num_draft_tokens) / page_size)",
-            bug="sglang#22778",
-        )
+    formula = "ceil((length + num_draft_tokens) / page_size)"
+    check_room("the graph's block table", "columns", columns, need, batch=_said(), formula=formula, bug="sglang#22778")
 
 
 def check_verify_mask() -> None:
@@ -74,15 +67,8 @@ def check_verify_mask() -> None:
     old = vars(made).get("cuda_graph_custom_mask")
     mask: torch.Tensor = made.verify_mask.buffer if old is None else old
     have, need = mask.numel(), REQUESTS * DRAFTS * (LENGTH + DRAFTS)
-    if need > have:
-        raise ContractViolation(
-            f"the graph's verify mask is short by {need - have} entries",
-            batch=_said(),
-            got=f"{have} entries",
-            expected=f"{need}",
-            formula="requests * num_draft_tokens * (length + num_draft_tokens)",
-            bug="sglang#29450",
-        )
+    formula = "requests * num_draft_tokens * (length + num_draft_tokens)"
+    check_room("the graph's verify mask", "entries", have, need, batch=_said(), formula=formula, bug="sglang#29450")
 
 
 def _said() -> str:

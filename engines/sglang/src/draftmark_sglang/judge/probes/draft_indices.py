@@ -12,6 +12,7 @@ from draftmark_contract.check import ContractViolation
 from ..guards import GuardWords
 from .bare import bare, member, translator
 from .lengths import CONTEXT, LENGTHS, STEPS
+from .room import check_room
 
 KINDS = {
     "flashinfer": ("srt.layers.attention.flashinfer_backend", "FlashInferMultiStepDraftBackend"),
@@ -71,15 +72,16 @@ def _backend(name: str, topk: int, requests: int, steps: int, table: torch.Tenso
 
 def _check_width(buffer: torch.Tensor, topk: int, lengths: tuple[int, ...], steps: int, bug: str) -> None:
     width, need = buffer.shape[1], topk * sum(lengths) + len(lengths) * topk * steps
-    if need > width:
-        raise ContractViolation(
-            f"a row of the draft graph's kv_indices is short by {need - width} entries",
-            batch=_said(topk, lengths, steps),
-            got=f"{width} entries a row",
-            expected=f"{need}",
-            formula="topk * sum of lengths + requests * topk * num_steps",
-            bug=bug,
-        )
+    check_room(
+        "a row of the draft graph's kv_indices",
+        "entries",
+        width,
+        need,
+        batch=_said(topk, lengths, steps),
+        formula="topk * sum of lengths + requests * topk * num_steps",
+        bug=bug,
+        each=" a row",
+    )
 
 
 def _fill(made: Any, topk: int, lengths: tuple[int, ...], table: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """Stand-in for tests on a CPU: what a dense text model needs of SGLang's compiled kernels, in torch."""
 
-from absent import stand_in_for
+from draftmark_sglang.judge.absent import names_of, stand_in
 
 from .slots import (
     assign_draft_cache_locs_contiguous_cpu,
@@ -25,4 +25,5 @@ __all__ = [
     "verify_tree_greedy_cpu",
 ]
 
-__getattr__ = stand_in_for(__name__)
+stand_in((__name__,))
+__getattr__ = names_of(__name__)

@@ -1,4 +1,4 @@
-"""SGLang's own scheduler in this process, without its tokenizer and HTTP processes. The CPU tests run it too."""
+"""SGLang's own scheduler in this process, without tokenizer and HTTP processes: for judging, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import array
 import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 
-def scheduler_of(environment: dict[str, str] | None = None, rank: int = 0, **arguments: Any) -> Any:
-    """SGLang's `Scheduler` for these server arguments, ready to run batches, with plugins as SGLang loads them.
+def scheduler_of(
+    environment: dict[str, str] | None = None, rank: int = 0, *, plugins: bool = True, **arguments: Any
+) -> Any:
+    """SGLang's `Scheduler` for these server arguments, ready to run batches.
 
     Args:
         rank: of tensor parallelism; every rank is given the same requests.
+        plugins: whether plugins are loaded, as SGLang loads them; its own backends are judged without any.
     """
     os.environ.update(environment or {})
-    from sglang.srt.plugins import load_plugins
+    if plugins:
+        from sglang.srt.plugins import load_plugins
 
-    load_plugins()
+        load_plugins()
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -43,6 +48,17 @@ def _publish(server_args: Any, named: Any, rank: int) -> dict[str, Any]:
     ours = runtime_context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
     runtime_context.publish(server_args, role="scheduler", ranks=ours)
     return {}
+
+
+def eagle_arguments(head: Path | str, topk: int, num_steps: int, num_draft_tokens: int) -> dict[str, Any]:
+    """Server arguments of an EAGLE head's trees, or of its chains with a topk of 1."""
+    return dict(
+        speculative_algorithm="EAGLE",
+        speculative_draft_model_path=str(head),
+        speculative_eagle_topk=topk,
+        speculative_num_steps=num_steps,
+        speculative_num_draft_tokens=num_draft_tokens,
+    )
 
 
 def submit(scheduler: Any, prompts: list[list[int]], max_new_tokens: int, name: str = "request") -> list[Any]:
@@ -78,7 +94,7 @@ def run_until_done(
     """SGLang's own event loop, plain or overlapped, until these requests have ended and nothing is in flight.
 
     Raises:
-        AssertionError: for some turns of the loop nothing runs, and requests wait.
+        RuntimeError: for some turns of the loop nothing runs, and requests wait.
     """
     idle = 0
 
@@ -87,7 +103,8 @@ def run_until_done(
         each_turn()
         scheduler.gracefully_exit = not scheduler.last_batch and all(request.finished() for request in requests)
         idle = 0 if scheduler.last_batch else idle + 1
-        assert idle < idle_turns, "requests wait, and nothing runs"
+        if idle >= idle_turns:
+            raise RuntimeError("requests wait, and nothing runs")
         return []
 
     scheduler.request_receiver = SimpleNamespace(recv_requests=receive)

@@ -1,0 +1,31 @@
+"""Configurations of Llamas and EAGLE heads, small or with made-up weights: for judging, benchmarks and tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+LLAMA: dict[str, Any] = dict(
+    model_type="llama",
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    hidden_act="silu",
+    tie_word_embeddings=False,
+    torch_dtype="float32",
+    bos_token_id=0,
+    eos_token_id=1,
+)
+
+
+def write_config(folder: Path, architecture: str, **shape: Any) -> Path:
+    """Write `folder`/config.json, and return the folder.
+
+    Args:
+        architecture: a class of SGLang's models, e.g. ``LlamaForCausalLM``.
+        shape: what `LLAMA` leaves open, by the names of a Llama's config.json, or has otherwise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dict(architectures=[architecture]) | LLAMA | shape
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
