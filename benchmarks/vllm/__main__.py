@@ -2,13 +2,15 @@
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
 [CASE, …], "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines start and
-warm up together; then they take turns, case by case, over and over. The file is written after every row.
+warm up together; then they take turns, case by case, over and over. The file is written after every row. What is most
+wanted stands first: the first case of each phase is run, then the second.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata as md
+import itertools
 import json
 import os
 import subprocess
@@ -23,7 +25,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from .engines import SHAPES, Engine, model, say
+from .engines import SHAPES, Engine, say
 from .equality import compare, texts
 from .fleet import Fleet
 from .profile import kernels
@@ -43,6 +45,7 @@ MEMORIZER = "memorizer"
 """The model of the texts, by its name in a plan."""
 START = 40
 """Seconds that small engines need, compiled for the first time."""
+PHASES = ("decode", "verify", "prefill")
 LONG_PREFILL = 1 << 14
 """Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 
@@ -85,14 +88,16 @@ class Benchmark:
         weights = elements(engines[0]) if any(one.shared for one in engines) else 0
         kv_bytes = max(one.kv_bytes or 0 for one in engines)
         for one in engines:
-            model(self.folder, one)
+            one.arguments(self.folder)  # writes the folders of the models, which all processes read
         fleet = Fleet(engines, self.folder, partial(_warm, cases), self.device, weights, kv_bytes + (1 << 20))
         try:
-            ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()))
+            ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             self.result["start_s"] = {str(number): fleet.ready_s[number] for number in ready}
-            for phase in ("decode", "verify", "prefill"):
-                for case in cases.get(phase, ()):
-                    self._turns(fleet, ready, phase, case)
+            # The first case of each phase, then the second: a run that ends early has something of each.
+            for beside in itertools.zip_longest(*(cases.get(phase, ()) for phase in PHASES)):
+                for phase, case in zip(PHASES, beside, strict=True):
+                    if case is not None:
+                        self._turns(fleet, ready, phase, case)
             for case in self.plan.get("profile", ()):
                 self._profiles(fleet, ready, Case(**case))
         finally:
@@ -107,10 +112,10 @@ class Benchmark:
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
         long = not case.steps and case.batch * case.context > LONG_PREFILL
-        for turn in range(2 if long else 1 + self.repeat):
+        for turn in range(2 if long else self.repeat):
             for number in numbers:
                 row = fleet.ask(number, partial(run, case))
-                if turn and "failed" not in row:  # the first warms up
+                if "failed" not in row and not (long and not turn):  # `_warm` has left long ones out
                     found[number].append(row)
         for number in numbers:
             if found[number]:
@@ -137,7 +142,7 @@ class Benchmark:
             return
         fleet = Fleet(engines, self.folder, _ready, self.device)
         try:
-            fleet.wait(min(self.plan.get("start_seconds", 150), self.left()))
+            fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             said = fleet.ask_all(partial(texts, self.folder))
             first = next((said[number] for number in range(len(engines)) if isinstance(said[number], list)), [])
             for number, engine in enumerate(engines):
@@ -207,7 +212,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="turns that count")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     benchmark = Benchmark(parser.parse_args())
-    import vllm  # noqa: F401  # once, before the processes are forked
+    from vllm import LLM  # noqa: F401  # once, before the processes are forked; `import vllm` alone loads hardly anything
 
     benchmark.throughput()
     benchmark.equality()

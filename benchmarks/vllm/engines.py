@@ -34,6 +34,8 @@ SHAPES = {
     },
 }
 OURS = "CUSTOM"
+HEAD_VOCABULARY = 4
+"""A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Engine:
 
     Attributes:
         backend: vLLM's name, or CUSTOM:NAME for one of draftmark's.
-        drafts: n-gram drafts a step, 0 for none.
+        drafts: drafts a step, 0 for none. drafter: "ngram", or "eagle3" for a head of the shape's own width.
+        debug: draftmark checks every step, and compares the ranks; it waits for the device.
         random_weights: weights of a seed are written and loaded; else vLLM fills in its dummy ones.
         acceptance: of the drafts, by vLLM's synthetic rejection sampler: each is accepted with this probability if
             those before it are; None for the model's own.
@@ -58,6 +61,8 @@ class Engine:
     page_size: int
     dtype: str = "bfloat16"
     drafts: int = 0
+    drafter: str = "ngram"
+    debug: bool = False
     num_gpus: int = 1
     max_model_len: int = 8704
     max_num_seqs: int = 64
@@ -80,20 +85,9 @@ class Engine:
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches)})
         more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
         if name == OURS and ours:
-            more["additional_config"] = {"draftmark": {"backend": ours}}
+            more["additional_config"] = {"draftmark": {"backend": ours, "debug": self.debug}}
         if self.drafts:
-            more["speculative_config"] = {
-                "method": "ngram",
-                "num_speculative_tokens": self.drafts,
-                "prompt_lookup_max": 3,
-                "prompt_lookup_min": 1,
-            }
-            if self.acceptance is not None:
-                rates = [self.acceptance ** (n + 1) for n in range(self.drafts)]
-                more["speculative_config"] |= {
-                    "rejection_sample_method": "synthetic",
-                    "synthetic_acceptance_rates": rates,
-                }
+            more["speculative_config"] = self._speculative(folder, name)
         if self.kv_bytes is not None:
             more["kv_cache_memory_bytes"] = self.kv_bytes
         if self.skip_prefill:
@@ -115,6 +109,18 @@ class Engine:
             "disable_log_stats": True,
             **more,
         }
+
+    def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
+        """`LLM`'s `speculative_config`."""
+        config: dict[str, Any] = {"method": self.drafter, "num_speculative_tokens": self.drafts}
+        if self.drafter == "ngram":
+            config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        else:
+            config |= {"model": str(head(folder, self)), "attention_backend": backend}
+        if self.acceptance is not None:
+            config["rejection_sample_method"] = "synthetic"
+            config["synthetic_acceptance_rates"] = [self.acceptance ** (n + 1) for n in range(self.drafts)]
+        return config
 
     @property
     def _has_weights(self) -> bool:
@@ -142,6 +148,30 @@ def model(folder: Path, engine: Engine) -> Path:
             torch.manual_seed(0)
             LlamaForCausalLM(config).to(getattr(torch, engine.dtype)).save_pretrained(path)
         config.save_pretrained(path)
+    return path
+
+
+def head(folder: Path, engine: Engine) -> Path:
+    """Write the folder of an EAGLE-3 head for a Llama of this shape, without weights: one layer.
+
+    It drafts fewer tokens where its rows of output are its own, and those of its target where vLLM makes the weights.
+    """
+    path = folder / f"{engine.shape}-{engine.dtype}-eagle3{'-shared' if engine.shared else ''}"
+    if not (path / "config.json").exists():
+        path.mkdir(parents=True, exist_ok=True)
+        shape = SHAPES[engine.shape] | {"num_hidden_layers": 1}
+        config = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            **shape,
+            "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+            "torch_dtype": engine.dtype,
+            "tie_word_embeddings": False,
+        }
+        (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return path
 
 

@@ -7,6 +7,7 @@ with ``shared`` have their weights and KV in one `memory`. Nothing is timed befo
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ from .engines import Engine, say
 
 Work = Callable[[Any, Engine], Any]
 """What an engine's process does when asked: with vLLM's `LLM` and the engine."""
+ENOUGH = 2
+"""Engines that are worth timing."""
 
 
 class Fleet:
@@ -47,19 +50,33 @@ class Fleet:
             self._processes.append(process)
             self._links.append(link)
 
-    def wait(self, seconds: float) -> list[int]:
-        """Wait until every engine is ready, or as many seconds are over; end those that are not. Return the ready."""
-        for number, link in enumerate(self._links):
-            left = self._began + seconds - time.monotonic()
-            found = _receive(link) if link.poll(max(0, left)) else {"failed": "it was not ready in time"}
-            if "failed" in found:
-                self.failed[number] = found["failed"]
-                say({"failed": found["failed"], "engine": asdict(self.engines[number])})
-                self._processes[number].kill()
-            else:
-                self.ready_s[number] = found["ready_s"]
-                say({"ready": number, **found, "backend": self.engines[number].backend})
+    def wait(self, seconds: float, longest: float) -> list[int]:
+        """Wait until every engine is ready, or as many seconds are over; end those that are not. Return the ready.
+
+        Args:
+            longest: seconds to wait where one engine or none is ready, which says nothing beside others.
+        """
+        waiting = dict(zip(self._links, range(len(self._links)), strict=True))
+        while waiting:
+            until = self._began + (seconds if len(self.ready_s) >= ENOUGH else longest)
+            ended = multiprocessing.connection.wait(list(waiting), max(0, until - time.monotonic()))
+            if not ended:
+                break
+            for link in ended:
+                self._hear(waiting.pop(link), _receive(link))
+        for number in waiting.values():
+            self._hear(number, {"failed": "it was not ready in time"})
         return [number for number in range(len(self.engines)) if number not in self.failed]
+
+    def _hear(self, number: int, found: dict[str, Any]) -> None:
+        """Keep how an engine's start ended."""
+        if "failed" in found:
+            self.failed[number] = found["failed"]
+            say({"failed": found["failed"], "engine": asdict(self.engines[number])})
+            self._processes[number].kill()
+        else:
+            self.ready_s[number] = found["ready_s"]
+            say({"ready": number, **found, "backend": self.engines[number].backend})
 
     def ask(self, number: int, work: Work, seconds: float = 90) -> Any:
         """Let one engine do something, and return what it gives; a dict with `failed` if it does not."""

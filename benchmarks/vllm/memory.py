@@ -38,12 +38,21 @@ class Memory:
         return self.weights[first : first + like.numel()].view(like.shape)
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """Let a model's matrices be the shared ones, and its norms ones."""
+        """Let a model's matrices be the shared ones, its norms ones, and its tables of tokens zeros.
+
+        Each model begins with the first weights, so a draft head has some of its target's.
+        """
+        self._taken = 0
         for parameter in model.parameters():
-            if parameter.dim() < 2:
+            if not parameter.dtype.is_floating_point:
+                parameter.data.zero_()
+            elif parameter.dim() < 2:
                 parameter.data.fill_(1)
             else:
                 parameter.data = self.take(parameter.data)
+        # vLLM's EAGLE-3 heads say so when a checkpoint has it; else they would draft with the target's vocabulary.
+        if hasattr(model, "draft_id_to_target_id"):
+            model.has_own_lm_head = True
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:

@@ -37,11 +37,10 @@ def run(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
     loop = llm.llm_engine
     skipped = bool(case.steps and engine.skip_prefill)
     asked = _prompts(case, engine)
-    sampling = _sampling(case, engine, skipped)
     counts = {str(number): 0 for number in range(case.batch)}
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
-        loop.add_request(str(number), prompt, sampling)
+        loop.add_request(str(number), prompt, _sampling(case, engine, skipped, number, prompt))
     first, at_first, steps = 0.0, 0, 0
     while loop.has_unfinished_requests():
         for out in loop.step():
@@ -60,26 +59,40 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         "page_size": engine.page_size,
         "num_gpus": engine.num_gpus,
         "drafts": engine.drafts,
+        **({"drafter": engine.drafter} if engine.drafts else {}),
         "acceptance": engine.acceptance,
     }
     if not case.steps:
         tokens = case.batch * case.context
         return {**about, "tokens": tokens, "tokens_per_s": round(tokens / (first - began), 1)}
     each = 1000 * (ended - first) / max(1, steps)
-    return {**about, "tokens": made, "tokens_per_s": round(made / (ended - first), 1), "step_ms": round(each, 3)}
+    return {
+        **about,
+        "tokens": made,
+        "tokens_per_s": round(made / (ended - first), 1),
+        "steps": steps,
+        "step_ms": round(each, 3),
+    }
 
 
-def _sampling(case: Case, engine: Engine, skipped: bool) -> Any:
+def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: dict[str, list[int]]) -> Any:
+    """One request's. The token behind n-gram drafts that are all accepted is one that its prompt goes on from.
+
+    A random model's own token is hardly ever one of the prompt's 32, and then there is nothing to look up: the next
+    steps would verify nothing, in some engines more than in others.
+    """
     from vllm import SamplingParams
 
     from .connector import THERE
 
-    each = 1 + engine.drafts if engine.acceptance == 1 else 1
+    alone = case.uneven and number % 2 == 1
+    all_accepted = engine.acceptance == 1 and not alone
     return SamplingParams(
         temperature=0,
-        max_tokens=1 + case.steps * each,
+        max_tokens=1 + case.steps * (1 + engine.drafts if all_accepted else 1),
         ignore_eos=True,
         detokenize=False,
+        allowed_token_ids=prompt["prompt_token_ids"][:1] if all_accepted and engine.drafter == "ngram" else None,
         extra_args=THERE if skipped else None,
     )
 
@@ -88,7 +101,7 @@ _made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
 
 
 def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
-    period = PERIOD if engine.drafts and case.steps else 0
+    period = PERIOD if engine.drafts and case.steps and engine.drafter == "ngram" else 0
     if (case, period) not in _made:
         vocabulary = SHAPES[engine.shape]["vocab_size"]
         found = prompts(case.batch, case.context, vocabulary, period)

@@ -5,27 +5,57 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.vllm.engines import Engine
+from benchmarks.vllm import fleet
+from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import Memory, make
 from benchmarks.vllm.throughput import Case, medians
 
-PLAN = Path(__file__).parents[2] / "benchmarks" / "vllm" / "h200-plan.json"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
+PLANS = sorted(FOLDER.glob("h200-*.json"))
+HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16, "drafts": 4, "drafter": "eagle3"}
 
 
-def test_the_plan_is_of_engines_and_cases() -> None:
-    """Every entry has fields that there are, and each engine that shares memory says how much KV it has."""
-    plan = json.loads(PLAN.read_text())
-    engines = [Engine(**one) for one in plan["throughput"] + plan["equality"]]
-    cases = [Case(**one) for phase in plan["cases"].values() for one in phase]
-    assert len({(one.backend, one.page_size, one.drafts) for one in engines[:10]}) == 10
-    assert all(one.kv_bytes for one in engines)
-    assert {one.name for one in cases} >= {"1x1k", "64x1k", "256x1k", "32x8k", "1x32k", "64x1k-uneven"}
+@pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
+def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
+    """Every entry has fields that there are, no engine stands there twice, and each has pages for its largest case."""
+    read = json.loads(plan.read_text())
+    asked = read.get("throughput", []) + read.get("equality", [])
+    assert asked and len({json.dumps(one, sort_keys=True) for one in asked}) == len(asked)
+    cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
+    for one in (Engine(**one) for one in read.get("throughput", [])):
+        shape, rows = SHAPES[one.shape], [case.batch * (case.context + 128) for case in cases]
+        token = 4 * shape["num_key_value_heads"] * shape["head_dim"] // one.num_gpus
+        layers = shape["num_hidden_layers"] + (one.drafter == "eagle3" and one.drafts > 0)
+        assert one.kv_bytes and one.kv_bytes >= max(rows, default=0) * token * layers, one
+
+
+def test_the_largest_plan_has_every_kind_of_row() -> None:
+    """Decode and both kinds of drafts, of each backend; 1 to 256 requests, 1k to 32k tokens, and uneven drafts."""
+    plan = json.loads((FOLDER / "h200-plan.json").read_text())
+    engines = [Engine(**one) for one in plan["throughput"]]
+    kinds = {(one.drafts, one.drafter if one.drafts else "") for one in engines}
+    assert {(one.backend, one.drafts, one.drafter) for one in engines} >= {
+        (backend, 4, drafter)
+        for backend in ("CUSTOM:cuda_triton", "FLASH_ATTN", "TRITON_ATTN")
+        for drafter in ("ngram", "eagle3")
+    }
+    assert kinds == {(0, ""), (4, "ngram"), (4, "eagle3")}
+    names = {Case(**one).name for one in plan["cases"]["verify"]}
+    assert names >= {"1x1k", "16x1k", "64x1k", "256x1k", "16x8k", "64x8k", "1x32k", "64x1k-uneven"}
+
+
+def test_a_head_drafts_fewer_tokens_where_its_output_is_its_own(tmp_path: Path) -> None:
+    """Over shared memory, where this benchmark makes the weights; else vLLM gives it the target's rows of output."""
+    for shared, tokens in ((True, 128), (False, 512)):
+        config = json.loads((head(tmp_path, Engine(**HEAD, shared=shared)) / "config.json").read_text())
+        assert (config["draft_vocab_size"], config["vocab_size"], config["num_hidden_layers"]) == (tokens, 512, 1)
 
 
 def memory() -> Memory:
@@ -47,6 +77,18 @@ def test_two_models_have_the_same_weights() -> None:
     assert second.data_ptr() >= first.data_ptr() + 2 * first.numel() and not torch.equal(first.T, second)
 
 
+def test_a_head_is_a_model_of_its_own() -> None:
+    """It begins with the first weights again, keeps its output rows, and its table of tokens holds zeros."""
+    held = memory()
+    model = torch.nn.Linear(8, 16, bias=False).bfloat16()
+    one = torch.nn.Linear(8, 16, bias=False).bfloat16()
+    one.draft_id_to_target_id = torch.nn.Parameter(torch.ones(16, dtype=torch.long), requires_grad=False)
+    held.adopt(model)
+    held.adopt(one)
+    assert one.weight.data_ptr() == model.weight.data_ptr() and one.has_own_lm_head
+    assert not one.draft_id_to_target_id.any() and not hasattr(model, "has_own_lm_head")
+
+
 def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
     """What vLLM asks for as bytes is a piece of it; other zeros are zeros."""
     held = memory()
@@ -58,6 +100,38 @@ def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
     assert not torch.zeros(1024, dtype=torch.int8).any()
     with held.pages(), pytest.raises(ValueError, match="the shared KV has 8192 bytes"):
         torch.zeros(8193, dtype=torch.int8, device="cpu")
+
+
+def serve(engine: Engine, *given: Any) -> None:
+    """Stand in for an engine's process: one with drafts is never ready, one of two GPUs fails."""
+    link = given[-1]
+    if engine.num_gpus == 2:
+        link.send({"failed": "no second device"})
+        return
+    if not engine.drafts:
+        link.send({"start_s": 0.0, "ready_s": 0.0})
+    while True:
+        link.send(link.recv()(None, engine))
+
+
+def name_of(llm: Any, engine: Engine) -> str:
+    """What an engine answers."""
+    return engine.backend
+
+
+def test_engines_that_are_ready_do_not_wait_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As soon as two are ready and the time is over the others are ended, and those two answer in any order."""
+    monkeypatch.setattr(fleet, "_serve", serve)
+    usual = {"shape": "small-shape", "page_size": 16}
+    each = ({"backend": "A"}, {"backend": "B", "drafts": 4}, {"backend": "C", "num_gpus": 2}, {"backend": "D"})
+    engines = fleet.Fleet([Engine(**usual, **one) for one in each], tmp_path, name_of, "cpu")
+    try:
+        assert engines.wait(0, 600) == [0, 3]
+        assert engines.failed[1] == "it was not ready in time" and 2 in engines.failed
+        assert [engines.ask(number, name_of) for number in (3, 0)] == ["D", "A"]
+        assert engines.ask(1, name_of) == {"failed": "it was not ready in time"}
+    finally:
+        engines.close()
 
 
 def test_the_median_of_repetitions_counts() -> None:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,56 +17,15 @@ from draftmark_sglang.hooks import HOOKS, REFUSALS
 from draftmark_sglang.plugin import ADDERS, CHOICES
 from draftmark_sglang.refusals import ENVIRONMENT
 from draftmark_sglang.versions import SUPPORTED
+from engines.common.tests.released import Read, Releases, arguments, defined
 
-VARIABLE = "DRAFTMARK_SGLANG_WHEELS"
 HANDLERS = "srt/arg_groups/speculative_hook.py"
-Read = Callable[[str], str]
-"""The text of a file of the package sglang, by its path."""
-
-
-def _installed() -> dict[str, Read]:
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
-        return {}
-    root = Path(spec.submodule_search_locations[0])
-    return {f"installed {SUPPORTED.installed()[1]}": lambda path: (root / path).read_text(encoding="utf-8")}
-
-
-def _wheels() -> dict[str, Read]:
-    folder = os.environ.get(VARIABLE)
-    found: dict[str, Read] = {}
-    for wheel in sorted(Path(folder).glob("sglang-*.whl")) if folder else ():
-        found[wheel.name.split("-")[1]] = lambda path, wheel=wheel: _of_wheel(wheel, path)
-    return found
-
-
-def _of_wheel(wheel: Path, path: str) -> str:
-    with zipfile.ZipFile(wheel) as opened:
-        return opened.read(f"sglang/{path}").decode()
-
-
-SOURCES = _installed() | _wheels()
-NONE = pytest.mark.skip(f"no SGLang is installed, and {VARIABLE} names no folder of wheels")
-EACH = pytest.mark.parametrize("read", [*SOURCES.values()] or [pytest.param(None, marks=NONE)], ids=[*SOURCES] or None)
-
-
-def _defined(source: str, *names: str) -> ast.AST:
-    """A function, class or method by the names that lead to it."""
-    found: ast.AST = ast.parse(source)
-    for name in names:
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        found = next(one for one in ast.walk(found) if isinstance(one, kinds) and one.name == name)
-    return found
+EACH = Releases(SUPPORTED, "sglang", "DRAFTMARK_SGLANG_WHEELS").each()
 
 
 def _body(function: ast.AST) -> list[ast.stmt]:
     assert isinstance(function, ast.FunctionDef)
     return function.body
-
-
-def _arguments(function: ast.AST) -> list[str]:
-    assert isinstance(function, ast.FunctionDef)
-    return [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
 
 
 @EACH
@@ -81,14 +36,14 @@ def test_hooked_functions_are_where_they_were(hook: object, read: Read) -> None:
     names = [part for part in parts if not part.islower()] or [parts[-1]]
     names += [parts[-1]] * (names[-1] != parts[-1])
     module = "/".join(parts[: len(parts) - len(names)])
-    assert isinstance(_defined(read(f"{module}.py"), *names), ast.FunctionDef)
+    assert isinstance(defined(read(f"{module}.py"), *names), ast.FunctionDef)
 
 
 @EACH
 def test_the_refusal_of_trees_is_the_last_check(read: Read) -> None:
     """Nothing follows that a swallowed refusal would skip, but n-gram's check of DP attention, which we refuse."""
     source = read(HANDLERS)
-    eagle, ngram = (_body(_defined(source, name)) for name in ("_handle_eagle_family", "_handle_ngram"))
+    eagle, ngram = (_body(defined(source, name)) for name in ("_handle_eagle_family", "_handle_ngram"))
     assert REFUSALS[0] in ast.unparse(eagle[-1])
     at = next(n for n, one in enumerate(ngram) if REFUSALS[1] in ast.unparse(one))
     assert len(ngram) == at + 2 and "dp attention" in ast.unparse(ngram[-1])
@@ -105,17 +60,17 @@ def test_phases_of_a_forward_are_called_as_they_were(read: Read) -> None:
         "init_forward_metadata_in_graph": ["forward_batch"],
         "verify_mask": [],
     }
-    for name, arguments in expected.items():
-        assert _arguments(_defined(source, "AttentionBackend", name)) == arguments, name
+    for name, taken in expected.items():
+        assert arguments(defined(source, "AttentionBackend", name)) == taken, name
     for name in ("forward_decode", "forward_extend"):
-        given = _arguments(_defined(source, "AttentionBackend", name))
+        given = arguments(defined(source, "AttentionBackend", name))
         assert given[:6] == ["q", "k", "v", "layer", "forward_batch", "save_kv_cache"], name
 
 
 @EACH
 def test_verification_masks_are_described_as_they_were(read: Read) -> None:
     """A buffer of D × D bools a request is a mode of its own."""
-    mask = ast.unparse(_defined(read("srt/layers/attention/verify_mask.py"), "VerifyMask"))
+    mask = ast.unparse(defined(read("srt/layers/attention/verify_mask.py"), "VerifyMask"))
     assert all(f"{field}:" in mask for field in ("buffer", "mode", "max_bs"))
     source = read("srt/speculative/eagle_utils.py")
     assert "TreeMaskMode" in source and "QLEN_ONLY" in source
@@ -126,17 +81,17 @@ def test_ngram_masks_have_a_switch(read: Read) -> None:
     """A module constant that is read when a round is prepared."""
     source = read("srt/speculative/ngram_worker.py")
     assert "\nUSE_FULL_MASK = " in source
-    assert "USE_FULL_MASK" in ast.unparse(_defined(source, "NGRAMWorker", "_prepare_for_speculative_decoding"))
+    assert "USE_FULL_MASK" in ast.unparse(defined(source, "NGRAMWorker", "_prepare_for_speculative_decoding"))
 
 
 @EACH
 def test_hidden_states_are_collected_before_a_layer(read: Read) -> None:
     """So the one behind the last layer is not among them, and a layer's number is one less than the state's."""
     source = read("srt/models/llama.py")
-    forward = ast.unparse(_defined(source, "LlamaModel", "forward"))
+    forward = ast.unparse(defined(source, "LlamaModel", "forward"))
     assert "for i in range(self.start_layer, self.end_layer)" in forward and "i in self.layers_to_capture" in forward
     assert "return (hidden_states, aux_hidden_states)" in forward
-    assert "val + 1 for val in layer_ids" in ast.unparse(_defined(source, "set_eagle3_layers_to_capture"))
+    assert "val + 1 for val in layer_ids" in ast.unparse(defined(source, "set_eagle3_layers_to_capture"))
 
 
 @EACH

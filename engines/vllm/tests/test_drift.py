@@ -6,64 +6,29 @@ Of the installed vLLM, and of the wheels in the folder that DRAFTMARK_VLLM_WHEEL
 from __future__ import annotations
 
 import ast
-import importlib.util
-import os
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from draftmark_vllm.versions import VLLM
+from engines.common.tests.released import Read, Releases, arguments, defined
 
 OURS = Path(__file__).parents[1] / "src" / "draftmark_vllm"
-VARIABLE = "DRAFTMARK_VLLM_WHEELS"
 BACKEND = "v1/attention/backend.py"
-Read = Callable[[str], str]
-"""The text of a file of the package vllm, by its path."""
-
-
-def installed() -> dict[str, Read]:
-    """The installed vLLM by name, without importing it."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return {}
-    root = Path(spec.origin).parent
-    return {f"installed {VLLM.installed()[1]}": lambda path: (root / path).read_text(encoding="utf-8")}
-
-
-def wheels() -> dict[str, Read]:
-    """Each wheel of the folder by its version."""
-    folder = os.environ.get(VARIABLE)
-    found: dict[str, Read] = {}
-    for wheel in sorted(Path(folder).glob("vllm*.whl")) if folder else ():
-        found[wheel.name.split("-")[1]] = lambda path, wheel=wheel: _of_wheel(wheel, path)
-    return found
-
-
-def _of_wheel(wheel: Path, path: str) -> str:
-    with zipfile.ZipFile(wheel) as opened:
-        return opened.read(f"vllm/{path}").decode()
-
-
-SOURCES = installed() | wheels()
-NONE = pytest.mark.skip(f"no vLLM is installed, and {VARIABLE} names no folder of wheels")
-EACH = pytest.mark.parametrize("read", [*SOURCES.values()] or [pytest.param(None, marks=NONE)], ids=[*SOURCES] or None)
+RELEASES = Releases(VLLM, "vllm", "DRAFTMARK_VLLM_WHEELS")
+EACH = RELEASES.each()
 
 
 def class_of(source: str, name: str) -> ast.ClassDef:
     """A class of a module by its name."""
-    return next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name)
+    found = defined(source, name)
+    assert isinstance(found, ast.ClassDef)
+    return found
 
 
 def methods(cls: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     """Its methods by name."""
     return {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
-
-
-def arguments(function: ast.FunctionDef) -> list[str]:
-    """Names of what it takes by position, but for self and cls."""
-    return [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
 
 
 def fields(cls: ast.ClassDef) -> set[str]:
@@ -164,8 +129,7 @@ def test_custom_can_be_claimed(read: Read) -> None:
     enum = class_of(registry, "AttentionBackendEnum")
     assert "CUSTOM" in fields(enum)
     assert {"is_overridden", "get_path", "get_class"} <= set(methods(enum))
-    functions = {node.name: node for node in ast.parse(registry).body if isinstance(node, ast.FunctionDef)}
-    assert arguments(functions["register_backend"])[:2] == ["backend", "class_path"]
+    assert arguments(defined(registry, "register_backend"))[:2] == ["backend", "class_path"]
 
 
 @EACH
@@ -190,7 +154,7 @@ def test_the_configuration_has_what_is_read_of_it(read: Read) -> None:
     assert "def get_layers_from_vllm_config(" in read("config/vllm.py")
 
 
-@pytest.mark.parametrize("version", [*wheels()] or [pytest.param("", marks=NONE)])
+@RELEASES.each_wheel()
 def test_the_wheels_that_are_read_are_of_the_range(version: str) -> None:
     """None of another range is judged by mistake."""
     assert VLLM.reason_against(version) is None

@@ -9,13 +9,14 @@ import ast
 
 import pytest
 
-from engines.vllm.tests.test_drift import EACH, OURS, Read, arguments, class_of, methods
+from engines.common.tests.released import Read, arguments
+from engines.vllm.tests.test_drift import EACH, OURS, class_of, methods
 
 RUNNER, PROPOSER = "v1/worker/gpu_model_runner.py", "v1/spec_decode/llm_base_proposer.py"
 
 
 def our_methods(file: str) -> dict[str, ast.FunctionDef]:
-    """Methods of the class that a function of ours derives."""
+    """Methods of a file's first class of ours."""
     tree = ast.parse((OURS / "trees" / file).read_text())
     return methods(next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)))
 

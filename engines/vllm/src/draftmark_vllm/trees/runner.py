@@ -1,4 +1,4 @@
-"""The steps of vLLM's runner V1 around which trees go: a class derived from whichever runner its worker has made."""
+"""The steps of vLLM's runner V1 around which trees go. Whichever runner a worker has made becomes of this class too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from draftmark_engines import EngineError
 
@@ -30,153 +31,151 @@ def with_trees(runner: Any) -> None:
         raise EngineError("trees need to know on the host what was accepted; set --no-async-scheduling")
     if runner.uses_mrope:
         raise EngineError("the model has M-RoPE positions, which trees do not serve; leave --worker-cls out")
-    runner.__class__ = _tree_runner(type(runner))
+    # Its own class comes behind, so that a CPU's runner stays one.
+    runner.__class__ = type(TreeRunner.__name__, (TreeRunner, type(runner)), {})
     runner.begin_trees()
 
 
-def _tree_runner(base: type) -> type:
-    """Derive the class. Its methods have vLLM's names and are called by vLLM."""
+class TreeRunner(GPUModelRunner):  # type: ignore[misc]
+    """vLLM's own runner, with trees of drafts. Methods that it overrides have vLLM's names and are called by vLLM."""
 
-    class TreeRunner(base):  # type: ignore[misc]
-        """vLLM's own runner, with trees of drafts."""
+    _tree_of: dict[str, Parents | None]
+    _trees: StepTrees | None
+    _kept: Kept | None
+    _comb: Parents | None
 
-        def begin_trees(self) -> None:
-            """Prepare; once, behind vLLM's own constructor."""
-            self._tree_of: dict[str, Parents | None] = {}
-            self._trees: StepTrees | None = None
-            self._kept: Kept | None = None
-            self._comb: Parents | None = None
-            config = self.speculative_config
-            if config is None or config.method == "custom_class":
-                return
-            if config.method not in ("eagle", "eagle3"):
-                raise EngineError(
-                    f"trees of drafts by {config.method} are not served; use the method eagle3, or custom_class with "
-                    "the model draftmark_vllm.trees.look_up.LookUpTrees"
-                )
-            branches = Settings.read(self.vllm_config.additional_config).branches
-            steps = steps_of(config.num_speculative_tokens, branches)
-            self.drafter.__class__ = combing(type(self.drafter))
-            self.drafter.branches, self.drafter.steps = branches, steps
-            self._comb = comb(steps, branches)
+    def begin_trees(self) -> None:
+        """Prepare; once, behind vLLM's own constructor.
 
-        def _prepare_inputs(self, scheduler_output: Any, *given: Any, **more: Any) -> Any:
-            found = super()._prepare_inputs(scheduler_output, *given, **more)
-            self._trees = self._step_trees(scheduler_output)
-            # Slots are those of a chain, and are there already; what a row sees and where it stands are its node's.
-            rows, changes = self._trees.depth_changes()
-            if rows:
-                at = torch.tensor(rows, device=self.positions.device)
-                self.positions[at] += torch.tensor(changes, device=self.positions.device)
-            return found
-
-        def _build_attention_metadata(self, *given: Any, **more: Any) -> Any:
-            with announced(self._trees):
-                return super()._build_attention_metadata(*given, **more)
-
-        def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-            trees = self._trees
-            if logits is None or trees is None:
-                return super()._sample(logits, spec_decode_metadata)
-            choices = self._choices()
-            kept = self._walk(logits, spec_decode_metadata, choices, trees)
-            tokens, more = kept.tokens, None
-            if None in choices:
-                theirs = super()._sample(logits, spec_decode_metadata)
-                own = [number for number, one in enumerate(choices) if one is None]
-                tokens, more = _joined(tokens, theirs.sampled_token_ids, own), theirs.logprobs_tensors
-            sources, targets = moved_rows(kept.paths, trees.starts)
-            self._move(sources, targets, trees)
-            self._kept = kept
-            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=more)
-
-        def propose_draft_token_ids(
-            self,
-            scheduler_output: Any,
-            sampled_token_ids: Any,
-            sampling_metadata: Any,
-            hidden_states: torch.Tensor,
-            sample_hidden_states: torch.Tensor,
-            aux_hidden_states: list[torch.Tensor] | None,
-            *given: Any,
-            **more: Any,
-        ) -> Any:
-            order = self._chain_order(len(hidden_states))
-            if order is not None:
-                hidden_states = hidden_states[order]
-                aux_hidden_states = aux_hidden_states and [one[order] for one in aux_hidden_states]
-            self._trees = self._kept = None
-            found = super().propose_draft_token_ids(
-                scheduler_output,
-                sampled_token_ids,
-                sampling_metadata,
-                hidden_states,
-                sample_hidden_states,
-                aux_hidden_states,
-                *given,
-                **more,
+        Raises:
+            EngineError: drafts come by a method of which no trees are made.
+        """
+        self._tree_of, self._trees, self._kept, self._comb = {}, None, None, None
+        config = self.speculative_config
+        if config is None or config.method == "custom_class":
+            return
+        if config.method not in ("eagle", "eagle3"):
+            raise EngineError(
+                f"trees of drafts by {config.method} are not served; use the method eagle3, or custom_class with "
+                "the model draftmark_vllm.trees.look_up.LookUpTrees"
             )
-            each = getattr(self.drafter, "parents", None) or [self._comb] * len(self.input_batch.req_ids)
-            self._tree_of = dict(zip(self.input_batch.req_ids, each, strict=False))
-            return found
+        branches = Settings.read(self.vllm_config.additional_config).branches
+        steps = steps_of(config.num_speculative_tokens, branches)
+        self.drafter.__class__ = combing(type(self.drafter))
+        self.drafter.branches, self.drafter.steps = branches, steps
+        self._comb = comb(steps, branches)
 
-        def _step_trees(self, scheduler_output: Any) -> StepTrees:
-            drafts, found, lens = scheduler_output.scheduled_spec_decode_tokens, [], []
-            choices = self._choices()
-            for name, choice in zip(self.input_batch.req_ids, choices, strict=True):
-                rows, nodes = scheduler_output.num_scheduled_tokens[name], 1 + len(drafts.get(name, ()))
-                known = self._tree_of.get(name)
-                lens.append(rows)
-                # vLLM's own sampler takes drafts for a chain.
-                whole = known is not None and choice is not None and rows == nodes <= len(known)
-                found.append(trimmed(known, nodes) if known is not None and whole and nodes > 1 else None)
-            return StepTrees(tuple(found), starts_of(lens))
+    def _prepare_inputs(self, scheduler_output: Any, *given: Any, **more: Any) -> Any:
+        """Inputs of a step, whose rows stand at their depths."""
+        found = super()._prepare_inputs(scheduler_output, *given, **more)
+        self._trees = self._step_trees(scheduler_output)
+        # Slots are those of a chain, and are there already; what a row sees and where it stands are its node's.
+        rows, changes = self._trees.depth_changes()
+        if rows:
+            at = torch.tensor(rows, device=self.positions.device)
+            self.positions[at] += torch.tensor(changes, device=self.positions.device)
+        return found
 
-        def _choices(self) -> list[Choice | None]:
-            seed = self.model_config.seed or 0
-            return [Choice.of(self.requests[one].sampling_params, one, seed) for one in self.input_batch.req_ids]
+    def _build_attention_metadata(self, *given: Any, **more: Any) -> Any:
+        """Metadata by builders that see the step's trees."""
+        with announced(self._trees):
+            return super()._build_attention_metadata(*given, **more)
 
-        def _walk(self, logits: torch.Tensor, metadata: Any, choices: list[Choice | None], trees: StepTrees) -> Kept:
-            requests = len(choices)
-            counts = [0] * requests if metadata is None else list(metadata.num_draft_tokens)
-            ends = trees.starts[1:]
-            rows = [end - 1 - n + node for end, n in zip(ends, counts, strict=True) for node in range(n + 1)]
-            at = torch.tensor(rows, device=logits.device)
-            greedy = Choice()
-            each = [one or greedy for one, n in zip(choices, counts, strict=True) for _ in range(n + 1)]
-            targets = choose(logits[: len(rows)], each, self.positions[at])
-            ids = self.input_ids.gpu[at].tolist()
-            first = starts_of([n + 1 for n in counts])
-            drafts = [ids[a + 1 : b] for a, b in pairwise(first)]
-            return walk(drafts, trees.parents, targets)
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """What the walk keeps, in place of vLLM's rejection sampler."""
+        trees = self._trees
+        if logits is None or trees is None:
+            return super()._sample(logits, spec_decode_metadata)
+        choices = self._choices()
+        kept = self._walk(logits, spec_decode_metadata, choices, trees)
+        tokens, more = kept.tokens, None
+        if None in choices:
+            theirs = super()._sample(logits, spec_decode_metadata)
+            own = [number for number, one in enumerate(choices) if one is None]
+            tokens, more = _joined(tokens, theirs.sampled_token_ids, own), theirs.logprobs_tensors
+        sources, targets = moved_rows(kept.paths, trees.starts)
+        self._move(sources, targets, trees)
+        self._kept = kept
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=more)
 
-        def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
-            """Make the step what it were if its kept drafts had been a chain: KV, tokens, positions."""
-            layers = self.compilation_config.static_forward_context
-            for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
-                pages = [_pages(layers[name]) for name in group.layer_names]
-                move_kv(pages, self.input_batch.block_table[number].slot_mapping.gpu, sources, targets)
-            if self._comb is None:
-                return
-            rows, changes = trees.depth_changes()
-            if rows:
-                at = torch.tensor(rows, device=self.positions.device)
-                self.positions[at] -= torch.tensor(changes, device=self.positions.device)
-            if sources:
-                ids = self.input_ids.gpu
-                old, new = (torch.tensor(one, device=ids.device) for one in (sources, targets))
-                ids[new] = ids[old]
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        *given: Any,
+        **more: Any,
+    ) -> Any:
+        """Draft behind what was kept, whose features are where a chain's would be."""
+        order = self._chain_order(len(hidden_states))
+        if order is not None:
+            hidden_states = hidden_states[order]
+            aux_hidden_states = aux_hidden_states and [one[order] for one in aux_hidden_states]
+        self._trees = self._kept = None
+        step, states = (scheduler_output, sampled_token_ids, sampling_metadata), (hidden_states, sample_hidden_states)
+        found = super().propose_draft_token_ids(*step, *states, aux_hidden_states, *given, **more)
+        each = getattr(self.drafter, "parents", None) or [self._comb] * len(self.input_batch.req_ids)
+        self._tree_of = dict(zip(self.input_batch.req_ids, each, strict=False))
+        return found
 
-        def _chain_order(self, rows: int) -> torch.Tensor | None:
-            """Of each row of the step as a chain, which row its features are."""
-            if self._kept is None or self._trees is None or self._comb is None:
-                return None
-            order = list(range(rows))
-            for source, target in zip(*moved_rows(self._kept.paths, self._trees.starts), strict=True):
-                order[target] = source
-            return torch.tensor(order, device=self.positions.device)
+    def _step_trees(self, scheduler_output: Any) -> StepTrees:
+        drafts, found, lens = scheduler_output.scheduled_spec_decode_tokens, [], []
+        choices = self._choices()
+        for name, choice in zip(self.input_batch.req_ids, choices, strict=True):
+            rows, nodes = scheduler_output.num_scheduled_tokens[name], 1 + len(drafts.get(name, ()))
+            known = self._tree_of.get(name)
+            lens.append(rows)
+            # vLLM's own sampler takes drafts for a chain.
+            whole = known is not None and choice is not None and rows == nodes <= len(known)
+            found.append(trimmed(known, nodes) if known is not None and whole and nodes > 1 else None)
+        return StepTrees(tuple(found), starts_of(lens))
 
-    return TreeRunner
+    def _choices(self) -> list[Choice | None]:
+        seed = self.model_config.seed or 0
+        return [Choice.of(self.requests[one].sampling_params, one, seed) for one in self.input_batch.req_ids]
+
+    def _walk(self, logits: torch.Tensor, metadata: Any, choices: list[Choice | None], trees: StepTrees) -> Kept:
+        requests = len(choices)
+        counts = [0] * requests if metadata is None else list(metadata.num_draft_tokens)
+        ends = trees.starts[1:]
+        rows = [end - 1 - n + node for end, n in zip(ends, counts, strict=True) for node in range(n + 1)]
+        at = torch.tensor(rows, device=logits.device)
+        greedy = Choice()
+        each = [one or greedy for one, n in zip(choices, counts, strict=True) for _ in range(n + 1)]
+        targets = choose(logits[: len(rows)], each, self.positions[at])
+        ids = self.input_ids.gpu[at].tolist()
+        first = starts_of([n + 1 for n in counts])
+        drafts = [ids[a + 1 : b] for a, b in pairwise(first)]
+        return walk(drafts, trees.parents, targets)
+
+    def _move(self, sources: list[int], targets: list[int], trees: StepTrees) -> None:
+        """Make the step what it were if its kept drafts had been a chain: KV, tokens, positions."""
+        layers = self.compilation_config.static_forward_context
+        for number, group in enumerate(self.kv_cache_config.kv_cache_groups):
+            pages = [_pages(layers[name]) for name in group.layer_names]
+            move_kv(pages, self.input_batch.block_table[number].slot_mapping.gpu, sources, targets)
+        if self._comb is None:
+            return
+        rows, changes = trees.depth_changes()
+        if rows:
+            at = torch.tensor(rows, device=self.positions.device)
+            self.positions[at] -= torch.tensor(changes, device=self.positions.device)
+        if sources:
+            ids = self.input_ids.gpu
+            old, new = (torch.tensor(one, device=ids.device) for one in (sources, targets))
+            ids[new] = ids[old]
+
+    def _chain_order(self, rows: int) -> torch.Tensor | None:
+        """Of each row of the step as a chain, which row its features are."""
+        if self._kept is None or self._trees is None or self._comb is None:
+            return None
+        order = list(range(rows))
+        for source, target in zip(*moved_rows(self._kept.paths, self._trees.starts), strict=True):
+            order[target] = source
+        return torch.tensor(order, device=self.positions.device)
 
 
 def _pages(layer: Any) -> torch.Tensor:
