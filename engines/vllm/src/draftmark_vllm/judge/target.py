@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata as md
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class VllmTarget:
             open=self.open,
             device=self.device,
             page_sizes=page_step(self.backend),
-            dtypes=tuple(str(one).removeprefix("torch.") for one in self.backend.supported_dtypes),
+            dtypes=asked_dtypes(self.backend.supported_dtypes, on_gpu),
             slack={"float8_e4m3fn": FP8_QUERY} if on_gpu else {},
             slow=self.interpreted,
         )
@@ -98,6 +98,16 @@ class VllmTarget:
 
         bench = self.bench()
         return [*questions(bench), *drafting.questions(bench)]
+
+
+def asked_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:
+    """Names of torch dtypes in which a backend is asked, of those that it serves.
+
+    On a GPU float32 is not among them: Triton rounds its products to TF32 there, by 1e-3, as matrix products may be on
+    purpose, and what is asked in float32 is asked for the rounding of float32.
+    """
+    names = (str(one).removeprefix("torch.") for one in supported)
+    return tuple(name for name in names if not (on_gpu and name == "float32"))
 
 
 def ready_cpu(name: str, version: str) -> None:
