@@ -126,6 +126,12 @@ class CommandOutcome:
         """Its output, read as one JSON object."""
         return json.loads(self.out)
 
+    def is_one_sentence(self, code: int, cause: str) -> None:
+        """It refused: one line on stderr that names the cause, and no traceback."""
+        assert cause in self.err
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self.err
+        assert "Traceback" not in self.err and "this is a bug" not in self.err
+
 
 @pytest.fixture(name="draftmark")
 def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutcome]:
