@@ -346,10 +346,6 @@ class Stage:
         size = self.scene.geometry.attention.page_size
         return torch.tensor([self.table[request][key // size] * size + key % size for key in keys])
 
-    def own_slots(self) -> list[int]:
-        """KV slots that this forward may write, without the null page."""
-        return [s for i, r in enumerate(self.scene.requests) for s in self.slots(i, range(r.total - r.rows, r.total))]
-
     def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of this forward's rows, as `write_kv` takes them; padded rows get arbitrary finite numbers."""
         pad = torch.ones(self.batch.num_rows - len(self.scene.rows()), *self.k[0].shape[1:])
