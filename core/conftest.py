@@ -126,6 +126,12 @@ class CommandOutcome:
         """Its output, read as one JSON object."""
         return json.loads(self.out)
 
+    def is_one_sentence(self, code: int, cause: str) -> None:
+        """It refused: one line on stderr that names the cause, and no traceback."""
+        assert cause in self.err
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self.err
+        assert "Traceback" not in self.err and "this is a bug" not in self.err
+
 
 @pytest.fixture(name="draftmark")
 def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutcome]:
@@ -339,10 +345,6 @@ class Stage:
         """KV slots of a request's keys."""
         size = self.scene.geometry.attention.page_size
         return torch.tensor([self.table[request][key // size] * size + key % size for key in keys])
-
-    def own_slots(self) -> list[int]:
-        """KV slots that this forward may write, without the null page."""
-        return [s for i, r in enumerate(self.scene.requests) for s in self.slots(i, range(r.total - r.rows, r.total))]
 
     def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of this forward's rows, as `write_kv` takes them; padded rows get arbitrary finite numbers."""

@@ -66,13 +66,6 @@ GENERATE = {
 }
 
 
-def _is_one_sentence(done: Any, code: int, cause: str) -> None:
-    assert cause in done.err
-    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1), done.err
-    assert "Traceback" not in done.err
-    assert "this is a bug" not in done.err
-
-
 @pytest.mark.parametrize("kind", GENERATE)
 def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str) -> None:
     """`generate` names what is wrong before it decodes anything."""
@@ -80,7 +73,7 @@ def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str)
     done = draftmark("generate", "--model", tiny, *argv)
     # What only the model can tell comes after the line that names the settings.
     done = type(done)(done.code, "" if "·" in done.out.split("\n")[0] else done.out, done.err)
-    _is_one_sentence(done, code, cause)
+    done.is_one_sentence(code, cause)
 
 
 def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path], tiny: Path) -> None:
@@ -88,7 +81,7 @@ def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
     done = draftmark("generate", "--model", tiny, *IDS, "--backend", "twin")
-    _is_one_sentence(done, 1, "vendor-a 1.0 and vendor-b 1.0 both register it")
+    done.is_one_sentence(1, "vendor-a 1.0 and vendor-b 1.0 both register it")
 
 
 def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
@@ -105,4 +98,4 @@ def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
         "model.bin": "is neither a model folder nor a .gguf file",
     }
     for name, cause in causes.items():
-        _is_one_sentence(draftmark("generate", *IDS, "--model", tmp_path / name), 1, cause)
+        draftmark("generate", *IDS, "--model", tmp_path / name).is_one_sentence(1, cause)
