@@ -159,12 +159,14 @@ def head(folder: Path, engine: Engine) -> Path:
     path = folder / f"{engine.shape}-{engine.dtype}-eagle3{'-shared' if engine.shared else ''}"
     if not (path / "config.json").exists():
         path.mkdir(parents=True, exist_ok=True)
-        shape = SHAPES[engine.shape] | {"num_hidden_layers": 1}
+        shape, layers = SHAPES[engine.shape] | {"num_hidden_layers": 1}, SHAPES[engine.shape]["num_hidden_layers"]
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             **shape,
             "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
+            # vLLM's own choice has a layer twice in a shallow model, and then too few hidden states.
+            "eagle_aux_hidden_state_layer_ids": [1, layers // 2, layers - 1],
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},

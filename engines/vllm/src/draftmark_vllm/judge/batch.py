@@ -25,6 +25,7 @@ class RunnerBuffers:
     Attributes:
         slots: int64 ``[max_tokens]``. table: int32 ``[max_reqs, columns]``.
         starts, lens: int32, ``[max_reqs + 1]`` and ``[max_reqs]``; starts_host and bounds are the host's.
+        known: the bounds are the lengths; else the host has no lengths, as in asynchronous steps with drafts.
     """
 
     def __init__(self, geometry: Geometry, num_pages: int, device: str) -> None:
@@ -39,6 +40,7 @@ class RunnerBuffers:
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
         self.starts_host, self.bounds = torch.zeros(reqs + 1, dtype=torch.int32), torch.zeros(reqs, dtype=torch.int32)
         self.lens_host = torch.zeros(reqs, dtype=torch.int32)
+        self.known = True
 
     def fill(self, step: Step, padded: int) -> None:
         """Write a step of live requests, padded to so many requests."""
@@ -51,6 +53,7 @@ class RunnerBuffers:
         self.starts_host.copy_(self.starts.cpu())
         self._put(self.lens, lens + [0] * (len(self.lens) - len(lens)))
         self.lens_host.copy_(self.lens.cpu())
+        self.known = not step.loose
         bounds = [min(n + step.loose, wall) for n in lens]
         self.bounds.copy_(torch.tensor(bounds + [0] * (len(self.bounds) - len(bounds)), dtype=torch.int32))
         for number, one in enumerate(requests):
@@ -64,6 +67,7 @@ class RunnerBuffers:
 
     def dummy(self, rows_each: int, requests: int) -> None:
         """Write what a runner captures on: requests of nothing but their rows, which are stored nowhere."""
+        self.known = True
         counts = [rows_each * n for n in range(requests + 1)]
         self._put(self.starts, counts + counts[-1:] * (len(self.starts) - len(counts)))
         self.starts_host.copy_(self.starts.cpu())
@@ -79,6 +83,7 @@ class RunnerBuffers:
         from .api import CommonAttentionMetadata
 
         prefixes = (self.lens_host[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0)
+        computed = (self.bounds[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0)
         values = {
             "query_start_loc": self.starts[: requests + 1],
             "query_start_loc_cpu": self.starts_host[: requests + 1],
@@ -93,11 +98,13 @@ class RunnerBuffers:
             "positions": self.positions[:rows],
             "is_prefilling": prefixes == 0,
             "seq_lens_cpu_upper_bound": self.bounds[:requests],
-            # Of older releases: exact where nothing is in flight, else the bound.
+            # None where the host has bounds alone, as vLLM's runners have it: who asks for them then reads the device.
+            # FlashInfer plans from these, and with a bound it read KV behind a request's last token.
+            "_seq_lens_cpu": self.bounds[:requests] if self.known else None,
+            "_num_computed_tokens_cpu": computed if self.known else None,
+            # Of older releases, which have no others.
             "seq_lens_cpu": self.bounds[:requests],
-            "num_computed_tokens_cpu": (self.bounds[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0),
-            "_seq_lens_cpu": self.bounds[:requests],
-            "_num_computed_tokens_cpu": (self.bounds[:requests] - self.starts_host[: requests + 1].diff()).clamp(min=0),
+            "num_computed_tokens_cpu": computed,
         }
         return CommonAttentionMetadata(**takes(CommonAttentionMetadata, values))
 

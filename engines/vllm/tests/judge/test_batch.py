@@ -1,0 +1,30 @@
+"""What a step looks like to one of vLLM's builders when it is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
+
+pytest.importorskip("vllm")
+pytest.importorskip("draftmark_contract")
+
+
+@pytest.mark.parametrize("loose", [0, 3])
+def test_lengths_on_the_host_are_exact_or_none(loose: int) -> None:
+    """As in vLLM's runners: with drafts in flight the host has bounds alone, and the lengths are the device's."""
+    from draftmark_contract.cases.forwards import uniform
+    from draftmark_contract.judge.step import step_of
+    from draftmark_vllm.judge.batch import RunnerBuffers
+
+    limits = Limits(max_num_reqs=4, max_context_len=300, max_extend_tokens=64, capture_batch_sizes=(4,))
+    draft = DraftShape(topk=1, num_steps=4, num_draft_tokens=5)
+    geometry = Geometry.create(AttentionShape(4, 2, 64, page_size=16), limits, draft, modes=(Mode.DECODE, Mode.VERIFY))
+    step = step_of(uniform("decode", geometry, Mode.DECODE, (40, 0, 133), 3), loose=loose)
+    buffers = RunnerBuffers(geometry, step.forward.num_pages, "cpu")
+    buffers.fill(step, 3)
+    found = buffers.metadata(3, 3, 1, 137)
+    assert found.seq_lens.tolist() == [41, 1, 134]
+    assert found.seq_lens_cpu_upper_bound.tolist() == [41 + loose, 1 + loose, 134 + loose]
+    if hasattr(found, "_seq_lens_cpu"):
+        assert found._seq_lens_cpu is None if loose else found._seq_lens_cpu.tolist() == [41, 1, 134]
