@@ -71,7 +71,7 @@ TABLE = [
       for name in ("plain", "verify", "drafting", "catching_up")],
     (made(Sampling), {"temperature": (*NO_NUMBER, -0.5), "top_p": (*NO_NUMBER, 0.0, 1.5), "seed": OTHERS}),
     (made(HeadConfig, **HEAD), {
-        **dict.fromkeys(sorted(HEAD.keys() - {"feature_layers"}), (*COUNT, 10**30)), "draft_vocab_size": (*COUNT[1:], 17),
+        **{name: (*COUNT, 10**30) for name in HEAD if name != "feature_layers"}, "draft_vocab_size": (*COUNT[1:], 17),
         "feature_layers": (None, 3, "0", (), (-1,), (1.5,), ("0",), (1, 0), (0, 0), (True,), [None]),
         "rope_theta": (*NO_NUMBER, 0, -1.0), "rms_norm_eps": (*NO_NUMBER, -1.0), "target": (None, 3, [])}),
     (request, {"prompt": (None, 3, "abc", [], [1.5], ["a"], [True], [-1], [256], [10**30], [[1]], [1] * 32),
