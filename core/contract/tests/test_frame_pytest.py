@@ -236,13 +236,19 @@ def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(tmp_path
 
 
 ZEROS = """
+from dataclasses import replace
+
+@hookimpl
+def draftmark_describe():
+    return replace(reference.info, name="zeros")
+
 @hookimpl
 def draftmark_open_backend(geometry, arena):
     backend = reference.open_backend(geometry, arena)
     backend.attend = lambda q, cache, batch, out: out.zero_()
     return backend
 """
-"""The simplest wrong kernel."""
+"""The simplest wrong kernel, of a backend that claims all that the reference serves."""
 
 
 def test_a_backend_that_is_wrong_everywhere_prints_one_screen(distribution: Callable[..., Path]) -> None:
