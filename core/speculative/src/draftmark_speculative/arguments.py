@@ -8,6 +8,9 @@ from typing import Any
 
 from draftmark import RequestError
 
+LARGEST = 2**31 - 1
+"""Of any count or size: beyond it torch says that its own integers overflow."""
+
 
 def check_count(name: str, value: object, least: int, most: int, remedy: str) -> None:
     """Refuse what is no integer of a range; True is none, and neither is 2.0.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from draftmark import DraftShape, Limits, RequestError
 
-from .arguments import check_count, check_kind, is_count
+from .arguments import LARGEST, check_count, check_kind, is_count
 from .drafts import NoSpeculation, Speculation
 from .sampling import Sampling
 
@@ -91,7 +91,7 @@ class EngineConfig:
         sizes, example = self.capture_batch_sizes, "write (4,) for one, or leave it out"
         check_kind("capture_batch_sizes", sizes, tuple | list, "a tuple of batch sizes", example)
         for size in sizes:
-            check_count("a size of capture_batch_sizes", size, 1, 2**31 - 1, example)
+            check_count("a size of capture_batch_sizes", size, 1, LARGEST, example)
         switches = {"graph": self.graph, "overlap": self.overlap} | (
             {} if self.guard is None else {"guard": self.guard}
         )

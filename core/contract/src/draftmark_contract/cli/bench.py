@@ -10,6 +10,7 @@ from draftmark.cli.progress import progress_line
 from draftmark.cli.rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from draftmark.errors import DraftmarkError
 from draftmark.geometry import DTYPE_BYTES, AttentionShape
+from draftmark.geometry.checks import INT32_MAX
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,6 @@ TINY = {"requests": 2, "context": 48, "chunk": 16, "heads": (4, 2), "head_dim": 
 SHARE_OF_MEMORY = 16
 """KV takes at most one part in this many of the free memory: the reference widens it to float32 and gathers it."""
 EXTEND_REQUESTS = 4
-LARGEST = 2**31 - 1
-"""Of any size: beyond it torch says that its own integers overflow."""
 
 SUMMARY = "time the attention kernels of backends side by side on the device at hand"
 EXAMPLES = """\
@@ -238,8 +237,8 @@ def _cases(text: str) -> tuple[str, ...]:
 
 
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 … {LARGEST}")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= INT32_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 … {INT32_MAX}")
     return int(text)
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 from draftmark import ModelError
 
-from ..arguments import is_count, is_number
+from ..arguments import LARGEST, is_count, is_number
 
 FORMAT = "draftmark-eagle-head/1"
 """Value of the key "format" in head.json."""
-LARGEST = 2**31 - 1
-"""Of any size: beyond it torch says that its own integers overflow."""
 
 
 @dataclass(frozen=True)

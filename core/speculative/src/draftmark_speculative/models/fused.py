@@ -42,13 +42,9 @@ class FusedDecoder:
     def __init__(self, hf: Any, layers: Sequence[LayerAttention]) -> None:
         self._embed, self._rotary, self._lm_head = hf.get_input_embeddings(), hf.model.rotary_emb, hf.lm_head
         self._norm = hf.model.norm
-        shapes = {(one.num_qo_heads, one.num_kv_heads, one.head_dim) for one in layers}
-        weight, wide = hf.lm_head.weight, hf.config.intermediate_size
-        kernels = {shape: elementwise(weight, *shape, wide) for shape in shapes}
-        self._layers = [
-            _Layer(block, one, kernels[one.num_qo_heads, one.num_kv_heads, one.head_dim])
-            for block, one in zip(hf.model.layers, layers, strict=True)
-        ]
+        one, inner = layers[0], hf.config.intermediate_size  # these families have layers of one shape
+        kernels = elementwise(hf.lm_head.weight, one.num_qo_heads, one.num_kv_heads, one.head_dim, inner)
+        self._layers = [_Layer(block, layer, kernels) for block, layer in zip(hf.model.layers, layers, strict=True)]
 
     @torch.no_grad()
     def __call__(
