@@ -55,6 +55,13 @@ def test_buffers_have_their_declared_shape_and_dtype(guard):
     arena.check()
 
 
+@pytest.mark.parametrize("device", ["sails", None, 3.5, "", "meta"])
+def test_a_device_that_is_none_is_named(device):
+    """By the arena, before torch allocates anything."""
+    with pytest.raises(BufferError, match=f"an arena's device is {device!r}, but torch"):
+        Arena.allocate([], device)
+
+
 def test_zeros_start_as_zeros_in_guard_mode_too(arena):
     """`init=zeros` is kept; only uninitialised memory is poisoned."""
     assert not arena["zeroed"].any() and not arena["flags"].any()

@@ -7,14 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import DraftmarkError, GeometryPair, ModelFacts
+from draftmark import DraftmarkError, Geometry, GeometryPair, ModelFacts
 from draftmark.errors import GeometryError
 
 NAN, INF = math.nan, math.inf
 
 INVALID = [
     *[("attention." + name, value) for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size")
-      for value in (0, -1, True, 1.0, "8", None)],
+      for value in (0, -1, True, 1.0, "8", None, 2**31)],
+    ("attention.window_left", 2**31),
+    ("attention.logits_soft_cap", 10**400),
+    ("limits.max_num_reqs", 2**31),
+    ("limits.capture_batch_sizes", (2**31,)),
+    *[("device.arch", value) for value in (-1, "90", 90.0, NAN, None)],
+    *[("device.kind", value) for value in ("", None, 3)],
+    *[("modes", value) for value in (3, "decode")],
     ("attention.num_qo_heads", 3),
     ("attention.q_dtype", "float64"),
     ("attention.q_dtype", None),
@@ -24,7 +31,8 @@ INVALID = [
     *[("attention.softmax_scale", value) for value in (0.0, -1.0, NAN, INF, "0.5")],
     *[("attention.window_left", value) for value in (-2, -100, 1.5, False, None)],
     *[("attention.logits_soft_cap", value) for value in (-1.0, NAN, INF, None)],
-    *[("draft." + name, value) for name in ("topk", "num_steps", "num_draft_tokens") for value in (0, -3, True, 2.0)],
+    *[("draft." + name, value) for name in ("topk", "num_steps", "num_draft_tokens")
+      for value in (0, -3, True, 2.0, 2**31)],
     *[("limits." + name, value) for name in ("max_num_reqs", "max_context_len", "max_extend_tokens")
       for value in (0, -1, True, "many")],
     ("limits.max_context_len", 2**31),
@@ -51,6 +59,20 @@ def test_an_invalid_field_is_named_with_value_limit_and_remedy(make_geometry, fi
     assert " but " in limit and len(remedy) > 8, text
     assert "\n" not in text
     assert isinstance(error, DraftmarkError) and isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("value", [3, "a", [1], None])
+@pytest.mark.parametrize("part", ["attention", "limits", "draft", "device"])
+def test_a_part_of_another_type_is_named(make_geometry, part, value):
+    """A number, a text or a list in place of a shape; None stands for the default of the last two."""
+    geometry = make_geometry()
+    parts = {name: getattr(geometry, name) for name in ("attention", "limits", "draft", "device")} | {part: value}
+    if value is None and part in ("draft", "device"):
+        Geometry.create(**parts)
+        return
+    with pytest.raises(GeometryError, match=f"^{part} is .* but it must be of ") as caught:
+        Geometry.create(**parts)
+    assert caught.value.field == part
 
 
 def test_the_value_is_shown(make_geometry):

@@ -96,7 +96,7 @@ def _truth(geometry, batch, r):
 
 @pytest.fixture(scope="session")
 def library_plan():
-    """FA2's partition as FlashInfer 0.6.18.post1 follows it, request by request; shares nothing with the plugin.
+    """FA2's partition as FlashInfer 0.7.2 follows it, request by request; shares nothing with the plugin.
 
     Reference: `PrefillSplitQOKVIndptr` and `PrefillPlanImpl`, `include/flashinfer/attention/scheduler.cuh`.
     """
@@ -139,8 +139,11 @@ def _plan(q_lens, pages, *, heads, kv_heads, dim, page_size, sms, graph, q_len=0
         offset = -(-offset // 16) * 16 + 4
     floats = 0
     if split:
-        floats = heads * grid * tile * dim * 4 + heads * grid * tile * 4
+        partials = -(-grid * tile // group)
+        assert sum(n * -(-max(m, 1) // chunk) for n, m in zip(q_lens, seen, strict=True)) <= partials
+        floats = heads * partials * dim * 4 + heads * partials * 4
         offset = -(-offset // 16) * 16 + 4 * (sum(q_lens) + 1)
+    if graph:
         offset = -(-offset // 16) * 16 + grid
     assert work <= grid, "FlashInfer would refuse this plan"
     return floats, offset, work, grid

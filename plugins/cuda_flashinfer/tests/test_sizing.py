@@ -103,12 +103,12 @@ def test_a_prefill_fits_the_room_of_the_captured_modes(make_geometry, library_pl
 
 
 def test_no_workspace_grows_with_rows_times_context(make_geometry):
-    """256 requests x 64 rows x 131072 tokens: FlashInfer's own wrapper would take 1.5 GiB and 256 MiB of mask."""
+    """256 requests x 64 rows x 131072 tokens: FlashInfer's own wrapper would take 386 MiB and 256 MiB of mask."""
     fields = {"num_draft_tokens": 64, "topk": 8, "num_steps": 5, "max_num_reqs": 256, "max_context_len": 131072}
     geometry = make_geometry(**fields, num_qo_heads=32, num_kv_heads=8, capture_batch_sizes=(256,))
     sizes = {spec.name: spec.nbytes for spec in sizing.buffers(geometry)}
     assert sizes[sizing.MASK] == 256 * 64 * 64 // 8
-    assert sizes[sizing.FLOATS] < 72 << 20
+    assert sizes[sizing.FLOATS] < 17 << 20
     assert sizes[sizing.INTS] < 128 << 10
 
 

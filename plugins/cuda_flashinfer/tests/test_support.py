@@ -49,7 +49,7 @@ def test_what_is_served_has_no_reason(make_geometry, fields):
     assert reasons_against(make_geometry(**fields)) == []
 
 
-@pytest.mark.parametrize("version", ["0.6.13", "0.7.2"])
+@pytest.mark.parametrize("version", ["0.6.18.post1", "0.7.3"])
 def test_another_version_is_refused_by_name(make_geometry, monkeypatch, version):
     """Plans are laid out by version; the sentence names both and the command that helps."""
     monkeypatch.setattr(support, "installed", lambda: version)

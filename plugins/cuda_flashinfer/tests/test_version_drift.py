@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.metadata as md
 import re
 from pathlib import Path
@@ -39,7 +40,7 @@ def binding(name: str) -> list[str]:
 
 
 def test_the_version_is_the_one_that_was_judged():
-    """The device verdict was recorded with one version; another needs its own first."""
+    """Workspaces, arguments and the device verdict are of one version; another needs its own first."""
     assert installed() == TESTED, (
         f"{DISTRIBUTION} {installed()} is installed; record a device verdict with it, then move TESTED in version.py"
     )
@@ -105,3 +106,26 @@ def test_the_plans_layout_is_the_one_that_is_sized():
         "batch_prefill_o_indptr", "batch_prefill_kv_chunk_size_ptr", "batch_prefill_total_num_rows",
         "batch_prefill_tmp_v", "batch_prefill_tmp_s", "batch_prefill_merge_indptr", "batch_prefill_block_valid_mask",
     ], "the plan allocates other arrays, or in another order; partition.py must follow"  # fmt: skip
+
+
+READ = {
+    "FA2DetermineCtaTileQ": "be5415da7593202b6f4cfc94c8fe1af4540f527f2210e26c8487e9122b659aea",
+    "PrefillBinarySearchKVChunkSize": "d5da0ab6ddd53e87568ecbdacefd2ead93c1dcb5cf9c25d2694929462b8cf429",
+    "PrefillSplitQOKVIndptr": "1e5b392746b606ea06bf5ca24e5640f8485058c6eb7940888deb6bc8430640ed",
+    "PrefillPlanImpl": "bdceaa8b03bb3bd520b468793b3ef9b507b2cfb146e2a2819abc1e8d6e3b7359",
+}
+"""sha256 of each function's text without white space."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_partition_is_the_one_that_was_read(name):
+    """A size may move while the arrays keep their names: 0.7.2 divided the partials by the group, 0.6.18 did not."""
+    include = package() / "data" / "include" / "flashinfer"
+    file = "utils.cuh" if name == "FA2DetermineCtaTileQ" else "attention/scheduler.cuh"
+    text = (include / file).read_text()
+    start = text.index(f" {name}(")
+    body = "".join(text[start : text.index("\n}\n", start)].split())
+    assert hashlib.sha256(body.encode()).hexdigest() == READ[name], (
+        f"{name} of {file} differs from the one of {TESTED}: partition.py and conftest's count rest on that one; read "
+        "it again, run the device tests, then record the hash"
+    )

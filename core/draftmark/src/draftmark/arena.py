@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .buffers import BufferSpec, Init, Memory, validate_specs
-from .devices import synchronize
+from .devices import is_present, synchronize
 from .errors import BufferError, GuardError
 from .graphs import mark_host, mark_pinned
 
@@ -58,11 +58,11 @@ class Arena:
             guard: guard words and poison; None reads DRAFTMARK_GUARD.
 
         Raises:
-            BufferError: a specification is malformed.
+            BufferError: a specification is malformed, or the device is none, or not here.
         """
         validate_specs(specs)
         guarded = os.environ.get(GUARD_VARIABLE, "0") not in ("", "0") if guard is None else guard
-        device = torch.device(device)
+        device = _device(device)
         return cls([_allocate(spec, device, guarded) for spec in specs], device, guarded)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -119,6 +119,20 @@ class Arena:
             what = f"{spec.name:<20} {spec.role.value:<16} {shape:<20} {spec.dtype:<9}"
             rows.append(f"{what} {spec.nbytes:>14,}  {spec.formula}")
         return "\n".join([*rows, f"{'total':<68} {self.nbytes:>14,}"])
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise BufferError(
+            f"an arena's device is {device!r}, but torch knows no such device; name one such as cpu or cuda:1"
+        ) from None
+    if not is_present(found.type):
+        raise BufferError(
+            f"an arena's device is {device!r}, but torch sees no {found.type} device; allocate on the CPU"
+        )
+    return found
 
 
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:

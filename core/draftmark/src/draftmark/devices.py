@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 def require_device(name: str, info: BackendInfo, device: torch.device | str) -> None:
     """Raise `BackendLoadError` unless `device` exists and is of the kind that the backend runs on."""
     kind = _kind(name, device)
-    import torch
-
     allowed = {kind} if info.device == "any" else {info.device} | ({"cpu"} if info.host_kernels else set())
     if kind not in allowed:
         raise BackendLoadError(
@@ -27,15 +25,21 @@ def require_device(name: str, info: BackendInfo, device: torch.device | str) -> 
             f"it runs on {' or '.join(sorted(allowed))}, not on {kind}",
             f"pass a {info.device} device, or choose a backend for {kind} (`draftmark list`)",
         )
-    module = getattr(torch, kind, None)
-    present = kind == "cpu" or (module is not None and module.is_available())
-    if not present:
+    if not is_present(kind):
         raise BackendLoadError(
             name,
             LoadFailure.DEVICE_ABSENT,
             f"torch sees no {kind} device",
             f"run on a machine with one, with a torch build for {kind}",
         )
+
+
+def is_present(kind: str) -> bool:
+    """Whether torch sees a device of that type."""
+    import torch
+
+    module = getattr(torch, kind, None)
+    return kind == "cpu" or (module is not None and module.is_available())
 
 
 def import_device_type(name: str, info: BackendInfo) -> None:
@@ -77,7 +81,7 @@ def _kind(name: str, device: torch.device | str) -> str:
             "install torch (pip install draftmark[torch]); with torch-npu and no CANN, set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         ) from error
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise BackendLoadError(
             name,
             LoadFailure.DEVICE_ABSENT,

@@ -1,6 +1,6 @@
 """How FlashInfer's FA2 plan cuts a batch, and the bytes of the plan. Integers only, no torch.
 
-Written from `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.6.18.post1. Every CTA takes one tile of packed
+Written from `PrefillPlan` of `attention/scheduler.cuh`, FlashInfer 0.7.2. Every CTA takes one tile of packed
 rows (query rows x heads of a group) against one chunk of keys.
 
 * Few tiles, under three quarters of two CTAs a multiprocessor: the plan cuts the keys. The grid is padded to a fixed
@@ -70,8 +70,16 @@ def uniform_tiles(attention: AttentionShape, q_len: Any) -> Any:
 
 
 def float_bytes(attention: AttentionShape, ctas: Any, tile: Any) -> Any:
-    """Partial outputs and log-sum-exps of `ctas` CTAs (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`), fp32-wide."""
-    return attention.num_qo_heads * ctas * tile * (attention.head_dim + 1) * 4
+    """Partial outputs and log-sum-exps of `ctas` CTAs (`batch_prefill_tmp_v`, `batch_prefill_tmp_s`), fp32-wide.
+
+    A tile's rows are (row, head) pairs: all heads of a group share them. 0.6.18 counted each as a row of every head.
+    """
+    return _partial_row(attention) * ceil_div(ctas * tile, attention.group_size)
+
+
+def _partial_row(attention: AttentionShape) -> Any:
+    """Bytes of one row's partial output and log-sum-exp, of all heads."""
+    return attention.num_qo_heads * (attention.head_dim + 1) * 4
 
 
 def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) -> Any:
@@ -81,7 +89,9 @@ def int_bytes(ctas: Any, requests: Any, rows: Any, *, graph: bool, split: bool) 
     if graph:
         size = _after(size, 4)  # rows
     if split:
-        size = _after(_after(size, 4 * (rows + 1)), ctas)  # where a row's partials begin; which CTAs are real
+        size = _after(size, 4 * (rows + 1))  # where a row's partials begin
+    if graph:
+        size = _after(size, ctas)  # which CTAs are real
     return size
 
 
@@ -130,8 +140,9 @@ def extend(
     tiles = [-(-n * a.group_size // tile) for n in q_lens]
     total = sum(tiles)
     seen = [max(1, n) for n in (_within_window(a, n, tile) for n in pages)]
-    ctas = int_bytes(0, count, rows, graph=False, split=True) + 4 * ALIGNMENT
-    room = min(max_split_ctas(a, geometry.device), float_room // float_bytes(a, 1, tile), (int_room - ctas) // 13)
+    fixed = int_bytes(0, count, rows, graph=False, split=True) + 3 * ALIGNMENT
+    partials = float_room // _partial_row(a) * a.group_size // tile
+    room = min(max_split_ctas(a, geometry.device), partials, (int_room - fixed) // 12)
     chunk, longest = max(1, 128 // a.page_size), max(seen)
     if total > room or chunk >= longest:
         return unsplit(geometry, total, count, rows)

@@ -21,7 +21,7 @@ MASK, MASK_INDPTR = "tail_mask", "mask_indptr"
 FLOATS, INTS, TAIL_INTS = "float_workspace", "int_workspace", "tail_int_workspace"
 STAGING, HOST_INDPTR = "plan_staging", "plan_indptr"
 TAIL_OUT, LSE, TAIL_LSE = "tail_out", "lse", "tail_lse"
-SOURCE = "PrefillPlan of FlashInfer 0.6.18.post1, attention/scheduler.cuh"
+SOURCE = "PrefillPlan of FlashInfer 0.7.2, attention/scheduler.cuh"
 HOST_INDPTRS = 2
 """Row offsets of a ragged batch, and page offsets; FlashInfer reads them while it plans."""
 

@@ -6,8 +6,10 @@ import importlib.metadata as md
 from functools import cache
 
 DISTRIBUTION = "flashinfer-python"
-TESTED = "0.6.18.post1"
-"""The one version whose device verdict is recorded. The plan's layout and arguments move between versions."""
+# flashinfer#4267: 0.6.18 began a row's maximum at -5e4 of the unscaled products and gave zeros for rows below it, which
+# the contract's `numerics.survive_any_logits` finds; 0.7.2 begins at minus infinity.
+TESTED = "0.7.2"
+"""The one version that the plugin is for. The plan's layout and arguments move between versions."""
 INSTALL = f"pip install 'draftmark-cuda-flashinfer[runtime]', which brings {DISTRIBUTION}=={TESTED}"
 
 

@@ -1,6 +1,6 @@
 """The step path on trtllm-gen (sm_100, sm_103): causal tails only, its own context kernels for EXTEND.
 
-Never run on hardware. The calls follow FlashInfer 0.6.18.post1's signatures; the kernels are downloaded binaries, so
+Never run on hardware. The calls follow FlashInfer 0.7.2's signatures; the kernels are downloaded binaries, so
 opening on such a device needs them in FlashInfer's cubin directory.
 """
 

@@ -1,7 +1,7 @@
 """The buffers. Integers only: it also runs on the symbols of a proof.
 
 XQA checks no bound of its scratch, so the sizes here are its own arithmetic, read in `xqa/mha.cu` of FlashInfer
-0.6.18.post1: the keys of a request are split over ``max(1, SMs // (requests · KV heads))`` parts; only with two or more
+0.7.2: the keys of a request are split over ``max(1, SMs // (requests · KV heads))`` parts; only with two or more
 there is something to merge, and then all parts together are no more than SMs, each with one record per block of rows.
 """
 

@@ -6,8 +6,10 @@ import importlib.metadata
 from functools import cache
 
 DISTRIBUTION = "flashinfer-python"
-TESTED = ("0.6.18.post1",)
-"""Versions whose device verdict is recorded."""
+# The version that cuda_flashinfer needs (flashinfer#4267), so that one environment serves both; its XQA, the Python and
+# the kernels, is that of 0.6.18.post1 byte for byte.
+TESTED = ("0.7.2",)
+"""Versions that the plugin is for."""
 MASKED_FP8_SINCE = (0, 6, 16)
 """Before, XQA took a causal tail for every fp8 cache with few rows, whatever the mask (flashinfer#4199)."""
 

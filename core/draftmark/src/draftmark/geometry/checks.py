@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..errors import GeometryError
-from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DraftShape, Form, Limits, Mode
+from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Form, Limits, Mode
 
 if TYPE_CHECKING:
     from .geometry import Geometry
@@ -19,12 +19,17 @@ INT32_MAX = 2**31 - 1
 
 def check(geometry: Geometry) -> None:
     """Raise `GeometryError` for the first field that is out of range."""
+    parts = {"attention": AttentionShape, "limits": Limits, "draft": DraftShape, "device": DeviceProfile}
+    for name, kind in parts.items():
+        value = getattr(geometry, name)
+        if not isinstance(value, kind):
+            raise GeometryError(name, value, f"it must be of {kind.__name__}", f"write {kind.__name__}(…)")
     _check_attention(geometry.attention)
     _check_draft(geometry.draft)
     _check_limits(geometry.limits)
-    _at_least("device.num_sms", geometry.device.num_sms, 1, "give the device's multiprocessor (or core) count")
+    _check_device(geometry.device)
     modes = geometry.modes
-    if not modes or not all(isinstance(mode, Mode) for mode in modes):
+    if not isinstance(modes, (tuple, list)) or not modes or not all(isinstance(mode, Mode) for mode in modes):
         raise GeometryError("modes", modes, "a geometry serves at least one Mode", "pass TARGET_MODES or DRAFT_MODES")
     forms, block = geometry.forms, geometry.draft.block_size
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
@@ -64,6 +69,13 @@ def _check_attention(a: AttentionShape) -> None:
         )
 
 
+def _check_device(device: DeviceProfile) -> None:
+    if not isinstance(device.kind, str) or not device.kind:
+        raise GeometryError("device.kind", device.kind, "it must be a kind of device", "write cpu, cuda or npu")
+    _at_least("device.arch", device.arch, 0, "give the compute capability times ten, or 0 where there is none")
+    _at_least("device.num_sms", device.num_sms, 1, "give the device's multiprocessor (or core) count")
+
+
 def _check_draft(d: DraftShape) -> None:
     _at_least("draft.topk", d.topk, 1, "use topk = 1 for a chain")
     _at_least("draft.num_steps", d.num_steps, 1, "use num_steps = 1 for no draft forward")
@@ -91,7 +103,12 @@ def _check_limits(limits: Limits) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _at_least(field: str, value: object, low: int, remedy: str) -> None:
@@ -99,6 +116,8 @@ def _at_least(field: str, value: object, low: int, remedy: str) -> None:
         raise GeometryError(field, value, "it must be an integer", remedy)
     if value < low:
         raise GeometryError(field, value, f"it must be >= {low}", remedy)
+    if value > INT32_MAX:
+        raise GeometryError(field, value, "it must fit int32", remedy)
 
 
 def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -49,7 +49,8 @@ class Geometry:
         Raises:
             GeometryError: for the first field out of range; it names the field, value, limit and remedy.
         """
-        draft, device = draft or DraftShape(), device or DeviceProfile()
+        draft = DraftShape() if draft is None else draft
+        device = DeviceProfile() if device is None else device
         check(cls(attention, draft, limits, device, modes, forms))
         if attention.softmax_scale is None:
             attention = replace(attention, softmax_scale=1.0 / math.sqrt(attention.head_dim))
