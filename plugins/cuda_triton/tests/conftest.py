@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pkgutil
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from draftmark_cuda_triton import starting
+from draftmark_cuda_triton.flavours import OWN, _load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -207,3 +215,75 @@ def run_uniform() -> Callable[..., Result]:
         return Result(out, lse, slots, work)
 
     return run
+
+
+class Utils:
+    """What Triton asks a driver when it loads a kernel."""
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spilled bytes, threads at most."""
+        assert binary
+        return 1, 1, 32, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Of an H200."""
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
+
+    def unload_module(self, module: int) -> None:
+        """Nothing was loaded."""
+
+
+class NoGpu:
+    """A driver of a GPU that is not there: kernels compile for it, down to its machine code, and launches are kept.
+
+    Triton brings its own assembler, so that any machine says whether the kernels compile with its Triton.
+
+    Attributes:
+        launched: source and arguments of each launch, in order.
+    """
+
+    def __init__(self, arch: int) -> None:
+        self.utils, self.launched, self._arch = Utils(), [], arch
+        self.launcher_cls = self._launcher
+
+    def _launcher(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: self.launched.append((source, arguments))
+
+    def get_current_target(self) -> GPUTarget:
+        """CUDA, with warps of 32."""
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Tensors are the CPU's."""
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        """Unused: nothing is timed."""
+        return torch.cuda
+
+
+@pytest.fixture
+def no_gpu(request, monkeypatch) -> NoGpu:
+    """In place of Triton's own driver; of sm_90, or of the architecture that a test names by an indirect parameter."""
+    found = NoGpu(getattr(request, "param", 90))
+    monkeypatch.setattr(driver, "_active", found)
+    # What another driver compiled is not started, nor left to a later one.
+    monkeypatch.setattr(starting, "_STARTED", {})
+    for one in compiled_kernels(OWN):
+        one.device_caches.clear()
+    return found
+
+
+def compiled_kernels(package: str) -> list[JITFunction]:
+    """Every kernel, and what kernels call, of a package's modules, as compiled for a GPU."""
+    loaded = _load(package, False)
+    modules = [getattr(loaded, one.name) for one in pkgutil.iter_modules(loaded.__path__)]
+    return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]

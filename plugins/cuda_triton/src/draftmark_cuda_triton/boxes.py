@@ -57,14 +57,20 @@ def describable(tensor: torch.Tensor) -> bool:
 
 def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> Any:
     """A descriptor of a cache, in boxes."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     size = tensor.element_size()
     width = min(SWIZZLE, next_power_of_two(tensor.shape[3]) * size)
-    layout = NVMMASharedLayout(width, 8 * size, rank=4)
     block = [1, box(page_size, tile), 1, width // size]
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, _layout(width, size))
+
+
+@cache
+def _layout(width: int, size: int) -> Any:
+    """Of a box in shared memory, with rows of `width` bytes of elements of `size`."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(width, 8 * size, rank=4)
 
 
 @cache

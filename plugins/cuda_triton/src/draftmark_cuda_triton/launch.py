@@ -15,6 +15,7 @@ from draftmark import Geometry
 
 from . import boxes
 from .flavours import compiled_or_interpreted
+from .starting import start
 from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
@@ -111,7 +112,8 @@ def write_metadata(
     # A ragged row looks for its request among all of them.
     block_rows = max(1, min(256, SCHEDULE_CELLS // block_r)) if extent.ragged else 256
     grid = (max(triton.cdiv(rows, block_rows), triton.cdiv(pieces, block_pieces)),)
-    compiled_or_interpreted(work).schedule.write_uniform[grid](
+    start(
+        compiled_or_interpreted(work).schedule.write_uniform, grid,
         prefix_lens, _or(q_indptr, prefix_lens), page_table, given_slots, slot_mapping, work, extent.num_reqs, rows,
         extent.q_len,
         extent.tail_len, pieces, page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n,
@@ -136,7 +138,9 @@ def write_metadata_ragged(
     num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, SCHEDULE_CELLS // block_r))
-    compiled_or_interpreted(tiles).schedule.write_ragged[(triton.cdiv(max(num_rows, num_tiles), block),)](
+    grid = (triton.cdiv(max(num_rows, num_tiles), block),)
+    start(
+        compiled_or_interpreted(tiles).schedule.write_ragged, grid,
         prefix_lens, q_indptr, page_table, given_slots, slot_mapping, tiles, num_reqs, num_rows, num_tiles,
         shape.group, page_table.stride(0), PAGE=shape.page_size, GIVEN=given_slots is not None,
         BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
@@ -213,7 +217,8 @@ def _attend_triton(
     tail: int,
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
-    compiled_or_interpreted(q).uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+    start(
+        compiled_or_interpreted(q).uniform.attend_uniform, (tiles, shape.num_kv_heads, pieces),
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
         partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
@@ -251,7 +256,8 @@ def _attend_hopper(
     tail: int,
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
-    boxes.hopper().uniform.attend_uniform[(tiles, shape.num_kv_heads, pieces)](
+    start(
+        boxes.hopper().uniform.attend_uniform, (tiles, shape.num_kv_heads, pieces),
         q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
         _or(v_scale, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
         _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens, depth if tree else prefix_lens,
@@ -285,7 +291,8 @@ def _merge(
     by_request = extent.num_reqs < pieces - 1
     options = {"launch_pdl": True} if shape.pdl else {}
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
-    compiled_or_interpreted(out).merge.merge_pieces[grid](
+    start(
+        compiled_or_interpreted(out).merge.merge_pieces, grid,
         partial_out, partial_lse, work, prefix_lens, q_indptr, out, lse,
         extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
@@ -313,7 +320,9 @@ def attend_extend(
     """Ragged causal attention; see `extend.attend_ragged`."""
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
     if tile.members:
-        boxes.hopper().extend.attend_ragged[(min(shape.num_kv_heads * count, boxes.places(q, tile)),)](
+        grid = (min(shape.num_kv_heads * count, boxes.places(q, tile)),)
+        start(
+            boxes.hopper().extend.attend_ragged, grid,
             q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
             _or(v_scale, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count, shape.group,
             shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1),
@@ -323,7 +332,8 @@ def attend_extend(
             WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q, num_rows * shape.group),
         )  # fmt: skip
         return
-    compiled_or_interpreted(q).extend.attend_ragged[(shape.num_kv_heads * count,)](
+    start(
+        compiled_or_interpreted(q).extend.attend_ragged, (shape.num_kv_heads * count,),
         q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
         q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
@@ -355,7 +365,8 @@ def write_kv(
     # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
     block_rows = 1 if k.is_cuda else 32
     rows, heads, dim = k.shape
-    compiled_or_interpreted(k).kv_write.write_rows[(triton.cdiv(rows, block_rows),)](
+    start(
+        compiled_or_interpreted(k).kv_write.write_rows, (triton.cdiv(rows, block_rows),),
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
         SCALED=scaled(k_scale, v_scale), NARROW=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),

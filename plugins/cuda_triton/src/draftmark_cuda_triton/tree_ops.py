@@ -9,6 +9,7 @@ from draftmark import Geometry
 from draftmark.runtime import ForwardBatch, KVPool, Tree, VerifyResult, record_call
 
 from .flavours import compiled_or_interpreted
+from .starting import start
 from .tiling import next_power_of_two
 
 TAIL_CELLS = 2048
@@ -66,7 +67,8 @@ def _write_tail(
     words = 1 if mask is None else mask.shape[1]
     columns = next_power_of_two(words)
     block = max(16, min(64, next_power_of_two(tail_len), TAIL_CELLS // columns))
-    compiled_or_interpreted(positions).tail.write_tail[(requests, triton.cdiv(tail_len, block))](
+    start(
+        compiled_or_interpreted(positions).tail.write_tail, (requests, triton.cdiv(tail_len, block)),
         parents if tree else positions, prefix_lens, mask if tree else positions, depth if tree else positions,
         positions, q_len, tail_len, words, last_position, 0 if parents is None else parents.stride(0),
         0 if mask is None else mask.stride(0), TREE=tree, BLOCK=block, WORDS=columns,
@@ -85,7 +87,8 @@ def _walk(
     """See `kernels.walk.walk`."""
     requests, nodes = targets.shape
     block = max(16, next_power_of_two(nodes))
-    compiled_or_interpreted(targets).walk.walk[(requests,)](
+    start(
+        compiled_or_interpreted(targets).walk.walk, (requests,),
         drafts, parents, targets, tokens, counts, path, nodes, drafts.stride(0), parents.stride(0),
         BLOCK=block, num_warps=1 if block <= 256 else 4,
     )  # fmt: skip
@@ -106,7 +109,8 @@ def _compact(
         return
     layers, _, _, words = k.shape
     block = min(MOVE_WORDS, next_power_of_two(words))
-    compiled_or_interpreted(k).compact.compact[(requests, layers, triton.cdiv(words, block))](
+    start(
+        compiled_or_interpreted(k).compact.compact, (requests, layers, triton.cdiv(words, block)),
         k, v, path, counts, prefix_lens, page_table, nodes, words, k.stride(0), page_table.stride(0), PAGE=page_size,
         BLOCK_ROWS=min(MOVE_ROWS, next_power_of_two(nodes - 1)), BLOCK=block, num_warps=MOVE_WARPS,
     )  # fmt: skip

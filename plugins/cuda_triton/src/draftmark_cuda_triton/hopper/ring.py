@@ -4,6 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from .names import thread_barrier
+
 
 @gluon.jit
 def make_rows(dtype: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_D: gl.constexpr):
@@ -28,7 +30,7 @@ def make_ring(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(empty.index(i), count=READERS)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     return k_ring, v_ring, k_full, v_full, empty
 
 

@@ -14,12 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from .mask import hide
+from .names import async_load, reinterpret, thread_barrier
 
 FETCH_REGISTERS = gl.constexpr(40)
 WIDEN_REGISTERS = gl.constexpr(96)
@@ -56,19 +56,19 @@ def fetch_tiles(
             row = position % PAGE + gl.minimum(kv_len - position, BOX) - BOX
             rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
         mbarrier.wait(empty.index(slot), phase ^ 1)
-        k_boxes = k_ring.index(slot)._reinterpret(k_source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], k_source.layout)
-        v_boxes = v_ring.index(slot)._reinterpret(v_source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], v_source.layout)
+        k_boxes = reinterpret(k_ring.index(slot), k_source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], k_source.layout)
+        v_boxes = reinterpret(v_ring.index(slot), v_source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], v_source.layout)
         mbarrier.expect(k_full.index(slot), BYTES)
         mbarrier.expect(v_full.index(slot), BYTES)
         for b in gl.static_range(BOXES):
             for part in gl.static_range(PARTS):
-                tma.async_copy_global_to_shared(
+                async_load(
                     k_source, [pages[b], rows[b], head, part * WIDTH], k_full.index(slot),
                     k_boxes.index(part * BOXES + b),
                 )  # fmt: skip
         for b in gl.static_range(BOXES):
             for part in gl.static_range(PARTS):
-                tma.async_copy_global_to_shared(
+                async_load(
                     v_source, [pages[b], rows[b], head, part * WIDTH], v_full.index(slot),
                     v_boxes.index(part * BOXES + b),
                 )  # fmt: skip
@@ -250,10 +250,10 @@ def bring_rows(own, q, begin, packed, live, head, group, stride_row, stride_head
     there = live[:, None] & (col < HEAD_DIM)[None, :]
     pointers = rows_between(q, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
     queries = gl.load(pointers, mask=there, other=0.0)
-    gl.thread_barrier()
+    thread_barrier()
     own.store(queries)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit
@@ -261,8 +261,8 @@ def store_rows(own, acc, out, begin, packed, live, head, group, stride_row, stri
                BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
     """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    gl.thread_barrier()
+    thread_barrier()
     own.store(acc.to(out.dtype.element_ty))
-    gl.thread_barrier()
+    thread_barrier()
     pointers = rows_between(out, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
     gl.store(pointers, own.load(moving), mask=live[:, None] & (col < HEAD_DIM)[None, :])

@@ -19,7 +19,7 @@ from .reduce import largest, running_total, smallest, total
 from .split import rows_of, tile_range
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q_len", "tail_len", "pieces", "window_left"])
 def merge_pieces(
     partial_out,
     partial_lse,

@@ -1,0 +1,65 @@
+"""Starting a kernel at the cost of a driver's launch.
+
+Triton's own call binds and describes every argument anew, and each of ours has forty. A graph's replay does not pay
+that; an eager forward of few rows waits for it, once a launch and layer. What Triton compiles for can be read off the
+arguments, so a launch that is like an earlier one in all of that starts the same compiled kernel at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+ALIGNED = 16
+"""Addresses and integers that are multiples of it are compiled for apart."""
+INT32 = 2**31
+
+_Started = tuple[JITFunction[Any], Any, tuple[Any, ...]]
+_STARTED: dict[tuple[Any, ...], _Started] = {}
+_SPECIALIZED: dict[int, tuple[bool, ...]] = {}
+
+
+def start(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Launch `kernel` as ``kernel[grid](*args, **constants)`` does.
+
+    Args:
+        kernel: a function of `triton.jit` or `gluon.jit`; of Triton's interpreter, it is called as it is.
+        args: its first arguments, none of them a constant: tensors, descriptors, numbers, None.
+        constants: all others, and the compiler's options.
+    """
+    if not isinstance(kernel, JITFunction):
+        kernel[grid](*args, **constants)
+        return
+    specialized = _SPECIALIZED.get(id(kernel)) or _specialized(kernel)
+    facts = [_fact(value, exactly) for value, exactly in zip(args, specialized, strict=False)]
+    key = (id(kernel), driver.active.get_current_device(), *facts, *constants.items())
+    found = _STARTED.get(key)
+    if found is None:
+        compiled = kernel[grid](*args, **constants)
+        names = kernel.arg_names[len(args) :]
+        _STARTED[key] = kernel, compiled, tuple(constants[name] for name in names)
+    else:
+        _, compiled, last = found
+        compiled[(*grid, 1, 1)[:3]](*args, *last)
+
+
+def _specialized(kernel: JITFunction[Any]) -> tuple[bool, ...]:
+    """Of each parameter, whether Triton compiles for what kind of integer it is."""
+    return _SPECIALIZED.setdefault(id(kernel), tuple(not one.do_not_specialize for one in kernel.params))
+
+
+def _fact(value: Any, specialized: bool) -> Any:
+    """All that Triton may compile for of an argument."""
+    kind = type(value)
+    if kind is int:
+        narrow = -INT32 <= value < INT32
+        return (narrow, value == 1, value % ALIGNED == 0) if specialized else narrow
+    if value is None or kind is float:
+        return kind
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % ALIGNED == 0
+    # A descriptor: how it is copied is in its box, its dtype and, of Gluon's, its layout in shared memory.
+    return value.base.dtype, *value.block_shape, getattr(value, "layout", None)

@@ -1,0 +1,132 @@
+"""Every kernel compiles with the Triton that is installed, down to machine code, whether or not a GPU is here.
+
+Gluon is experimental: from Triton 3.6 to 3.9 three of the names that `hopper` uses changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DeviceProfile
+from draftmark_cuda_triton import boxes, flavours, launch, tiling, tree_ops
+
+REQS, PAGES, COLUMNS = 2, 4, 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a kernel is compiled for.
+
+    Attributes:
+        q_len: rows of a request; 0 for EXTEND.
+        tree, ragged: of few rows.
+    """
+
+    q_len: int = 1
+    heads: tuple[int, int] = (32, 8)
+    head_dim: int = 128
+    page_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    fp8: bool = False
+    tree: bool = False
+    ragged: bool = False
+    window: int = -1
+    cap: float = 0.0
+
+    def shape(self) -> AttentionShape:
+        """The same, as a geometry says it."""
+        name = str(self.dtype).removeprefix("torch.")
+        return AttentionShape(
+            *self.heads, self.head_dim, self.page_size, q_dtype=name, kv_dtype="float8_e4m3fn" if self.fp8 else name
+        )
+
+
+USUAL = [Case(0), Case(), Case(16, tree=True)]
+OTHERS = [
+    Case(0, fp8=True, window=64),
+    Case(0, head_dim=256, cap=30.0),
+    Case(1, fp8=True),
+    Case(1, heads=(64, 8), head_dim=64, ragged=True),
+    Case(32, fp8=True, tree=True, window=64),
+    Case(8, heads=(40, 8), head_dim=96, cap=30.0),
+    Case(8, heads=(16, 4), head_dim=256, page_size=64, ragged=True),
+    Case(0, dtype=torch.float32),
+    Case(5, dtype=torch.float16, page_size=1),
+]
+
+
+def compile_for(case: Case, arch: int) -> None:
+    """Launch what an attention layer launches, over tensors of the CPU that stand for a GPU's."""
+    shape, device = case.shape(), DeviceProfile(kind="cuda", arch=arch, num_sms=132)
+    fixed = launch.Attention(
+        shape.num_kv_heads, shape.group_size, case.head_dim, case.page_size, 0.1, case.cap, case.window, pdl=arch >= 90
+    )
+    rows = REQS * max(case.q_len, 1)
+    kv = torch.float8_e4m3fn if case.fp8 else case.dtype
+    k, v = torch.empty(2, PAGES, case.page_size, shape.num_kv_heads, case.head_dim, dtype=kv)
+    q, new = (torch.empty(rows, heads, case.head_dim, dtype=case.dtype) for heads in case.heads)
+    out, scale = torch.empty_like(q), torch.ones(1) if case.fp8 else None
+    lens, indptr = torch.ones(REQS, dtype=torch.int32), torch.ones(REQS + 1, dtype=torch.int32)
+    table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
+    work = torch.ones(4096, dtype=torch.int32)
+    tile = tiling.choose(shape, device, case.q_len or 4096)
+    tile = tiling.for_cache(shape, device, tile, True, boxes.available())
+    launch.write_kv(new, new, k, v, scale, scale, slots)
+    if not case.q_len:
+        launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
+        launch.attend_extend(fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out)
+        return
+    extent = launch.Extent(REQS, case.q_len, case.q_len, rows, case.ragged)
+    mask = torch.ones(rows, 1, dtype=torch.int32) if case.tree else None
+    depth = torch.ones(rows, dtype=torch.int32) if case.tree else None
+    partial = torch.empty(64)
+    launch.write_metadata(fixed, tile, extent, 4, lens, table, slots, work, indptr)
+    launch.attend(
+        fixed, tile, extent, 4, q, k, v, scale, scale, lens, table, mask, depth, work, partial, partial, out, None,
+        indptr,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def compiled(no_gpu, monkeypatch):
+    """Launches take the kernels for a GPU, though the tensors are the CPU's."""
+    for module in (launch, tree_ops):
+        monkeypatch.setattr(
+            module, "compiled_or_interpreted", lambda _, package=flavours.OWN: flavours._load(package, False)
+        )
+    monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
+    return no_gpu
+
+
+@pytest.mark.parametrize("case", USUAL, ids=str)
+def test_kernels_compile_for_hopper(compiled, case):
+    """Those of the copy engine and wgmma, and what every layer launches beside them."""
+    compile_for(case, 90)
+    names = [source.fn.__name__ for source, _ in compiled.launched]
+    assert names[0] == "write_rows" and any(name.startswith("attend_") for name in names)
+    assert "hopper" in next(source.fn.__module__ for source, _ in compiled.launched if "attend" in source.fn.__name__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_kernels_of_other_shapes_compile_for_hopper(compiled, case):
+    """fp8 that is widened, windows, soft caps, ragged rows, heads of 64, 96 and 256, and what has no box."""
+    compile_for(case, 90)
+    assert len(compiled.launched) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("no_gpu", "case"),
+    # `support` refuses e4m3 before Ada.
+    [(arch, case) for arch in (80, 89, 100, 120) for case in (*USUAL, *OTHERS) if arch >= 89 or not case.fp8],
+    indirect=["no_gpu"],
+    ids=str,
+)
+def test_kernels_compile_for_other_architectures(compiled, case):
+    """Ampere, Ada and Blackwell run `kernels`."""
+    compile_for(case, compiled.get_current_target().arch)
+    assert not any("hopper" in source.fn.__module__ for source, _ in compiled.launched)
