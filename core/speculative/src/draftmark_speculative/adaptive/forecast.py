@@ -18,7 +18,7 @@ TRUST_ROUNDS = 24.0
 a stretch of bad luck is no evidence (over 6, it was in one of 16)."""
 TRUST_KEPT = 0.9
 """What remains of that evidence behind a round without drafts."""
-TRUST_PRIOR = 2.0
+TRUST_PRIOR = 1.0
 """Expected drafts for which the forecast is taken at its word before any came true."""
 
 
