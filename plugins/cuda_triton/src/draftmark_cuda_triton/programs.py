@@ -21,7 +21,8 @@ from triton.runtime.errors import InterpreterError
 
 from .operands import Operands
 
-NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang", "interpreter_builder")
+NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang")
+"""Private names of the interpreter that are used here."""
 
 
 def run_lightly(kernels: ModuleType) -> None:
@@ -48,8 +49,8 @@ class Kernel:
         """Run the programs of `grid`; arguments that are the compiler's alone (num_warps) are left out."""
         known = {name: value for name, value in kwargs.items() if name in self._signature.parameters}
         given = self._signature.bind(*args, **known).arguments
-        values = {name: one if name in self._constants else interpreter._implicit_cvt(one) for name, one in given.items()}
-        builder: Any = interpreter.interpreter_builder
+        convert, builder = interpreter._implicit_cvt, interpreter.interpreter_builder
+        values = {name: one if name in self._constants else convert(one) for name, one in given.items()}
         sizes = (*grid, 1, 1)[:3]
         with _language(self._function):
             builder.set_grid_dim(*sizes)

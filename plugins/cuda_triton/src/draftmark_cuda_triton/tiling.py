@@ -138,9 +138,7 @@ def without_hopper(tile: Tile) -> Tile:
     return replace(tile, members=0, num_stages=min(tile.num_stages, 2))
 
 
-def interpreted(
-    shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int
-) -> tuple[Tile, int]:
+def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:
     """The same work for the interpreter, where a program costs milliseconds: more keys and rows a tile, few pieces.
 
     Row tiles are joined as far as partial results then fit where those of all pieces did. Two pieces still cut and
