@@ -31,7 +31,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len)
-        self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile)
+        self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the row tiles, in one launch.

@@ -70,5 +70,5 @@ class FewRows:
         tile = tiling.choose(a, device, extent.q_len)
         most = tiling.pieces(a, device, tile, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
         if not self._slots.is_cuda:
-            return tiling.interpreted(a, tile, extent.q_len, most)
+            return tiling.interpreted(a, tile, extent.q_len, most, self._geometry.max_kv_len)
         return tile, tiling.whole(most, extent.num_reqs)

@@ -38,8 +38,13 @@ def _load(package: str, interpreted: bool) -> ModuleType:
     os.environ[VARIABLE] = "1" if interpreted else "0"
     try:
         found = _second(package) if interpreted else importlib.import_module(package)
-        for one in pkgutil.iter_modules(found.__path__):
-            importlib.import_module(f"{found.__name__}.{one.name}")
+        names = [f"{found.__name__}.{one.name}" for one in pkgutil.iter_modules(found.__path__)]
+        modules = [importlib.import_module(name) for name in names]
+        if interpreted:
+            from .programs import run_lightly
+
+            for module in modules:
+                run_lightly(module)
     finally:
         if before is None:
             del os.environ[VARIABLE]

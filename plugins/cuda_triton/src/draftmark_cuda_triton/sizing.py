@@ -13,6 +13,8 @@ from draftmark import BufferSpec, Geometry, Mode, Role, Unit, maximum
 from . import tiling
 
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
+FEW_ROWS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
+"""Names of `few_rows_buffers`."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:

@@ -18,11 +18,11 @@ ITEM_COST = 2
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
-"""Keys of a tile in the interpreter, where an operation costs the same for 64 keys and for 256."""
+"""Keys of a tile in the interpreter at most, where an operation costs about the same for 64 keys and for 256."""
 INTERPRETED_ROWS = 256
 """Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
 INTERPRETED_PIECES = 2
-"""Pieces in the interpreter: two still cut and merge."""
+"""Pieces in the interpreter where a request has several tiles: two still cut and merge."""
 OVERLAPPED_ROWS = 384
 """Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
 BOX_ROWS = 8
@@ -138,12 +138,14 @@ def without_hopper(tile: Tile) -> Tile:
     return replace(tile, members=0, num_stages=min(tile.num_stages, 2))
 
 
-def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int) -> tuple[Tile, int]:
-    """The same work for the interpreter, where a program costs milliseconds: more keys and rows a tile, two pieces.
+def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:
+    """The same work for the interpreter, where a program costs milliseconds: more keys and rows a tile, few pieces.
 
-    Row tiles are joined as far as partial results then fit where those of all pieces did.
+    Row tiles are joined as far as partial results then fit where those of all pieces did. Two pieces still cut and
+    merge; one does where no request has two tiles, since nothing would be cut.
     """
-    joined, few = _more_keys(shape, tile), min(pieces, INTERPRETED_PIECES)
+    joined = replace(tile, block_n=_keys_of_a_page(shape, tile) or _keys(max_kv_len))
+    few = 1 if max_kv_len <= joined.block_n else min(pieces, INTERPRETED_PIECES)
     room = partial_rows(shape, tile, pieces, q_len)
     while row_tiles(joined, q_len, shape.group_size) > 1 and joined.block_m < INTERPRETED_ROWS:
         larger = replace(joined, block_m=2 * joined.block_m)
@@ -153,14 +155,26 @@ def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int) -> t
     return joined, few
 
 
-def interpreted_ragged(shape: AttentionShape, tile: Tile) -> Tile:
-    """The same tile of ragged rows for the interpreter: more keys, and more rows, so that row tiles are fewer."""
-    return replace(_more_keys(shape, tile), block_m=max(tile.block_m, INTERPRETED_ROWS))
+def interpreted_ragged(shape: AttentionShape, tile: Tile, max_kv_len: int) -> Tile:
+    """The same tile of ragged rows for the interpreter: more keys, and more rows, so that row tiles are fewer.
+
+    Keys that lie in one page stay as many, so that a page of several tiles is run too.
+    """
+    block_n = tile.block_n if _keys_of_a_page(shape, tile) else _keys(max_kv_len)
+    return replace(tile, block_n=block_n, block_m=max(tile.block_m, INTERPRETED_ROWS))
 
 
-def _more_keys(shape: AttentionShape, tile: Tile) -> Tile:
-    """Unless the tile's own keys lie in one page: that path is to run too."""
-    return tile if shape.page_size % tile.block_n == 0 else replace(tile, block_n=INTERPRETED_KEYS)
+def _keys_of_a_page(shape: AttentionShape, tile: Tile) -> int:
+    """Keys of an interpreted tile that lies in one page, as the tile itself does; 0 where it does not."""
+    keys = tile.block_n
+    while shape.page_size % (2 * keys) == 0 and 2 * keys <= INTERPRETED_KEYS:
+        keys *= 2
+    return keys if shape.page_size % keys == 0 else 0
+
+
+def _keys(max_kv_len: int) -> int:
+    """Keys of an interpreted tile that lies in several pages: no more than any request has."""
+    return min(INTERPRETED_KEYS, max(LEAST_ROWS, next_power_of_two(max_kv_len)))
 
 
 def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:

@@ -1,0 +1,98 @@
+"""A package's kernels as the interpreter runs them: their programs one after the other, on CPU tensors where they lie.
+
+Triton's own launch looks through the whole language, and through the arguments' storages, every time. Here the
+interpreted language is put together once, with `Operands` for its semantic, and set while a kernel runs. What is taken
+from the interpreter is private to Triton: where such a name has gone, its own launch is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import product
+from types import FunctionType, ModuleType
+from typing import Any
+
+from triton.language import core
+from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
+
+from .operands import Operands
+
+NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang")
+"""Private names of the interpreter that are used here."""
+
+
+def run_lightly(kernels: ModuleType) -> None:
+    """Let `Kernel` launch the interpreted kernels of one module."""
+    if not all(hasattr(interpreter, name) for name in NEEDED):
+        return
+    for name, value in list(vars(kernels).items()):
+        if type(value) is interpreter.InterpretedFunction:
+            setattr(kernels, name, Kernel(value))
+
+
+class Kernel:
+    """One interpreted kernel, launched as Triton's are: ``kernel[grid](*arguments)``."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._function: FunctionType = kernel.rewrite()
+        self._signature = inspect.signature(self._function)
+        self._constants = frozenset(interpreter.GridExecutor(self._function, kernel.arg_names, ()).constexprs)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        """Run the programs of `grid`; arguments that are the compiler's alone (num_warps) are left out."""
+        known = {name: value for name, value in kwargs.items() if name in self._signature.parameters}
+        given = self._signature.bind(*args, **known).arguments
+        convert, builder = interpreter._implicit_cvt, interpreter.interpreter_builder
+        values = {name: one if name in self._constants else convert(one) for name, one in given.items()}
+        sizes = (*grid, 1, 1)[:3]
+        with _language(self._function):
+            builder.set_grid_dim(*sizes)
+            for program in product(*map(range, sizes)):
+                builder.set_grid_idx(*program)
+                try:
+                    self._function(**values)
+                except Exception as error:
+                    raise InterpreterError(repr(error)) from error
+
+
+@contextmanager
+def _language(function: FunctionType) -> Iterator[None]:
+    """The language as it is interpreted, and afterwards as it was, for a GPU's kernels."""
+    scope: Any = interpreter._LangPatchScope()
+    try:
+        for owner, name, value in _interpreted(function.__globals__["tl"]):
+            scope.set_attr(owner, name, value)
+        yield
+    finally:
+        scope.restore()
+
+
+@cache
+def _interpreted(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
+    """What the interpreter sets in the language: owner, name, value; the language's functions with our semantic."""
+    semantic = Operands(interpreter.interpreter_builder)
+    scope: Any = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": language}))
+    try:
+        return tuple(
+            (owner, name, _of(semantic, original) if core.is_builtin(original) else getattr(owner, name))
+            for owner, name, original in scope._changes
+        )
+    finally:
+        scope.restore()
+
+
+def _of(semantic: Operands, function: Any) -> Any:
+    """A function of the language that computes with `semantic`, whoever it is called by."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    return computed
