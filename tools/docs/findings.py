@@ -18,6 +18,7 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def keep(run: dict[str, Any]) -> None:
 
 
 def asked(one: Finding, release: str) -> dict[str, Any]:
-    """Run a finding's command for a release: its outcome, its message and CPU seconds."""
+    """Run a finding's command for a release: how it ended, its message, CPU seconds, the day, and what ran it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "verdict.json"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -106,7 +107,13 @@ def asked(one: Finding, release: str) -> dict[str, Any]:
         verdict = json.loads(file.read_text(encoding="utf-8"))
     [result] = verdict["results"] or [{"outcome": verdict["error"], "message": ""}]
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"outcome": result["outcome"], "message": result["message"], "cpu_seconds": round(seconds)}
+    return {
+        "outcome": result["outcome"],
+        "message": result["message"],
+        "cpu_seconds": round(seconds),
+        "date": date.today().isoformat(),
+        "versions": {**verdict["facts"], **verdict["suite"]},
+    }
 
 
 def run(chosen: Sequence[Finding]) -> bool:
@@ -122,7 +129,7 @@ def run(chosen: Sequence[Finding]) -> bool:
         print(f"{'as said' if as_said else 'NOT AS SAID'}  {one.id}: {found}", flush=True)
         good &= as_said
         all_runs["findings"][one.id] = {
-            release: {"outcome": end["outcome"], "cpu_seconds": end["cpu_seconds"]} for release, end in found.items()
+            release: {name: value for name, value in end.items() if name != "message"} for release, end in found.items()
         }
         keep(all_runs)
     return good
