@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or 3.12 and nothing else.
+# `make demo` and `make test` need Python 3.11, 3.12 or 3.13, and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -146,7 +146,7 @@ NPU_PIP = $(NPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 FROM_CPU_INDEX = --no-deps --retries 1 --extra-index-url $(CPU_INDEX)
 $(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins/ascend_npu/pyproject.toml
 	$(PYTHON) -m venv $(NPU_VENV)
-	sed '/^torch==/d; /^triton==/d' constraints.txt > $(NPU_VENV)/constraints.txt
+	sed '/^torch==/d; /^triton/d' constraints.txt > $(NPU_VENV)/constraints.txt
 	echo "torch-npu==$(TORCH_NPU)" >> $(NPU_VENV)/constraints.txt
 	$(NPU_PIP) $(FROM_CPU_INDEX) "torch==$(TORCH_NPU)+cpu"
 	$(NPU_PIP) -e core/draftmark -e "core/contract[torch,proof]" -e "core/speculative[hf]" \

@@ -47,8 +47,7 @@ def test_a_stale_verdict_is_told(path):
 def test_readme_shows_the_records():
     """The table between README's marks is the one that the records make; `make verdicts` writes it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    made = table([(path, json.loads(path.read_text(encoding="utf-8"))) for path in RECORDS], ROOT)
-    assert written(text, made) == text
+    assert written(text, table(RECORDS, ROOT)) == text
 
 
 def test_there_is_a_record_of_every_backend_that_was_judged():

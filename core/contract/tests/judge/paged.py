@@ -38,6 +38,7 @@ class PagedDriver:
     """See `draftmark_contract.judge.driver.Driver`."""
 
     capturable = Capturable.ANY
+    rounds_queries = False
 
     def __init__(self, geometry: Geometry, num_pages: int) -> None:
         a = self.a = geometry.attention

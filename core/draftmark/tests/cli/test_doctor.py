@@ -25,7 +25,8 @@ def test_reference_is_ready(draftmark: Run) -> None:
     done = draftmark("doctor", "reference", "--json")
     (row,) = done.json["backends"]
     assert (done.code, row["verdict"], row["reasons"], row["device"]) == (0, "ready", [], "cpu")
-    assert row["torch"] == done.json["torch"]
+    # The metadata of PyPI's build do not name the CUDA that torch itself does.
+    assert row["torch"].partition("+")[0] == done.json["torch"].partition("+")[0] != ""
 
 
 @pytest.mark.parametrize("kind", BROKEN)

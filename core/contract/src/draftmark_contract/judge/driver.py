@@ -6,7 +6,7 @@ An engine implements `Driver` and gives a `Bench`; `questions` makes the items o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -41,6 +41,10 @@ class Driver(Protocol):
     @property
     def capturable(self) -> Capturable:
         """What the backend itself declares."""
+
+    @property
+    def rounds_queries(self) -> bool:
+        """Whether the engine gives its kernel the queries in e4m3, with a scale of 1, as engines do where KV is fp8."""
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put KV into the layer's memory, past the backend. slots: int64."""
@@ -80,7 +84,6 @@ class Bench:
         dtypes: of queries; where float32 is none of them, float16 takes its place.
         modes: forwards that the engine has, by the names of `Mode`.
         trees: whether a verify tail may be a tree.
-        slack: by kv_dtype, the share of Σ p|v| that the engine gives away on purpose: with fp8, quantised queries.
         slow: an interpreter runs the kernels, so the largest inputs are left to a device.
     """
 
@@ -90,7 +93,6 @@ class Bench:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     modes: tuple[str, ...] = ("extend", "decode", "verify")
     trees: bool = False
-    slack: dict[str, float] = field(default_factory=dict)
     slow: bool = False
 
     def fit(self, attention: AttentionShape) -> AttentionShape:

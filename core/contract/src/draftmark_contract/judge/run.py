@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 
 from draftmark.cli.errors import ArgumentError
 
+from ..runner.fresh import fresh
 from .finding import finding
 from .item import Item, Outcome, Result
 from .target import Engine
@@ -117,7 +117,7 @@ class _Run:
         self.order, self._say = order, say
         self._journal = Path(order.journal)
         self._log = self._journal.with_name("log")
-        self._environment = {**os.environ, **engine.environment(order.target, order.device)}
+        self._environment = fresh(engine.environment(order.target, order.device))
         self.heard = Heard({}, "", {}, "")
 
     def all(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -16,6 +15,7 @@ from ..harness.contents import fill
 from ..harness.expected import store
 from ..harness.tensors import CaseTensors, raw
 from ..oracle import attention
+from . import eight_bits
 from .driver import Bench, Driver
 from .step import Step
 
@@ -111,11 +111,12 @@ class Stage:
         a, cache = self.geometry.attention, self.tensors.cache
         # What fp8 holds was compared above: how it was rounded is not judged again here.
         pools = self.driver.read(self._slots) if cache.k_scale is not None else wanted
-        q, order = self.tensors.q[: step.forward.live_rows], step.forward.rows
-        answer = attention.attend(q, *pools, step.truth.visible, order, a, (cache.k_scale, cache.v_scale))
-        slack = self.bench.slack.get(a.kv_dtype, 0.0)
-        if slack:
-            answer = replace(answer, strain=answer.strain + slack / (8 * attention.UNIT["float32"]))
+        q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
+        if self.driver.rounds_queries:
+            q = eight_bits.rounded(q)
+        answer = attention.attend(q, *pools, step.truth.visible, order, a, scales)
+        if self.driver.rounds_queries:
+            answer = eight_bits.loosened(answer, q, pools, scales, step)
         holds.output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
 
     # -- tensors ------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 from draftmark.errors import DraftmarkError
 
 from ..check import Tier
+from .fresh import fresh
 from .identity import identity_of, parts_of
 from .limits import LIMIT_S
 from .machine import machine_of
@@ -30,7 +31,9 @@ def probe(name: str, tier: str, device: str) -> dict[str, Any]:
     """What to begin the run of a backend with, from a process of its own."""
     command = [sys.executable, "-m", __name__, name, tier, *([device] if device else [])]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=STALLED_S, check=False)
+        done = subprocess.run(
+            command, env=fresh(), capture_output=True, text=True, errors="replace", timeout=STALLED_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"loading {name!r} took longer than {STALLED_S:g} s"}
     try:

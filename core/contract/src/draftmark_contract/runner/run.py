@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from draftmark.registry import load
 from ..check import Tier
 from .asked import Asked, WrongArguments
 from .failures import verdict_lines
+from .fresh import fresh
 from .journal import ForeignJournal, Journal
 from .judging import judge
 from .limits import LIMIT_S
@@ -162,8 +162,7 @@ def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
 
 def _watch(command: list[str], journal: Path) -> int:
     """Run pytest to its end, or end it when an item makes no progress."""
-    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
-    with subprocess.Popen(command, env=environment) as process, _ended_with(process):
+    with subprocess.Popen(command, env=fresh({"PYTEST_ADDOPTS": ""})) as process, _ended_with(process):
         seen, since = -1, time.monotonic()
         while True:
             try:

@@ -19,15 +19,18 @@ BEGIN, END = "<!-- verdicts: written by make verdicts -->", "<!-- /verdicts -->"
 COUNTS = ("passed", "refused", "declared", "unjudged", "failed", "not_run")
 
 
-def table(records: Iterable[tuple[Path, dict[str, Any]]], beside: Path) -> str:
+def table(records: Iterable[Path], beside: Path) -> str:
     """Markdown.
 
     Args:
-        records: files and what they hold.
+        records: their files.
         beside: the folder that links count from.
+
+    Raises:
+        ValueError: a file cannot be read, or is no record.
     """
     heads = ["backend", "verdict", "served in full", *(name.replace("_", " ") for name in COUNTS), "device", "date"]
-    rows = [_row(path, record, beside) for path, record in records]
+    rows = [_row(path, beside) for path in records]
     lines = [heads, ["---", "---", "---", *["---:"] * len(COUNTS), "---", "---"], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put it between the marks of this file")
     args = parser.parse_args(arguments)
     try:
-        made = table([_record(path) for path in sorted(args.records)], args.write.parent if args.write else Path())
+        made = table(sorted(args.records), args.write.parent if args.write else Path())
     except ValueError as error:
         print(f"table: {error}", file=sys.stderr)
         return 1
@@ -63,28 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _record(path: Path) -> tuple[Path, dict[str, Any]]:
-    """A file and what it holds.
-
-    Raises:
-        ValueError: it cannot be read, or is no record.
-    """
+def _row(path: Path, beside: Path) -> list[str]:
+    """The cells of a record, or a ValueError."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        _row(path, record, path.parent)
+        return _cells(json.loads(path.read_text(encoding="utf-8")), Path(os.path.relpath(path, beside)).as_posix())
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no record of a verdict ({cause}); write it with `contract --record`") from None
-    return path, record
 
 
-def _row(path: Path, record: dict[str, Any], beside: Path) -> list[str]:
+def _cells(record: dict[str, Any], link: str) -> list[str]:
     runs = record["runs"]
     device = next((_device(run["device"]) for run in runs if run.get("device")), "not recorded")
     dates = sorted({run["date"] for run in runs if run.get("date")})
-    link = f"[{record['verdict']}]({Path(os.path.relpath(path, beside)).as_posix()})"
     counts = [f"{record['counts'][name]:,}" for name in COUNTS]
-    said = f"{link} {record['contract']}"
+    said = f"[{record['verdict']}]({link}) {record['contract']}"
     return [f"`{record['backend']}`", said, ", ".join(record["profiles"]), *counts, device, dates[-1] if dates else "–"]
 
 

@@ -17,6 +17,7 @@ from .batch import RunnerBuffers
 from .config import LAYER, SECOND, max_model_len
 from .layer import Layers
 from .order import Ordered, as_the_runner_orders
+from .queries import rounds_queries
 
 
 @dataclass
@@ -46,6 +47,7 @@ class VllmDriver:
         self.layers = Layers(backend, geometry, num_pages, device)
         self.buffers = RunnerBuffers(geometry, num_pages, device)
         self.device = device
+        self._rounds_queries = rounds_queries(self.layers.layers[LAYER], self.layers.builder)
         self.layers.caches[LAYER].learn(self._store)
         self.layers.caches[SECOND].same_as(self.layers.caches[LAYER])
 
@@ -53,6 +55,11 @@ class VllmDriver:
     def capturable(self) -> Capturable:
         """What the builder declares."""
         return capturable(self.layers)
+
+    @property
+    def rounds_queries(self) -> bool:
+        """As the layer's own quantiser and its builder say."""
+        return self._rounds_queries
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Of the first layer."""

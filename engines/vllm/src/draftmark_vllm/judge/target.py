@@ -42,8 +42,6 @@ LEFT_OUT = {
     "production": "left to a device",
     "numerics": "needs a pool that nothing is reserved for, which vLLM's shapes do not allow here",
 }
-FP8_QUERY = 2.0**-3
-"""Of Σ p|v|: on a GPU vLLM quantises the queries too, to 3 bits behind the leading one, and kernels their weights."""
 
 
 class VllmTarget:
@@ -80,7 +78,6 @@ class VllmTarget:
             device=self.device,
             page_sizes=page_step(self.backend),
             dtypes=asked_dtypes(self.backend.supported_dtypes, on_gpu),
-            slack={"float8_e4m3fn": FP8_QUERY} if on_gpu else {},
             slow=self.interpreted,
         )
 

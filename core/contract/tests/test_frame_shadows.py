@@ -1,0 +1,47 @@
+"""Commands in a folder whose files have the names of standard modules: none of them is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file for each module of the standard library, which says its name and ends the process that imports it."""
+    for name in sys.stdlib_module_names:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was imported')\n")
+    return tmp_path
+
+
+def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As the installed command runs: without the current folder."""
+    command = [sys.executable, "-P", "-m", "draftmark.cli", *arguments]
+    here = str(Path(__file__).parent / "judge")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, str(folder / "installed")])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_contract_imports_nothing_of_the_users_folder(folder: Path) -> None:
+    """Neither the probe, nor pytest and its worker, nor the process that a check starts."""
+    chosen = ["--tier", "sizing", "-k", "imports_lightly", "--workers", "1"]
+    done = _draftmark(folder, "contract", "reference", "--json", "verdict.json", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = json.loads((folder / "verdict.json").read_text())["results"]
+    assert [one["outcome"] for one in ended] == ["passed"], ended
+
+
+def test_judge_imports_nothing_of_the_users_folder(folder: Path) -> None:
+    """Its worker opens the target, and ends it as it would anywhere."""
+    info = folder / "installed" / "fake_engine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
+    done = _draftmark(folder, "judge", "fake:MIXED", "-k", "shrinks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 items asked: 1 right" in done.stdout
