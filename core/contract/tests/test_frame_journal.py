@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,14 +114,12 @@ def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> No
     assert died.message.endswith(f"draftmark contract reference --item '{second}'")
 
 
-def test_a_second_command_runs_what_is_left(tmp_path: Path) -> None:
+def test_a_second_command_runs_what_is_left(tmp_path: Path, draftmark: Callable[..., Any]) -> None:
     """One check, then that and another one: the verdict has both runs, and each item once."""
-    command = [sys.executable, "-m", "draftmark.cli", "contract", "reference", "--tier", "sizing"]
-    command += ["--journal", str(tmp_path / "run.jsonl")]
-    subprocess.run([*command, "-k", "describes_itself"], check=True, capture_output=True)
+    command = ("contract", "reference", "--tier", "sizing", "--journal", tmp_path / "run.jsonl", "-k")
+    assert draftmark(*command, "describes_itself").code == 0
     record = tmp_path / "verdict.json"
-    more = ["-k", "describes_itself or siblings_are_declared", "--json", str(record)]
-    subprocess.run([*command, *more], check=True, capture_output=True)
+    assert draftmark(*command, "describes_itself or siblings_are_declared", "--json", record).code == 0
     found = json.loads(record.read_text())
     assert [run["items"] for run in found["runs"]] == [1, 1]
     assert [row["item"] for row in found["results"]] == [

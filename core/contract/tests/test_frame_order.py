@@ -1,4 +1,4 @@
-"""The record does not depend on the order of the items, nor on the number of workers."""
+"""The record does not depend on the order of the items, nor on the number of processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from draftmark_contract.runner.outputs import write_outputs
+from draftmark_contract.runner.session import ContractSession, conclude
+
 SHUFFLE = """
 import random
 
@@ -18,14 +21,28 @@ def pytest_collection_modifyitems(items):
 SUBSET = "load and mandatory or describes_itself or overflow and target or survive_every_step and small"
 
 
-def _record(folder: Path, *arguments: str) -> dict[str, Any]:
-    """The record of a run of a subset of both tiers, without times."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
+def _shuffled(path: Path) -> dict[str, Any]:
+    """The record of a subset of both tiers, in pytest with two workers."""
+    (path.parent / "shuffle.py").write_text(SHUFFLE)
+    environment = {**os.environ, "PYTHONPATH": str(path.parent), "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", "--noconftest", "-k", SUBSET]
-    command += ["--attn-backend=reference", "--attn-tier=host", "--attn-json=v.json", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command += ["--attn-backend=reference", "--attn-tier=host", f"--attn-json={path}", "-n", "2", "-p", "shuffle"]
+    done = subprocess.run(command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    record: dict[str, Any] = json.loads((folder / "v.json").read_text())
+    return _read(path)
+
+
+def _in_order(path: Path, items: set[str]) -> dict[str, Any]:
+    """The record of these items, run in this process in the suite's order."""
+    session = ContractSession("reference", "host", None)
+    records = {item: session.run(item).as_json() for item in session.items if item in items}
+    write_outputs(conclude(session, records), str(path), None, None)
+    return _read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record without times."""
+    record: dict[str, Any] = json.loads(path.read_text())
     for row in record["results"]:
         del row["seconds"]
     return record
@@ -33,7 +50,7 @@ def _record(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def test_record_is_the_same(tmp_path: Path) -> None:
     """Shuffled, on two workers: the same verdict, with the same outcomes in the suite's order."""
-    (tmp_path / "shuffle.py").write_text(SHUFFLE)
-    in_order = _record(tmp_path)
-    assert {row["tier"] for row in in_order["results"]} == {"sizing", "host"} and len(in_order["results"]) > 30
-    assert _record(tmp_path, "-n", "2", "-p", "shuffle") == in_order
+    shuffled = _shuffled(tmp_path / "shuffled.json")
+    items = {row["item"] for row in shuffled["results"]}
+    assert {row["tier"] for row in shuffled["results"]} == {"sizing", "host"} and len(items) > 30
+    assert _in_order(tmp_path / "in-order.json", items) == shuffled

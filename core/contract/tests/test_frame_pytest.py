@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Tier
 from draftmark_contract.runner.item import all_items, run_item
 from draftmark_contract.runner.outcome import Outcome
+from draftmark_contract.runner.run import run_contract
 from draftmark_contract.runner.session import DEVICE_LOST
 
 ONE = "supports.mandatory_profile"
@@ -40,16 +42,24 @@ def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return _python(folder, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", *mine, *arguments)
 
 
-def _contract(
-    folder: Path, name: str, k: str = "", tier: str = "sizing", **more: str | int
-) -> tuple[int, str, dict[str, str]]:
-    """Exit code, output and outcome per item of run_contract in a process of its own."""
-    asked = {"json_path": "verdict.json", "k": k or None, **more}
-    code = "import sys; from draftmark_contract.runner.run import run_contract; "
-    code += f"sys.exit(run_contract({name!r}, {tier!r}, **{asked!r}))"
-    done = _python(folder, "-c", code)
-    record = json.loads((folder / "verdict.json").read_text())
-    return done.returncode, done.stdout + done.stderr, {row["item"]: row["outcome"] for row in record["results"]}
+Judged = Callable[..., tuple[int, str, dict[str, str]]]
+
+
+@pytest.fixture
+def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Judged:
+    """(folder, backend, k, tier, …) → exit code, output and outcome per item of run_contract, whose processes begin in
+    that folder, with it on their path.
+    """
+
+    def run(folder: Path, name: str, k: str = "", tier: str = "sizing", **more: Any) -> tuple[int, str, dict[str, str]]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        code = run_contract(name, tier, **{"json_path": "verdict.json", "k": k or None, **more})
+        said, verdict = capfd.readouterr(), folder / "verdict.json"
+        results = json.loads(verdict.read_text())["results"] if verdict.exists() else []
+        return code, said.out + said.err, {row["item"]: row["outcome"] for row in results}
+
+    return run
 
 
 def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
@@ -141,12 +151,12 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
     ],
 )
 def test_plugin_that_ends_the_process_fails_one_item(
-    distribution: Callable[..., Path], code: int, workers: int, words: str
+    contract: Judged, distribution: Callable[..., Path], code: int, workers: int, words: str
 ) -> None:
     """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
-    status, text, items = _contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
+    status, text, items = contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
     assert status == 1, text
     assert [item for item, outcome in items.items() if outcome == "failed"] == [f"{ONE}[padded]"]
     assert len(items) == 5
@@ -171,11 +181,13 @@ def draftmark_supports(geometry):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_item_that_costs_the_device_fails_alone(distribution: Callable[..., Path], workers: int) -> None:
+def test_an_item_that_costs_the_device_fails_alone(
+    contract: Judged, distribution: Callable[..., Path], workers: int
+) -> None:
     """Behind an illegal access every call of the process fails: the rest runs in another one."""
     folder = distribution("loses", extra=LOSES)
     k = "opens_what_it_supports_on_device and (mha or gqa)"
-    code, text, items = _contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
+    code, text, items = contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
     assert code == 1, text
     failed = [item for item, outcome in items.items() if outcome == "failed"]
     assert failed == ["supports.opens_what_it_supports_on_device[target-mha]"]
@@ -184,14 +196,6 @@ def test_an_item_that_costs_the_device_fails_alone(distribution: Callable[..., P
     (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
     assert "raised RuntimeError: an illegal memory access" in message
     assert "the device took no more work of its process" in message
-
-
-def _no_verdict(folder: Path, name: str, **more: object) -> tuple[int, str]:
-    """Exit code and output of a run that ends before its first item."""
-    asked = {"json_path": "verdict.json", **more}
-    code = "import sys; from draftmark_contract.runner.run import run_contract; "
-    done = _python(folder, "-c", code + f"sys.exit(run_contract({name!r}, **{asked!r}))")
-    return done.returncode, done.stdout + done.stderr
 
 
 NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo('somebody', 'any', 0, True)\n"
@@ -210,28 +214,29 @@ NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo(
     ids=["nobody", "raises", "lacks a module", "lies", "exits", "segfaults"],
 )
 def test_a_backend_that_does_not_load_is_one_sentence(
-    distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
+    contract: Judged, distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
 ) -> None:
     """Whatever its import does, there is a verdict with the cause, in a record too, and no item is tried."""
     folder = tmp_path if body is None else distribution("unloadable", extra=body)
-    code, text, items = _contract(folder, "unloadable")
+    code, text, items = contract(folder, "unloadable")
     assert (code, items) == (1, {})
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "does not conform"
     assert "unloadable does not conform to draftmark contract" in text and words in text
     assert len(text.splitlines()) < 5
 
 
-def test_outputs_are_checked_before_anything_runs(tmp_path: Path) -> None:
+def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Path) -> None:
     """A run on a rented device does not end on a folder that was never made."""
-    code, text = _no_verdict(tmp_path, "reference", json_path="results/verdict.json")
+    code, text, _ = contract(tmp_path, "reference", json_path="results/verdict.json")
     assert code == 2
     assert "lies in a folder that does not exist; make it first" in text
-    code, text = _no_verdict(tmp_path, "reference", html_path=str(tmp_path))
+    code, text, _ = contract(tmp_path, "reference", html_path=str(tmp_path))
     assert code == 2 and "is a folder; name a file" in text
 
 
-def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(tmp_path: Path) -> None:
+def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(contract: Judged, tmp_path: Path) -> None:
     """Nothing runs."""
-    code, text = _no_verdict(tmp_path, "reference", items=["numerics.match_float64[mandatory-decod]"])
+    code, text, _ = contract(tmp_path, "reference", items=["numerics.match_float64[mandatory-decod]"])
     assert code == 2 and "close to it are numerics.match_float64[mandatory-decode]" in text
 
 
@@ -251,11 +256,13 @@ def draftmark_open_backend(geometry, arena):
 """The simplest wrong kernel, of a backend that claims all that the reference serves."""
 
 
-def test_a_backend_that_is_wrong_everywhere_prints_one_screen(distribution: Callable[..., Path]) -> None:
+def test_a_backend_that_is_wrong_everywhere_prints_one_screen(
+    contract: Judged, distribution: Callable[..., Path]
+) -> None:
     """The first failing checks in full, in the order of learning, then a line for each other one, then the verdict."""
     folder = distribution("zeros", extra=ZEROS)
     most = "not proof and not covers and not production and not random"
-    code, text, items = _contract(folder, "zeros", tier="host", sample=1, k=most)
+    code, text, items = contract(folder, "zeros", tier="host", sample=1, k=most)
     assert code == 1
     assert Counter(items.values())["failed"] > 30
     lines = text.splitlines()
@@ -268,14 +275,14 @@ def test_a_backend_that_is_wrong_everywhere_prints_one_screen(distribution: Call
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
-def test_a_failing_history_says_which_seed_drew_it(distribution: Callable[..., Path]) -> None:
+def test_a_failing_history_says_which_seed_drew_it(contract: Judged, distribution: Callable[..., Path]) -> None:
     """--item runs exactly this one; --seed draws other histories, and a failure names the seed that brings it back."""
     folder = distribution("zeros", extra=ZEROS)
     item = "random_history.equals_the_oracle[plain-0]"
-    code, text, items = _contract(folder, "zeros", items=[item], seed=7)
+    code, text, items = contract(folder, "zeros", items=[item], seed=7)
     assert (code, items) == (1, {item: "failed"})
     assert "the shortest history that was found, with --seed 7" in text
-    code, text = _no_verdict(folder, "reference", seed=7, journal_path="run.jsonl")
+    code, text, _ = contract(folder, "reference", seed=7, journal_path="run.jsonl")
     assert code == 2 and "--seed goes with no --journal" in text
 
 
@@ -288,11 +295,11 @@ item = "supports.mandatory_profile[*]"
 """
 
 
-def test_known_failures_are_read_from_the_plugins_folder(distribution: Callable[..., Path]) -> None:
+def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distribution: Callable[..., Path]) -> None:
     """contract.toml beside the plugin's module excuses the items that it names."""
     folder = distribution("excused", extra=RAISES)
     (folder / "throwaway_draftmark_excused" / "contract.toml").write_text(KNOWN)
-    code, text, items = _contract(folder, "excused", k=ONE, allow_known=True)
+    code, text, items = contract(folder, "excused", k=ONE, allow_known=True)
     assert code == 0, text
     assert set(items.values()) == {"declared"}
 
@@ -308,12 +315,12 @@ def test_known_failures_are_of_items_that_exist(distribution: Callable[..., Path
     assert "matches no item" in message
 
 
-def test_device_tier_needs_a_device(tmp_path: Path) -> None:
+def test_device_tier_needs_a_device(contract: Judged, tmp_path: Path) -> None:
     """Where torch sees no accelerator the run ends before it begins; the CPU does not stand in for one."""
     import torch
 
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
-    code, text = _no_verdict(tmp_path, "reference", tier="device")
+    code, text, _ = contract(tmp_path, "reference", tier="device")
     assert code == 2
     assert "torch sees no accelerator here" in text

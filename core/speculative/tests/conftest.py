@@ -1,4 +1,7 @@
-"""Fixtures of the speculative loop: tiny models, their plain text, drafters that know the answer, or guess."""
+"""Fixtures of the speculative loop: tiny models, their plain text, drafters that know the answer, or guess.
+
+They import what they need: xdist's controller reads this file too, and runs no test.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,14 @@ from functools import cache
 import pytest
 import torch
 
-from core.speculative.tests.known import VOCAB, Oracle
-from draftmark_speculative.adaptive.costs import Cost, CostTable
-from draftmark_speculative.eagle import DraftHead, HeadConfig
-from draftmark_speculative.eagle.tiny import tiny_pair
-from draftmark_speculative.models.tiny import tiny_model
-
 WIDTH = 48
 
 
 @cache
 def _model(family: str):
+    from core.speculative.tests.known import VOCAB
+    from draftmark_speculative.models.tiny import tiny_model
+
     return tiny_model(family, vocab_size=VOCAB)
 
 
@@ -46,12 +46,15 @@ def plain_text():
 @pytest.fixture(scope="session")
 def oracle():
     """The Oracle class."""
+    from core.speculative.tests.known import Oracle
+
     return Oracle
 
 
 @pytest.fixture(scope="session")
 def prompts():
     """(count, longest, seed) → random prompts of different lengths."""
+    from core.speculative.tests.known import VOCAB
 
     def make(count: int, longest: int, seed: int = 0) -> list[list[int]]:
         draw = random.Random(seed)
@@ -61,7 +64,10 @@ def prompts():
 
 
 @cache
-def _random_head(features: tuple[int, ...] = (0, 1, 2), seed: int = 0, draft_vocab: int | None = None) -> DraftHead:
+def _random_head(features: tuple[int, ...] = (0, 1, 2), seed: int = 0, draft_vocab: int | None = None):
+    from core.speculative.tests.known import VOCAB
+    from draftmark_speculative.eagle import DraftHead, HeadConfig
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = DraftHead(HeadConfig(WIDTH, VOCAB, 4, 2, 12, 96, features, draft_vocab))
@@ -82,10 +88,14 @@ def random_head():
 @pytest.fixture(scope="session")
 def markov():
     """strength → (model, head): drafts are always right at 0, about two tokens at 0.01, hardly ever at 1."""
+    from draftmark_speculative.eagle.tiny import tiny_pair
+
     return cache(tiny_pair)
 
 
 @pytest.fixture(scope="session")
 def table():
     """row_s → a cost table: a second a round, and `row_s` more for each row of a budget beyond the first."""
+    from draftmark_speculative.adaptive.costs import Cost, CostTable
+
     return lambda row_s: CostTable({1: Cost(1.0), 64: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row_s)})

@@ -21,6 +21,8 @@ from draftmark_speculative.sampling import Sampling
 
 COUNT, STRENGTH = 20, 0.01
 SMALL = {"page_size": 4, "max_num_reqs": 3, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}
+SIZES = (1, 3)
+"""Captured batch sizes: two requests are padded to three."""
 FREE, SOME, DEAR = 0.0, 0.04, 5.0
 """Cost of a row in adaptive rounds: always draft; now and then; never but for probes."""
 WAYS = {
@@ -57,8 +59,11 @@ def decode(markov, oracle, table):
         drafts = {None: lambda: None, "head": lambda: Eagle(head or markov(STRENGTH)[1], *shape)}
         speculate = drafts.get(who, lambda: oracle(*shape, tuple(texts)))()
         if row_s is not None:
-            speculate = Adaptive(speculate, (), table(row_s), 0.01)
-        config = EngineConfig(**{**SMALL, **more}, speculate=speculate)
+            nodes = shape[-1]
+            # Three graphs of ragged rows, where the default would be up to thirteen; tests of the budgets have those.
+            speculate = Adaptive(speculate, (4, 2 * nodes, 3 * nodes), table(row_s), 0.01)
+        sizes = {"capture_batch_sizes": SIZES} if more.get("graph") else {}
+        config = EngineConfig(**{**SMALL, **sizes, **more}, speculate=speculate)
         outs, engine = generate(model or markov(STRENGTH)[0], starts, count, config, stop=stop)
         assert engine.pages.in_use == 0
         for group in engine._layers.groups:
@@ -210,7 +215,7 @@ def test_ngram_drafts_pay_on_a_repeating_text(make_model):
     assert engine.statistics.rounds <= 40
 
 
-LIVES = [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
+LIVES = [seed if seed < 8 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
 
 
 @pytest.mark.parametrize("seed", LIVES)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark_speculative import Adaptive, EngineConfig, generate
-
 COUNT = 30
 
 
 @pytest.fixture(scope="session")
 def run(table):
     """(model, drafts, row_s, starts, **config) → texts and engine: adaptive, four requests at a time."""
+    from draftmark_speculative import Adaptive, EngineConfig, generate
 
     def of(model, drafts, row_s, starts, *, budgets=(), probe_share=0.01, count=COUNT, **more):
         speculate = drafts and Adaptive(drafts, budgets, table(row_s), probe_share)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 
+from core.pairs import quick
 from draftmark import BackendRefusal, GeometryError, Mode, RequestError
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, Ngram, generate
 from draftmark_speculative.drafts import Speculation
@@ -119,40 +121,42 @@ class Scripted:
         return self.keeps
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("plain_rounds", [1, 7, 40])
+@functools.cache
+def _texts_and_trees(overlap, plain_rounds):
+    """Two requests' texts, and each tree by (request, length); behind three drafted rounds so many are plain."""
+    model, head = tiny_pair(1.0)
+    host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
+    config = EngineConfig(
+        speculate=Adaptive(Eagle(head, 2, 3, 6), (12,), _never()), max_num_reqs=2, max_context_len=128, page_size=4,
+        overlap=overlap, host_lengths=host, max_extend_tokens=24, guard=True,
+    )  # fmt: skip
+    engine = Engine(model, config)
+    drafting, state, trees = engine._drafting, engine._state, {}
+    drafting._policy = Scripted(itertools.cycle([12] * 3 + [None] * plain_rounds))
+    grow = drafting.grow
+
+    def watched(padded, live, host):
+        grow(padded, live, host)
+        for i in range(live):
+            at = int(state.requests[i]), int(state.lengths.device[state.rows[i]])
+            trees[at] = state.tokens[i, 1:].tolist(), state.parents[i].tolist()
+
+    drafting.grow = watched
+    ids = [engine.submit([5, 6, 7], 100), engine.submit([9, 8, 7, 6, 5], 60)]
+    while engine.busy:
+        engine.step()
+    return [engine.output(i) for i in ids], trees
+
+
+@pytest.mark.parametrize(("overlap", "plain_rounds"), quick(itertools.product([False, True], [1, 7, 40]), together=1))
 def test_the_head_catches_up_what_plain_rounds_left(overlap, plain_rounds):
     """Behind any number of plain rounds the head drafts the very trees that it drafts when it never rested."""
-    model, head = tiny_pair(1.0)
-    seen = {}
-    for rests in (False, True):
-        speculate = Adaptive(Eagle(head, 2, 3, 6), (12,), _never())
-        host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
-        engine = Engine(
-            model,
-            EngineConfig(speculate=speculate, max_num_reqs=2, max_context_len=128, page_size=4, overlap=overlap,
-                         host_lengths=host, max_extend_tokens=24, guard=True),
-        )  # fmt: skip
-        drafting, state = engine._drafting, engine._state
-        drafting._policy = Scripted(itertools.cycle([12] * 3 + [None] * plain_rounds if rests else [12]))
-        trees = seen[rests] = {}
-        grow = drafting.grow
-
-        def watched(padded, live, host, grow=grow, trees=trees, state=state, drafting=drafting):
-            grow(padded, live, host)
-            for i in range(live):
-                at = int(state.requests[i]), int(state.lengths.device[state.rows[i]])
-                trees[at] = state.tokens[i, 1:].tolist(), state.parents[i].tolist()
-
-        drafting.grow = watched
-        ids = [engine.submit([5, 6, 7], 100), engine.submit([9, 8, 7, 6, 5], 60)]
-        while engine.busy:
-            engine.step()
-        seen[rests, "text"] = [engine.output(i) for i in ids]
-    assert seen[False, "text"] == seen[True, "text"]
-    both = seen[False].keys() & seen[True].keys()
+    text, never = _texts_and_trees(overlap, 0)
+    rested_text, rested = _texts_and_trees(overlap, plain_rounds)
+    assert text == rested_text
+    both = never.keys() & rested.keys()
     assert len(both) > 3
-    assert {at: seen[False][at] for at in both} == {at: seen[True][at] for at in both}
+    assert {at: never[at] for at in both} == {at: rested[at] for at in both}
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -186,21 +190,20 @@ def _never():
     return CostTable({1: Cost(1.0)}, {1: Cost(1.0)})
 
 
-def test_a_measured_table_serves_every_round(markov, prompts):
+@pytest.mark.parametrize(("graph", "host_drafts"), quick(itertools.product([True, False], [False, True]), together=1))
+def test_a_measured_table_serves_every_round(markov, prompts, graph, host_drafts):
     """Without given costs they are measured, eagerly and captured, and the text is the plain one."""
     model, head = markov(0.01)
-    starts = prompts(4, 12, seed=8)
+    starts, drafts = prompts(4, 12, seed=8), Ngram(2, 6) if host_drafts else Eagle(head, 2, 3, 6)
     want, _ = generate(model, starts, 20, EngineConfig(max_context_len=64))
-    for graph in (False, True):
-        for drafts in (Eagle(head, 2, 3, 6), Ngram(2, 6)):
-            config = EngineConfig(speculate=Adaptive(drafts), max_context_len=64, max_num_reqs=3, graph=graph)
-            got, engine = generate(model, starts, 20, config)
-            assert got == want
-            table = engine._drafting._policy.table
-            assert set(table.plain) == ({1, 2, 3} if not graph else set(config.limits.capture_batch_sizes))
-            assert bool(table.drafting) == isinstance(drafts, Eagle)
-            assert not graph or set(table.verify) == set(config.limits.row_budgets)
-            assert int(engine._state.lengths.device.sum()) == 0, "nothing of the rehearsal is left"
+    config = EngineConfig(speculate=Adaptive(drafts), max_context_len=64, max_num_reqs=3, graph=graph)
+    got, engine = generate(model, starts, 20, config)
+    assert got == want
+    table = engine._drafting._policy.table
+    assert set(table.plain) == ({1, 2, 3} if not graph else set(config.limits.capture_batch_sizes))
+    assert bool(table.drafting) != host_drafts
+    assert not graph or set(table.verify) == set(config.limits.row_budgets)
+    assert int(engine._state.lengths.device.sum()) == 0, "nothing of the rehearsal is left"
 
 
 def test_the_word_adaptive_names_it():

@@ -92,8 +92,16 @@ def check(draftmark: Callable[..., Any], model: Path) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("wrong", WRONG)
+HALVES = ("bfloat16", "float16")
+BOTH = [
+    pytest.param(wrong, dtype, marks=[] if dtype == HALVES[number % 2] else pytest.mark.slow)
+    for number, wrong in enumerate(WRONG)
+    for dtype in HALVES
+]
+"""Each in one of the two; in both in `make test-all`."""
+
+
+@pytest.mark.parametrize(("wrong", "dtype"), BOTH)
 def test_a_wrong_backend_fails(
     check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: str, dtype: str
 ) -> None:
