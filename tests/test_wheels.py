@@ -84,7 +84,9 @@ def test_the_vllm_adapter_waits_for_vllm(environment: Environment) -> None:
 def test_the_loop_says_what_reads_models(environment: Environment) -> None:
     """`draftmark-speculative` without its extra has torch, and says what to install for `draftmark generate`."""
     commands = environment("draftmark-speculative")
-    assert missing(commands, "transformers", "pytest") and not missing(commands, "torch")
+    assert missing(commands, "transformers", "pytest")
+    found = run(commands / "python", "-c", "import importlib.util as u; print(u.find_spec('torch') is not None)")
+    assert found.stdout == "True\n", found.stderr
     done = run(commands / "draftmark", "generate", "--prompt", "a")
     assert done.returncode and "pip install 'draftmark-speculative[hf]'" in done.stderr, done.stderr
 

@@ -111,7 +111,7 @@ class Guesser:
         return tree
 
 
-@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("topk", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_speculative_sampling_follows_the_target(topk, make_model):
     """Frequencies of three tokens after one prompt, over 4,000 requests with drafts, against the model's own joint
     distribution, computed from its logits: chi-square with a fixed seed."""
