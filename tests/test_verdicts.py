@@ -23,10 +23,17 @@ RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_recorded_verdict_is_whole_and_short(path):
-    """All tiers, six counts that add up, profiles that exist, and what did not pass by name or by number."""
+    """All tiers, six counts that add up, profiles that exist, and what did not pass by name or by number.
+
+    A run that was cut may be recorded too: nothing failed in it, and it is no verdict.
+    """
     record = json.loads(path.read_text())
-    assert (record["schema"], record["tiers_run"]) == (SCHEMA, list(record["items"]))
-    assert record["verdict"] in ("conforms", "conforms with known failures"), record["line"]
+    assert record["schema"] == SCHEMA and record["counts"]["failed"] == 0
+    if record["counts"]["not_run"]:
+        assert record["verdict"] == "has no verdict" and record["line"].endswith("not run")
+    else:
+        assert record["tiers_run"] == list(record["items"])
+        assert record["verdict"] in ("conforms", "conforms with known failures"), record["line"]
     assert sum(record["counts"].values()) == sum(record["items"].values())
     assert set(record["profiles"]) <= set(Profile) and record["source"]["commit"]
     by_check = [sum(counts.get(name, 0) for counts in record["checks"].values()) for name in ("passed", "refused")]

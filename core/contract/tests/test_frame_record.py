@@ -93,4 +93,4 @@ def test_the_command_warns_or_fails(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "contract-x.json"
     path.write_text('{"schema": 1, "backend": "reference"}')
     assert (main([str(path)]), main([str(path), "--strict"])) == (0, 1)
-    assert capsys.readouterr().out.count("contract-x.json: stale: it has schema 1, not 2") == 2
+    assert capsys.readouterr().out.count("contract-x.json: stale: it has schema 1, not 3") == 2

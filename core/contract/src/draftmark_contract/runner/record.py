@@ -17,7 +17,7 @@ from .item import PARTLY_REFUSED
 from .outcome import Outcome, Result
 from .verdict import Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 """Of both forms; grows when a field changes its meaning."""
 MOST_BYTES = 30_000
 """Of a short record."""
@@ -27,7 +27,7 @@ MOST_REASONS = 30
 """Reasons of refusals that a short record quotes, the most frequent ones."""
 LONGEST = 160
 """Characters of a reason in a short record."""
-COUNTS = re.compile(r'\{\n\s+("[\w ]+": \d+(?:,\n\s+"[\w ]+": \d+)*)\n\s+\}')
+COUNTS = re.compile(r'\{\n\s+("[\w .]+": \d+(?:,\n\s+"[\w .]+": \d+)*)\n\s+\}')
 """An object of counts alone, as `json` lays it out."""
 
 
@@ -89,16 +89,20 @@ def _head(verdict: Verdict) -> dict[str, Any]:
 
 
 def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
-    """Results by check, outcome and reason, with the cases; those of a whole tier without kernels are only counted."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    """Results by outcome and reason: how many of each check, and the cases of those checks that have few."""
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for result in results:
         reason = _reason(result)[:LONGEST]
-        groups.setdefault((result.check, result.outcome.value, reason), []).append(result.case)
+        groups.setdefault((result.outcome.value, reason), {}).setdefault(result.check, []).append(result.case)
     rows = []
-    for (check, outcome, reason), cases in groups.items():
-        named = [] if reason == INTERPRETED[:LONGEST] else cases[:most]
-        row = {"check": check, "outcome": outcome, "reason": reason, "items": len(cases)}
-        rows.append({**row, "cases": " ".join(named)} if named else row)
+    for (outcome, reason), checks in groups.items():
+        counts = {check: len(cases) for check, cases in checks.items()}
+        row = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
+        # Those of a whole tier without kernels are only counted.
+        named = {} if reason == INTERPRETED[:LONGEST] else {check: cases[:most] for check, cases in checks.items()}
+        rows.append(
+            {**row, "cases": {check: " ".join(cases) for check, cases in named.items()}} if most and named else row
+        )
     return rows
 
 
