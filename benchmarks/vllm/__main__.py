@@ -2,8 +2,8 @@
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
 {phases and cases again}, "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines
-start and warm up together; then they take turns, case by case, over and over. The file is written after every row. What is most
-wanted stands first: the first case of each phase is run, then the second.
+start and warm up together; then they take turns, case by case, over and over. The file is written after every row.
+What is most wanted stands first: the first case of each phase is run, then the second.
 """
 
 from __future__ import annotations
