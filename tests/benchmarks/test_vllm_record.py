@@ -20,7 +20,7 @@ def test_each_row_says_what_it_is() -> None:
     """Case, phase, backend, page, GPUs and speed; its run has versions, a commit, and what else its host did."""
     for row in RECORD["rows"]:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
-        assert row["tokens_per_s"] in row["all"] and 0 < row["tokens_per_s"], row
+        assert row["tokens_per_s"] in row["all"] and row["tokens_per_s"] > 0, row
         assert (row["phase"] == "verify") is (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
     for name in {row["run"] for row in RECORD["rows"] + RECORD["equality"]}:
         run = RECORD["runs"][name]
