@@ -1,9 +1,9 @@
 """python -m benchmarks.vllm PLAN.json --out RESULT.json: vLLM engines side by side, and what they say.
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
-[CASE, …], "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines start and
-warm up together; then they take turns, case by case, over and over. The file is written after every row. What is most
-wanted stands first: the first case of each phase is run, then the second.
+{phases and cases again}, "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines
+start and warm up together; then they take turns, case by case, over and over. The file is written after every row.
+What is most wanted stands first: the first case of each phase is run, then the second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from .engines import SHAPES, Engine, say
 from .equality import compare, texts
 from .fleet import Fleet
-from .profile import kernels
+from .profile import profiles
 from .throughput import Case, medians, run
 
 PACKAGES = (
@@ -98,8 +98,9 @@ class Benchmark:
                 for phase, case in zip(PHASES, beside, strict=True):
                     if case is not None:
                         self._turns(fleet, ready, phase, case)
-            for case in self.plan.get("profile", ()):
-                self._profiles(fleet, ready, Case(**case))
+            for phase in PHASES:
+                for case in self.plan.get("profile", {}).get(phase, ()):
+                    self._profiles(fleet, ready, phase, Case(**case))
         finally:
             for number, why in fleet.failed.items():
                 self.add("failed", {"engine": number, "backend": engines[number].backend, "why": why})
@@ -121,13 +122,14 @@ class Benchmark:
             if found[number]:
                 self.add("rows", medians(found[number]))
 
-    def _profiles(self, fleet: Fleet, ready: list[int], case: Case) -> None:
+    def _profiles(self, fleet: Fleet, ready: list[int], phase: str, case: Case) -> None:
         for number in ready:
             engine = fleet.engines[number]
-            if self.left() < 0 or engine.page_size != 16 or engine.backend == "TRITON_ATTN":
+            if self.left() < 0 or phase not in _phases(engine):
                 continue
-            rows = fleet.ask(number, partial(kernels, case))
-            self.add("profiles", {"case": case.name, "backend": engine.backend, "drafts": engine.drafts, "top": rows})
+            about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
+            drafter = {"drafter": engine.drafter} if engine.drafts else {}
+            self.add("profiles", {**about, **drafter, **fleet.ask(number, partial(profiles, case))})
 
     def equality(self) -> None:
         """Let every engine of the plan say its texts, all at once, and keep the tokens."""

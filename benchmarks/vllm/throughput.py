@@ -32,12 +32,29 @@ class Case:
         return f"{self.batch}x{self.context // 1024}k" + ("-uneven" if self.uneven else "")
 
 
-def run(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
+class Watch:
+    """Something that watches what of a case is timed: a prefill up to its last first token, or the steps behind it."""
+
+    def begin(self) -> None:
+        """It begins."""
+
+    def end(self) -> None:
+        """It has ended."""
+
+    def said(self, steps: int) -> dict[str, Any]:
+        """What was seen, of as many steps."""
+        return {}
+
+
+def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dict[str, Any]:
     """Run a case once. A decode's prompts count as computed where the engine can skip that, see `connector`."""
+    watch = watch or Watch()
     loop = llm.llm_engine
     skipped = bool(case.steps and engine.skip_prefill)
     asked = _prompts(case, engine)
     counts = {str(number): 0 for number in range(case.batch)}
+    if not case.steps:
+        watch.begin()
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
         loop.add_request(str(number), prompt, _sampling(case, engine, skipped, number, prompt))
@@ -48,7 +65,11 @@ def run(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
         steps += bool(first)
         if not first and all(counts.values()):
             first, at_first = time.perf_counter(), sum(counts.values())
-    return _row(case, engine, began, first, time.perf_counter(), sum(counts.values()) - at_first, steps)
+            if case.steps:
+                watch.begin()
+    ended = time.perf_counter()
+    watch.end()
+    return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps)
 
 
 def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:

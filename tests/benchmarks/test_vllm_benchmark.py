@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import Memory, make
+from benchmarks.vllm.profile import busy, profiles
 from benchmarks.vllm.throughput import Case, medians
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
@@ -132,6 +134,47 @@ def test_engines_that_are_ready_do_not_wait_for_all(monkeypatch: pytest.MonkeyPa
         assert engines.ask(1, name_of) == {"failed": "it was not ready in time"}
     finally:
         engines.close()
+
+
+class OneRequest:
+    """Stands in for vLLM's loop: each step multiplies, and gives its only request one token more."""
+
+    def __init__(self) -> None:
+        self.llm_engine, self._left, self._made = self, 0, 0
+
+    def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
+        """Take it."""
+        self._left, self._made = sampling.max_tokens, 0
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a token is missing."""
+        return self._left > 0
+
+    def step(self) -> list[Any]:
+        """Make one."""
+        self._left, self._made = self._left - 1, self._made + 1
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        return [SimpleNamespace(request_id="0", outputs=[SimpleNamespace(token_ids=[0] * self._made)])]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill's one step, or the steps behind it without it: one product each, seen by both profilers."""
+    monkeypatch.setattr(
+        "benchmarks.vllm.throughput._sampling", lambda *given: SimpleNamespace(max_tokens=1 + given[0].steps)
+    )
+    found = profiles(Case(1, 1024, steps), OneRequest(), Engine("small-shape", "CUSTOM:reference", 16))
+    calls = {row["name"]: row["calls"] for row in found["host_calls"]}
+    functions = [row["calls"] for row in found["host_functions"] if row["name"].endswith(" step")]
+    assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
+    assert found["torch_ms"] > 0 and found["functions_ms"] > 0
+    assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no device here
+
+
+def test_a_device_is_busy_once() -> None:
+    """However many kernels run at a time; what lies between them does not count."""
+    assert busy([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (10.0, 11.0)]) == 6.0
+    assert busy([]) == 0.0
 
 
 def test_the_median_of_repetitions_counts() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
@@ -28,3 +31,22 @@ def test_lengths_on_the_host_are_exact_or_none(loose: int) -> None:
     assert found.seq_lens_cpu_upper_bound.tolist() == [41 + loose, 1 + loose, 134 + loose]
     if hasattr(found, "_seq_lens_cpu"):
         assert found._seq_lens_cpu is None if loose else found._seq_lens_cpu.tolist() == [41, 1, 134]
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_a_request_without_rows_is_in_no_step(threshold: int | None) -> None:
+    """vLLM schedules none; the rows of the others keep their places, and their KV its slots."""
+    from draftmark_contract.cases.forwards import ragged
+    from draftmark_contract.judge.step import step_of
+    from draftmark_vllm.judge.order import as_the_runner_orders
+
+    limits = Limits(max_num_reqs=4, max_context_len=300, max_extend_tokens=64)
+    geometry = Geometry.create(AttentionShape(4, 2, 64, page_size=16), limits, modes=(Mode.EXTEND,))
+    step = step_of(ragged("hole", geometry, (4, 0, 5, 9), (3, 7, 0, 1)))
+    found = as_the_runner_orders(step, SimpleNamespace(reorder_batch_threshold=threshold))
+    expected = [1, 3, 7] if threshold else [3, 7, 1]
+    assert [one.rows for one in found.step.forward.requests] == expected
+    rows = torch.arange(11.0)
+    assert torch.equal(found.back(*found.rows(rows)), rows)
+    given = sorted(step.writes.values())
+    assert sorted(found.step.writes.values()) == given and len(given) == 11

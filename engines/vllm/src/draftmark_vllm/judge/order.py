@@ -38,11 +38,13 @@ class Ordered:
 def as_the_runner_orders(step: Step, builder: Any) -> Ordered:
     """The step with its requests reordered.
 
-    Decodes, then what goes on with a context, then first chunks: `reorder_batch_to_split_decodes_and_prefills`.
+    Decodes, then what goes on with a context, then first chunks: `reorder_batch_to_split_decodes_and_prefills`. A
+    request without rows is in no step, since the scheduler gives every request that it names a token at least: as a
+    decode of no row FlashInfer's planner ended with a ValueError.
     """
     threshold = getattr(builder, "reorder_batch_threshold", None)
     requests = step.forward.requests
-    numbers = list(range(len(requests)))
+    numbers = [number for number, one in enumerate(requests) if one.rows]
     if threshold is not None:
         numbers.sort(key=lambda number: _region(requests[number], threshold))
     firsts = [sum(one.rows for one in requests[:number]) for number in numbers]

@@ -1,0 +1,89 @@
+"""The recorded throughput of vLLM: what each row says, and that the page's tables are of these rows, all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.vllm.gather import gather
+from benchmarks.vllm.tables import pairs, table, tables, write
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
+PHASES = {"decode", "verify", "prefill"}
+
+
+def test_each_row_says_what_it_is() -> None:
+    """Case, phase, backend, page, GPUs and speed; its run has versions, a commit, and what else its host did."""
+    for row in RECORD["rows"]:
+        assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
+        assert row["tokens_per_s"] in row["all"] and row["tokens_per_s"] > 0, row
+        assert (row["phase"] == "verify") is (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
+    for name in {row["run"] for row in RECORD["rows"] + RECORD["equality"]}:
+        run = RECORD["runs"][name]
+        assert run["about"] and run["commit"] != "unknown" and "H200" in run["device"]
+        assert {"vllm", "torch", "triton", "draftmark-vllm", "draftmark-cuda-triton"} <= set(run["versions"])
+
+
+def test_no_row_is_there_twice_and_each_has_a_peer() -> None:
+    """Every row of ours stands beside one of vLLM's own, of the same run."""
+    for name in RECORD["runs"]:
+        rows = [row for row in RECORD["rows"] if row["run"] == name]
+        keys = [(r["case"], r["phase"], r["backend"], r["page_size"], r["num_gpus"], r.get("drafter")) for r in rows]
+        assert len(set(keys)) == len(keys)
+        assert len(list(pairs(rows))) == len([row for row in rows if row["backend"].startswith("CUSTOM:")])
+
+
+def test_no_recorded_text_is_wrong() -> None:
+    """Each engine's tokens are the model's best, or near it by what rounding explains; in float32 all are equal."""
+    assert RECORD["equality"]
+    for row in RECORD["equality"]:
+        assert not row["wrong_texts"] and row["furthest_below_best"] <= row["bound"]
+        assert row["equal"] + row["near_ties"] == row["texts"]
+        assert row["dtype"] != "float32" or row["equal"] == row["texts"]
+
+
+def test_the_page_has_every_row() -> None:
+    """Its tables are written from the record."""
+    page = (ROOT / "docs" / "vllm.md").read_text()
+    assert write(page, tables(RECORD)) == page
+    ours = [row for row in RECORD["rows"] if row["backend"].startswith("CUSTOM:")]
+    assert page.count("| `cuda_triton` | 16 |") + page.count("| `cuda_triton` | 64 |") >= len(ours) > 0
+
+
+def row(backend: str, speed: float, **more: Any) -> dict[str, Any]:
+    """A row of one case."""
+    usual = {"case": "16x1k", "phase": "decode", "page_size": 16, "num_gpus": 1, "all": [speed, 2 * speed]}
+    return {"backend": backend, "tokens_per_s": speed, **usual, **more}
+
+
+def test_the_peer_is_the_best_of_vllms_own() -> None:
+    """Of the same case alone; below what is aimed at the ratio is bold, and turns stand beside turns."""
+    rows = [row("CUSTOM:a", 90.0, all=[90.0, 80.0]), row("FLASH_ATTN", 100.0), row("TRITON_ATTN", 95.0)]
+    rows += [row("CUSTOM:a", 97.0, phase="prefill"), row("FLASH_ATTN", 100.0, phase="prefill")]
+    rows += [row("CUSTOM:a", 1.0, page_size=64)]
+    lines = table(rows).splitlines()[2:]
+    assert len(lines) == 2
+    assert "| FLASH_ATTN | 100 | **0.900** | 0.40 … 0.90 |" in lines[0]
+    assert "| 0.970 |" in lines[1]
+
+
+def test_a_run_takes_the_place_of_one_of_its_name() -> None:
+    """Other runs stay as they are."""
+    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
+    one = gather(gather({}, result, "x", "first"), result, "y", "second")
+    again = gather(one, {**result, "rows": [row("B", 2.0)], "commit": "e"}, "x", "third")
+    assert [(found["run"], found["backend"]) for found in again["rows"]] == [("y", "A"), ("x", "B")]
+    assert again["runs"]["x"] == {"about": "third", "device": "d", "commit": "e", "versions": {}}
+
+
+def test_texts_are_recorded_only_when_they_are_judged() -> None:
+    """And a page without marks is refused."""
+    result = {"equality": [{"backend": "A", "tokens": [[1]]}], "rows": []}
+    with pytest.raises(ValueError, match="texts of A are not judged"):
+        gather({}, result, "x", "first")
+    with pytest.raises(ValueError, match="the page has no"):
+        write("nothing", "made")
