@@ -36,15 +36,15 @@ class Run:
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
     def waves(self, numbers: list[int]) -> None:
-        """Measure these waves; each imports what it needs while the one before is measured."""
+        """Measure these waves; each imports what it needs while the one before starts: not while it is measured."""
         members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
         try:
             self._spawn(members[0])
             self._about = _about()  # while the servers import
             for at, wave in enumerate(members):
-                self._start(wave)
-                if at + 1 < len(members):
-                    self._spawn(members[at + 1])
+                following = members[at + 1] if at + 1 < len(members) else []
+                self._spawn(following)
+                self._start(wave, following)
                 for number in wave:
                     self._measure(number)
                 if 2 * sum(self._has("done", number) for number in wave) < len(wave):
@@ -62,13 +62,17 @@ class Run:
             with (self._folder / f"log.{number}").open("wb") as log:
                 self._processes[number] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
-    def _start(self, wave: list[int]) -> None:
-        """Let a wave start, and end what is not ready in time: it would disturb."""
+    def _start(self, wave: list[int], following: list[int]) -> None:
+        """Let a wave start while those of the next import, and end what is not ready in time: it would disturb."""
         for number in wave:
             (self._folder / f"go.{number}").touch()
         self._say(f"starting {', '.join(SERVERS[number].name for number in wave)}")
         limit = min(time.monotonic() + self._ready, self._began + self._all)
-        while time.monotonic() < limit and (self._waits() or any(self._starts(one) for one in wave)):
+        while time.monotonic() < limit and (
+            self._waits()
+            or any(self._lacks("ready", one) for one in wave)
+            or any(self._lacks("imported", one) for one in following)
+        ):
             time.sleep(0.05)
         for number in wave:
             if not self._has("ready", number):
@@ -94,8 +98,8 @@ class Run:
     def _waits(self) -> bool:
         return self._after is not None and not self._after.exists()
 
-    def _starts(self, number: int) -> bool:
-        return self._alive(number) and not self._has("ready", number)
+    def _lacks(self, what: str, number: int) -> bool:
+        return self._alive(number) and not self._has(what, number)
 
     def _alive(self, number: int) -> bool:
         return self._processes[number].poll() is None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 POINTS = ((1, 1024), (64, 1024), (8, 8192), (16, 1024), (1, 32768))
 LONG = (*POINTS, (1, 8192), (64, 8192))
 FEW = ((1, 1024), (64, 1024))
+NEAR = ((1, 1024), (1, 8192), (8, 8192), (16, 1024), (64, 1024))
 PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
 """Prompts that are prefilled in earnest, where prefill is measured."""
 
@@ -61,6 +62,7 @@ class Server:
     Attributes:
         prefill: whether prefill is measured too.
         profiled: whether kernels are listed at the first point.
+        runs: how often each point is measured, one round over all of them after the other.
     """
 
     case: Case
@@ -68,6 +70,7 @@ class Server:
     points: tuple[tuple[int, int], ...] = POINTS
     prefill: bool = False
     profiled: bool = False
+    runs: int = 1
 
     @property
     def name(self) -> str:
@@ -158,7 +161,23 @@ WAVES = (
         Server(plain(1), "fa3", FEW),
         Server(chain(1), "draftmark", FEW),
     ),
+    (
+        Server(plain(64), "draftmark", NEAR, prefill=True, profiled=True, runs=2),
+        Server(plain(64), "fa3", NEAR, prefill=True, profiled=True, runs=2),
+        Server(chain(64), "draftmark", NEAR, runs=2),
+        Server(chain(64), "fa3", NEAR, runs=2),
+        Server(tree32(1), "draftmark", NEAR, profiled=True),
+        Server(tree32(1), "fa3", NEAR, profiled=True),
+        Server(tree16(1), "draftmark", NEAR),
+        Server(tree16(1), "fa3", NEAR),
+        Server(tree32(64), "draftmark", NEAR),
+        Server(tree16(64), "draftmark", NEAR),
+        Server(tree16(64), "fa3", NEAR),
+        Server(plain(64), "triton", NEAR, prefill=True, runs=2),
+        Server(tree32(1), "flashinfer", NEAR),
+        Server(tree16(1), "flashinfer", NEAR),
+    ),
 )
 """Servers that fit into one GPU together start together, and are measured one after the other; the first are those
-that matter most, should time run out."""
+that matter most, should time run out. The fifth asks again, and twice, where rows lay near one another."""
 SERVERS = tuple(server for wave in WAVES for server in wave)

@@ -4,7 +4,7 @@ alone.
 python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
 
 Starting takes most of the time (imports, compilers, graphs) and measuring little; so what can go on side by side does,
-but for what is measured.
+but while something is measured nothing else does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import random
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
 
 from .arguments import environment, server_arguments
-from .cases import PREFILLS, SERVERS, WAVES, Server
+from .cases import PREFILLS, SERVERS, Server
 from .imports import import_sglang
 from .profiles import Profile
 
@@ -34,13 +36,11 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     server = SERVERS[number]
     os.environ.update(environment(server))  # before SGLang is imported, which reads it then
     if not rehearsed:
-        _stay_aside(server not in WAVES[0])
         with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
             _compile_early(number)
     import_sglang(rehearsed)
+    (folder / f"imported.{number}").touch()
     _wait(folder / f"go.{number}")
-    if not rehearsed:
-        _stay_aside(False)
     from .dummies import Prompts, fill, pass_prompts_by, share_kv, share_layers
 
     share_layers()
@@ -55,12 +55,12 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     _wait(folder / f"turn.{number}")
     measured = Measured(server, scheduler, folder / f"rows.{number}.json")
     Prompts.earnest = False
-    for requests, length in server.points:
+    for requests, length in server.points * server.runs:
         measured.decode(requests, length)
     if server.profiled:
         measured.profile(*server.points[0])
     Prompts.earnest = True
-    for requests, length in PREFILLS if server.prefill and not rehearsed else ():
+    for requests, length in PREFILLS * server.runs if server.prefill and not rehearsed else ():
         measured.prefill(requests, length)
     (folder / f"done.{number}").touch()
     os._exit(0)
@@ -78,9 +78,12 @@ class Measured:
         """Tokens a second from when every request has some rounds behind it."""
         case = self._server.case
         rounds = FEWER if requests * case.num_draft_tokens > 256 else ROUNDS
-        (before, some), (after, all_) = self._run(requests, length, rounds)
+        marks = self._run(requests, length, rounds)
+        (before, some), (after, all_) = marks[0], marks[-1]
         rate = (all_ - some) / (after - before)
         self._row(requests, length, "decode" if case.speculate == "none" else "verify", rate)
+        self._rows[-1] |= _rounds([at for at, _ in marks])
+        self._keep()
 
     def prefill(self, requests: int, length: int) -> None:
         """Tokens a second of prompts taken whole; the second time, when everything is compiled."""
@@ -93,20 +96,21 @@ class Measured:
     def profile(self, requests: int, length: int) -> None:
         """What the GPU does in a round, kernel by kernel."""
         with Profile() as profile:
-            self._run(requests, length, 16, profile)
-        self._rows[0]["profile"] = profile.summary(16)
+            marks = self._run(requests, length, 16, profile)
+        self._rows[0]["profile"] = profile.summary(16) | _rounds([at for at, _ in marks])
         self._keep()
 
-    def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> Any:
+    def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> list[tuple[float, int]]:
+        """When each round from the last skipped one on had ended, and how many tokens there were then."""
         accept = self._server.case.accept
-        wanted = [1 + SKIPPED * accept, 1 + (SKIPPED + rounds) * accept]
-        running = submit(self._scheduler, self._prompts(requests, length), wanted[1] + 2 * accept)
+        wanted = [1 + (SKIPPED + one) * accept for one in range(rounds + 1)]
+        running = submit(self._scheduler, self._prompts(requests, length), wanted[-1] + 2 * accept)
         marks: list[tuple[float, int]] = []
 
         def watch() -> None:
             counts = [len(request.output_ids) for request in running]
-            while len(marks) < 2 and min(counts) >= wanted[len(marks)]:
-                if profile is not None:
+            while len(marks) <= rounds and min(counts) >= wanted[len(marks)]:
+                if profile is not None and len(marks) in (0, rounds):
                     profile.start() if not marks else profile.stop()
                 marks.append((time.perf_counter(), sum(counts)))
 
@@ -131,6 +135,12 @@ class Measured:
         part.replace(self._file)
 
 
+def _rounds(ends: list[float]) -> dict[str, float]:
+    """µs of the median and of the longest round: where they lie far apart, something else ran."""
+    spent = [(end - begin) * 1e6 for begin, end in pairwise(ends)]
+    return dict(median_round_us=round(median(spent), 1), longest_round_us=round(max(spent), 1))
+
+
 def _small(server: Server) -> Server:
     """The same server for a CPU, where SGLang's own GPU backends are not."""
     own = "torch_native" if server.case.speculate == "none" else "draftmark"
@@ -141,12 +151,6 @@ def _small(server: Server) -> Server:
 def _wait(file: Path) -> None:
     while not file.exists():
         time.sleep(0.02)
-
-
-def _stay_aside(aside: bool) -> None:
-    """Importing goes on while others are measured: on the upper half of the cores, then."""
-    cores = os.cpu_count() or 1
-    os.sched_setaffinity(0, range(cores // 2 if aside else 0, cores))
 
 
 def _compile_early(number: int) -> None:

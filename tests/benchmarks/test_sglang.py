@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
+from benchmarks.sglang.tables import PAGE, RECORD, compared, page, tables
 
 H200 = 150e9
-BESIDES_KV = 12e9
-"""Bytes of a server but for its KV: a layer's weights, embedding and output, the CUDA context, graphs, activations."""
+BESIDES_KV = 8e9
+"""Bytes of a server but for its KV: a layer's weights, embedding and output, the CUDA context, graphs, activations.
+Eight servers, KV and all, held 61e9 of an H200."""
 
 
 def _bytes(server: Server) -> float:
@@ -33,3 +37,45 @@ def test_every_peer_has_draftmark_beside_it() -> None:
     """At the same case, page size and points."""
     ours = {(server.case, server.points) for server in SERVERS if server.backend == "draftmark"}
     assert {(server.case, server.points) for server in SERVERS} == ours
+
+
+def test_a_recorded_row_is_one_of_the_plan() -> None:
+    """Its server is planned, measures that point, and its name says what it is."""
+    planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
+    for row in json.loads(RECORD.read_text())["rows"]:
+        name, point = row["case"].split()
+        server = planned[name, row["page_size"], row["backend"]]
+        assert point == f"{row['num_reqs']}x{row['prompt_len']}" and row["num_gpus"] == 1
+        assert (row["speculate"], row["accept_len"]) == (server.case.speculate, server.case.accept)
+        assert row["phase"] in (("verify",) if server.case.speculate != "none" else ("decode", "prefill"))
+        assert row["tokens_per_s"] > 0
+
+
+def test_the_record_says_what_it_is() -> None:
+    """Machine, versions, commit, what ran beside, whose texts were compared, and what was not measured."""
+    record = json.loads(RECORD.read_text())
+    assert record["schema"] == 1 and record["versions"].keys() == {"torch", "sglang"}
+    assert all(record[name] for name in ("device", "commit", "model", "how", "beside", "not_measured"))
+    assert all(one["equal"] + len(one["parted"]) == one["texts"] for one in record["equality"])
+
+
+def test_the_page_shows_the_record() -> None:
+    """`python -m benchmarks.sglang.tables` writes it."""
+    text = PAGE.read_text()
+    assert page(text, json.loads(RECORD.read_text())) == text
+
+
+def test_a_peer_is_the_fastest_of_its_kind() -> None:
+    """At any page size, of points measured twice by the better run, and nobody's row is left out."""
+    row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024)
+    rates = {("draftmark", 1): [90.0], ("draftmark", 64): [100.0], ("fa3", 64): [40.0, 50.0], ("triton", 1): [45.0]}
+    rows = [
+        row | dict(backend=backend, page_size=size, tokens_per_s=rate)
+        for (backend, size), measured in rates.items()
+        for rate in measured
+    ]
+    ours, peer, others = compared(rows)[0]
+    assert (ours["tokens_per_s"], peer["tokens_per_s"]) == (100.0, 50.0)
+    assert [one["tokens_per_s"] for one in others] == [90.0, 45.0]
+    line = "| 1 × 1k | 100 (p64) | FA3 50 (p64) | 2.00 | draftmark 90 (p1), Triton 45 (p1) |"
+    assert line in tables(dict(rows=rows))

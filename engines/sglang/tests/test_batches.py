@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from draftmark import AttentionShape, DeviceProfile, Mode, load
-from draftmark.runtime import BatchBuffers, Exact, Tree, Unknown, validate
-from draftmark_sglang.batches import extend_batch, uniform_batch
+from draftmark.runtime import BatchBuffers, Exact, ForwardBatch, Tree, Unknown, validate
+from draftmark_sglang.batches import extend_batch, uniform_batch, write_batch
 from draftmark_sglang.facts import RunnerFacts
 from draftmark_sglang.geometries import geometry_of, modes_of
 from draftmark_sglang.phases import counted_rows, mode_of
+from draftmark_sglang.prefixes import Prefixes
 
 FACTS = RunnerFacts("cpu", "float32", "float32", 16, 4, 100, 64, "EAGLE", 4, 3, 8)
 
@@ -27,7 +28,22 @@ def _attention() -> Any:
     shape = AttentionShape(2, 1, 8, 16, "float32", "float32")
     geometry = geometry_of(loaded, shape, FACTS, DeviceProfile(), modes_of(FACTS), 6)
     tree_ops = loaded.tree_ops(geometry, torch.device("cpu"))
-    return SimpleNamespace(geometry=geometry, buffers=BatchBuffers(geometry, "cpu"), tree_ops=tree_ops)
+    buffers = BatchBuffers(geometry, "cpu")
+
+    def uniform(mode: Mode, step: int, requests: int, host: Any, *, tree: bool) -> ForwardBatch:
+        return buffers.uniform(mode, step, requests, requests, host, tree=tree)
+
+    return SimpleNamespace(
+        geometry=geometry, buffers=buffers, tree_ops=tree_ops, prefixes=Prefixes(buffers), uniform=uniform
+    )
+
+
+def _batch(attention: Any, forward: Any, mode: Mode, seen: torch.Tensor | None = None) -> ForwardBatch:
+    """Outside the graph, and twice inside: a graph's second replay finds what the first left."""
+    batch = uniform_batch(attention, forward, mode, POOL, seen=seen, in_capture=False)
+    write_batch(attention, batch, seen)
+    write_batch(attention, batch, seen)
+    return batch
 
 
 def _forward(lens: list[int], rows: list[int], **more: Any) -> _Forward:
@@ -46,7 +62,7 @@ POOL = torch.cat([torch.zeros(1, 128), 16 + torch.arange(4 * 128).view(4, 128)])
 def test_decode_counts_its_own_row() -> None:
     """SGLang's length of a decode holds the row itself; a padded request has prefix 0 and null pages."""
     attention = _attention()
-    batch = uniform_batch(attention, _forward([9, 40, 1], [2, 1, 0]), Mode.DECODE, POOL, tree=False, in_capture=False)
+    batch = _batch(attention, _forward([9, 40, 1], [2, 1, 0]), Mode.DECODE)
     validate(batch, attention.geometry)
     assert batch.prefix_lens.tolist() == [8, 39, 0]
     assert batch.positions.tolist() == [8, 39, 0]
@@ -56,12 +72,12 @@ def test_decode_counts_its_own_row() -> None:
 def test_host_lengths_are_exact_or_unknown() -> None:
     """A mirror is exact or absent, and at capture it means nothing (sglang#26738, #26521)."""
     attention, forward = _attention(), _forward([9, 40], [2, 1])
-    batch = uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=False)
+    batch = _batch(attention, forward, Mode.DECODE)
     assert isinstance(batch.host, Unknown)
     forward.seq_lens_cpu = torch.tensor([9, 40])
-    batch = uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=False)
+    batch = _batch(attention, forward, Mode.DECODE)
     assert batch.host == Exact((8, 39))
-    assert isinstance(uniform_batch(attention, forward, Mode.DECODE, POOL, tree=False, in_capture=True).host, Unknown)
+    assert isinstance(uniform_batch(attention, forward, Mode.DECODE, POOL, in_capture=True).host, Unknown)
 
 
 def test_a_tree_and_its_padding() -> None:
@@ -70,12 +86,30 @@ def test_a_tree_and_its_padding() -> None:
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     mask[3, 2] = mask[4:, 2] = False
     forward = _forward([20, 1], [3, 0], spec_info=SimpleNamespace(custom_mask=mask.flatten()), num_padding=1)
-    batch = uniform_batch(attention, forward, Mode.VERIFY, POOL, tree=True, in_capture=False)
+    batch = _batch(attention, forward, Mode.VERIFY, torch.ones(6 * 8 * 8, dtype=torch.bool))
     validate(batch, attention.geometry)
     assert isinstance(batch.tail, Tree)
     assert batch.tail.depth[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6]
     assert batch.tail.mask[8:, 0].tolist() == [1 << node for node in range(8)]
     assert batch.positions[:8].tolist() == [20, 21, 22, 22, 23, 24, 25, 26]
+
+
+def test_a_draft_extend_of_a_padded_request_has_no_prefix() -> None:
+    """Of a padded request SGLang counts one row, and all of its rows are taken off."""
+    attention = _attention()
+    forward = _forward([20, 1], [3, 0])
+    batch = _batch(attention, forward, Mode.DRAFT_EXTEND)
+    assert batch.prefix_lens.tolist() == [12, 0]
+    assert batch.positions[8:].tolist() == list(range(8))
+
+
+def test_another_table_leaves_no_columns_behind() -> None:
+    """Columns that a narrower `req_to_token` does not reach are null pages again (sglang#22778)."""
+    attention, forward = _attention(), _forward([9, 40], [2, 1])
+    _batch(attention, forward, Mode.DECODE)
+    narrow = uniform_batch(attention, forward, Mode.DECODE, POOL[:, :32].clone(), in_capture=False)
+    write_batch(attention, narrow)
+    assert bool((narrow.page_table[:, 2:] == 0).all()) and bool((narrow.page_table[:, :2] > 0).all())
 
 
 def test_extend_is_ragged() -> None:

@@ -7,12 +7,22 @@ from typing import Any
 import torch
 
 from draftmark import AttentionShape, LoadedBackend, Mode
-from draftmark.runtime import AttentionBackend, BatchBuffers, ForwardBatch, KVCache, TreeOps, device_profile
+from draftmark.runtime import (
+    AttentionBackend,
+    BatchBuffers,
+    ForwardBatch,
+    HostLengths,
+    KVCache,
+    TreeOps,
+    Unknown,
+    device_profile,
+)
 
 from .facts import RunnerFacts
 from .geometries import geometry_of, needs_host_lengths
 from .layers import attention_layers, shape_of
 from .page_table import as_pages
+from .prefixes import Prefixes
 
 
 class LayerAttention:
@@ -21,7 +31,7 @@ class LayerAttention:
     Attributes:
         geometry: that of the first shape; limits, draft shape and page size are those of all.
         arenas: the backends' buffers, one for each shape.
-        buffers: the static tensors of every batch but an EXTEND.
+        buffers: the static tensors of every batch but an EXTEND. prefixes: their lengths and page tables.
         tree_ops: of the first shape; a tail does not depend on heads.
         needs_host_lengths: whether SGLang must bring lengths to the host.
     """
@@ -31,6 +41,7 @@ class LayerAttention:
         self._pool = runner.token_to_kv_pool
         self._layers = attention_layers(runner.model)
         self._scales: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        self._caches: dict[int, tuple[torch.Tensor, torch.Tensor, KVCache]] = {}
         self.open(0)
 
     def open(self, capture_batch_size: int) -> None:
@@ -51,12 +62,23 @@ class LayerAttention:
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
         self.buffers = BatchBuffers(self.geometry, device)
+        self.prefixes = Prefixes(self.buffers)
+        self._batches: dict[tuple[Mode, int, int, bool], ForwardBatch] = {}
         self.tree_ops: TreeOps = self._loaded.tree_ops(self.geometry, device)
 
     @property
     def shapes(self) -> tuple[AttentionShape, ...]:
         """Every distinct shape of the layers."""
         return tuple(self._bound)
+
+    def uniform(self, mode: Mode, step: int, requests: int, host: HostLengths, *, tree: bool) -> ForwardBatch:
+        """A batch over the static buffers. Where the host knows no lengths, all of one size are one and the same."""
+        if not isinstance(host, Unknown):
+            return self.buffers.uniform(mode, step, requests, requests, host, tree=tree)
+        key = mode, step, requests, tree
+        if key not in self._batches:
+            self._batches[key] = self.buffers.uniform(mode, step, requests, requests, host, tree=tree)
+        return self._batches[key]
 
     def plan(self, batch: ForwardBatch) -> None:
         """On the host, outside a graph."""
@@ -85,18 +107,27 @@ class LayerAttention:
         backend, cache, rows = self._of_layer[layer.layer_id], self._cache(layer), batch.num_rows
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        padded = q.shape[0] > rows
         if k is not None and v is not None:
-            k, v = (one.view(-1, layer.tp_k_head_num, layer.head_dim)[:rows] for one in (k, v))
-            backend.write_kv(k, v, cache, batch)
-        backend.attend(q[:rows], cache, batch, out[:rows])
-        out[rows:].zero_()
+            k, v = (one.view(-1, layer.tp_k_head_num, layer.head_dim) for one in (k, v))
+            backend.write_kv(k[:rows] if padded else k, v[:rows] if padded else v, cache, batch)
+        if padded:
+            backend.attend(q[:rows], cache, batch, out[:rows])
+            out[rows:].zero_()
+        else:
+            backend.attend(q, cache, batch, out)
         return out.view(-1, layer.tp_q_head_num * layer.head_dim)
 
     def _cache(self, layer: Any) -> KVCache:
         """The layer's pages. Asked of the pool each time: a hierarchical cache may still be loading them."""
         k, v = self._pool.get_kv_buffer(layer.layer_id)
+        known = self._caches.get(layer.layer_id)
+        if known is not None and known[0] is k and known[1] is v:
+            return known[2]
         page_size = self._facts.page_size
-        return KVCache(as_pages(k, page_size), as_pages(v, page_size), *self._scales_of(layer))
+        cache = KVCache(as_pages(k, page_size), as_pages(v, page_size), *self._scales_of(layer))
+        self._caches[layer.layer_id] = k, v, cache
+        return cache
 
     def _scales_of(self, layer: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """fp8's scales at addresses of their own, which a graph may keep."""

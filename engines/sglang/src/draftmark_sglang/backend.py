@@ -13,7 +13,7 @@ from draftmark_engines import choose
 
 from .arguments import refuse
 from .attention import LayerAttention
-from .batches import extend_batch, uniform_batch
+from .batches import extend_batch, uniform_batch, write_batch
 from .facts import facts_of
 from .geometries import modes_of
 from .options import Options
@@ -39,7 +39,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self.attention = LayerAttention(runner, loaded, self.facts, modes_of(self.facts))
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self._batch: ForwardBatch | None = None
-        self._mask = self._new_mask()
+        self._mask, self._seen = self._new_mask(), self._new_cells()
 
     # -- before a forward ---------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """SGLang says how far it pads batches, which may be further than it serves requests (sglang#25124)."""
         if max_bs > self.attention.geometry.max_reqs:
             self.attention.open(max_bs)
-            self._mask = self._new_mask()
+            self._mask, self._seen = self._new_mask(), self._new_cells()
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """`seq_lens` of a padded request: its own row."""
@@ -63,16 +63,18 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         if mode is Mode.EXTEND:
             self._batch = extend_batch(self.attention.geometry, forward_batch, req_to_token)
         else:
-            tree = mode is Mode.VERIFY and self.facts.verifies_trees
             self._batch = uniform_batch(
-                self.attention, forward_batch, mode, req_to_token, tree=tree, in_capture=in_capture
+                self.attention, forward_batch, mode, req_to_token, seen=self._masks_of(mode), in_capture=in_capture
             )
         self.attention.plan(self._batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """One launch on the device: the same eagerly, at capture and at replay."""
-        if self._batch is not None:
-            self.attention.write_metadata(self._batch)
+        """What follows from the copies, and the metadata: the same eagerly, at capture and at replay."""
+        if self._batch is None:
+            return
+        if self._batch.mode is not Mode.EXTEND:
+            write_batch(self.attention, self._batch, self._masks_of(self._batch.mode))
+        self.attention.write_metadata(self._batch)
 
     # -- per layer ----------------------------------------------------------------------------------------
 
@@ -99,12 +101,22 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """Where SGLang writes who sees whom in a tree: D × D bools a request, without the prefix."""
         return self._mask
 
+    def _masks_of(self, mode: Mode) -> torch.Tensor | None:
+        """Where a graph reads who sees whom: copies, since SGLang may write the next round's while a graph waits."""
+        return self._seen if mode is Mode.VERIFY else None
+
     def _new_mask(self) -> Any:
-        if self.facts.is_draft or not self.facts.verifies_trees:
+        cells = self._new_cells()
+        if cells is None:
             return None
         from sglang.srt.layers.attention.verify_mask import VerifyMask
         from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-        requests, nodes = self.attention.geometry.max_reqs, self.facts.num_draft_tokens
-        cells = torch.ones(requests * nodes * nodes, dtype=torch.bool, device=self.facts.device)
-        return VerifyMask(buffer=cells, mode=TreeMaskMode.QLEN_ONLY, max_bs=requests)
+        return VerifyMask(buffer=cells, mode=TreeMaskMode.QLEN_ONLY, max_bs=self.attention.geometry.max_reqs)
+
+    def _new_cells(self) -> torch.Tensor | None:
+        """D × D bools for each request, where trees are verified."""
+        if self.facts.is_draft or not self.facts.verifies_trees:
+            return None
+        count = self.attention.geometry.max_reqs * self.facts.num_draft_tokens**2
+        return torch.ones(count, dtype=torch.bool, device=self.facts.device)

@@ -1,8 +1,8 @@
 """A `ForwardBatch` from what SGLang hands a backend before each forward.
 
-Everything here runs outside a captured region: SGLang calls it before a capture and before each replay, and says
-that its `req_to_token` is no longer read when the replay starts, so what a graph needs of it is copied into static
-buffers here.
+SGLang says that its `req_to_token` is no longer read when a replay starts, so what a graph needs of SGLang's is copied
+into static buffers before (`uniform_batch`). What follows from those buffers alone is worked out in the graph
+(`write_batch`), where a launch costs the host nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.runtime import Exact, ForwardBatch, HostLengths, TreeOps, Unknown, ragged
+from draftmark.runtime import Exact, ForwardBatch, HostLengths, Unknown, ragged
 
 from .attention import LayerAttention
 from .page_table import write_page_table
@@ -21,47 +21,54 @@ from .trees import parents_of_mask
 
 
 def uniform_batch(
-    attention: LayerAttention, forward: Any, mode: Mode, req_to_token: torch.Tensor, *, tree: bool, in_capture: bool
+    attention: LayerAttention,
+    forward: Any,
+    mode: Mode,
+    req_to_token: torch.Tensor,
+    *,
+    seen: torch.Tensor | None = None,
+    in_capture: bool,
 ) -> ForwardBatch:
-    """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch.
+    """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, outside a captured region.
 
     A padded request, whose `seq_lens` is 1 and whose row is 0, is served as any other: a row with null pages.
 
     Args:
         forward: SGLang's `ForwardBatch`, or its view of one that a graph replays.
-        tree: whether `forward.spec_info.custom_mask` says who sees whom.
+        seen: where a tree's masks are kept; None where `forward.spec_info.custom_mask` does not say who sees whom.
         in_capture: whether a graph is about to be captured, when lengths mean nothing.
     """
-    geometry, requests = attention.geometry, forward.batch_size
-    counted = counted_rows(mode, geometry.draft.num_draft_tokens)
-    fill_prefix(attention, forward, counted, req_to_token)
-    host = host_lengths(forward, geometry, counted, in_capture)
-    batch = attention.buffers.uniform(mode, 0, requests, requests, host, tree=tree)
-    write_tail(attention.tree_ops, batch, forward, tree)
+    counted = counted_rows(mode, attention.geometry.draft.num_draft_tokens)
+    host = host_lengths(forward, attention.geometry, counted, in_capture)
+    batch = attention.uniform(mode, 0, forward.batch_size, host, tree=seen is not None)
+    attention.prefixes.copy(batch, forward, counted, req_to_token)
+    if seen is not None:
+        copy_masks(seen, batch, forward)
     return batch
 
 
-def fill_prefix(attention: LayerAttention, forward: Any, counted: int, req_to_token: torch.Tensor) -> None:
-    """Committed lengths and page tables into the static buffers."""
-    requests, buffers = forward.batch_size, attention.buffers
-    prefix = torch.sub(forward.seq_lens[:requests], counted, out=buffers.prefix_lens[:requests])
-    if counted > 1:
-        prefix.clamp_(min=0)  # of a padded request one row is counted, and all of its rows are subtracted
-    rows = forward.req_pool_indices[:requests]
-    write_page_table(buffers.page_table[:requests], req_to_token, rows, attention.geometry.attention.page_size)
+def copy_masks(seen: torch.Tensor, batch: ForwardBatch, forward: Any) -> None:
+    """Keep the live requests' masks. In a replay `spec_info` is not padded: padded requests get roots alone.
+
+    Args:
+        seen: bool ``[max requests · D · D]``.
+    """
+    cells = batch.q_lens[0] ** 2
+    live = batch.padded_reqs - (getattr(forward, "num_padding", 0) or 0)
+    seen[: live * cells].copy_(forward.spec_info.custom_mask[: live * cells])
+    if live < batch.padded_reqs:
+        seen[live * cells : batch.padded_reqs * cells].zero_()
 
 
-def write_tail(tree_ops: TreeOps, batch: ForwardBatch, forward: Any, tree: bool) -> None:
-    """Who sees whom, and positions. In a replay `spec_info` is not padded: padded requests get roots alone."""
-    if not tree:
-        tree_ops.write_tail(batch)
+def write_batch(attention: LayerAttention, batch: ForwardBatch, seen: torch.Tensor | None = None) -> None:
+    """Finish what `uniform_batch` has copied: lengths, pages, who sees whom, positions. Captured."""
+    attention.prefixes.write(batch, counted_rows(batch.mode, attention.geometry.draft.num_draft_tokens))
+    if seen is None:
+        attention.tree_ops.write_tail(batch)
         return
     requests, nodes = batch.padded_reqs, batch.q_lens[0]
-    live = requests - (getattr(forward, "num_padding", 0) or 0)
-    mask = forward.spec_info.custom_mask[: live * nodes * nodes].view(live, nodes, nodes).bool()
-    parents = torch.full((requests, nodes), -1, dtype=torch.int64, device=batch.device)
-    parents[:live] = parents_of_mask(mask)
-    tree_ops.write_tail(batch, parents)
+    masks = seen[: requests * nodes * nodes].view(requests, nodes, nodes)
+    attention.tree_ops.write_tail(batch, parents_of_mask(masks))
 
 
 def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -> ForwardBatch:

@@ -13,7 +13,7 @@ from draftmark_engines import EngineError, choose
 
 from .arguments import refuse
 from .attention import LayerAttention
-from .batches import fill_prefix, host_lengths
+from .batches import host_lengths
 from .draft_round import ACTIVE
 from .facts import facts_of
 from .options import Ancestors, Options
@@ -71,19 +71,22 @@ class DraftSteps:
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Lengths and page tables, once for all steps; and each step's plan, the longest last."""
-        fill_prefix(self.attention, forward_batch, 0, self.req_to_token_pool.req_to_token)
         requests, tree = forward_batch.batch_size, self.facts.topk > 1
         host = host_lengths(forward_batch, self.attention.geometry, 0, in_capture)
         self._batches = [
-            self.attention.buffers.uniform(Mode.DRAFT, step, requests, requests, host, tree=tree)
+            self.attention.uniform(Mode.DRAFT, step, requests, host, tree=tree)
             for step in range(len(self.attn_backends))
         ]
+        for batch in self._batches[:1]:  # one draft step needs no forward of the draft model behind the first
+            self.attention.prefixes.copy(batch, forward_batch, 0, self.req_to_token_pool.req_to_token)
         for batch in self._batches:
             self.attention.plan(batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """A round begins: no step's metadata is written yet, and none of its tokens has a parent."""
         self._begun = -1
+        for batch in self._batches[:1]:
+            self.attention.prefixes.write(batch, 0)
         self._parents[: forward_batch.batch_size].fill_(-1)
         ACTIVE.steps = self
 

@@ -22,14 +22,18 @@ def write_page_table(out: torch.Tensor, req_to_token: torch.Tensor, rows: torch.
         req_to_token: int32 ``[requests, width]``, the KV slot of each position.
         rows: integers ``[R]``, each request's row.
     """
-    starts = req_to_token[:, ::page_size]
-    columns = min(starts.shape[1], out.shape[1])
-    reached = out[:, :columns]
+    starts = page_starts(req_to_token, page_size, out.shape[1])
+    reached = out[:, : starts.shape[1]]
     if page_size == 1:
-        torch.index_select(starts[:, :columns], 0, rows, out=reached)
+        torch.index_select(starts, 0, rows, out=reached)
     else:
-        torch.div(starts[:, :columns].index_select(0, rows), page_size, rounding_mode="floor", out=reached)
-    out[:, columns:].zero_()
+        torch.div(starts.index_select(0, rows), page_size, rounding_mode="floor", out=reached)
+    out[:, starts.shape[1] :].zero_()
+
+
+def page_starts(req_to_token: torch.Tensor, page_size: int, columns: int) -> torch.Tensor:
+    """View the slots with which pages begin, ``[requests, …]``, of at most so many pages a request."""
+    return req_to_token[:, ::page_size][:, :columns]
 
 
 def as_pages(buffer: torch.Tensor, page_size: int) -> torch.Tensor:
