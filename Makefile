@@ -227,8 +227,9 @@ test-sglang-only: $(SGLANG_VENV)/sglang.stamp ## The same, and fails where it ca
 	OMP_NUM_THREADS=1 DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases DRAFTMARK_SGLANG_WHEELS=$(SGLANG_VENV)/wheels \
 	    $(SGLANG_VENV)/bin/python -m pytest -q -n 2 --dist loadfile engines/sglang/tests
 
-findings: $(SGLANG_VENV)/sglang.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
+findings: $(SGLANG_VENV)/sglang.stamp $(VLLM_VENV)/vllm.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
 	DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m tools.docs.findings --run
+	$(VLLM_VENV)/bin/python -m tools.docs.findings --run
 
 $(SGLANG_VENV)/sglang.stamp: $(SGLANG_CPU)/requirements.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)

@@ -24,7 +24,9 @@ def executed(path: Path) -> dict[str, Any]:
     nbformat: Any = importlib.import_module("nbformat")  # has no types
     client = importlib.import_module("nbclient").NotebookClient
     book = nbformat.read(path, as_version=4)
-    client(book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    # How many messages a cell's lines come in depends on how busy the machine is, so they are joined.
+    settings = {"kernel_name": "python3", "coalesce_streams": True, "resources": {"metadata": {"path": str(FOLDER)}}}
+    client(book, timeout=None, **settings).execute()
     for cell in book.cells:  # of a run, nothing but what it gave
         cell.metadata.pop("execution", None)
     found: dict[str, Any] = json.loads(nbformat.writes(book))
