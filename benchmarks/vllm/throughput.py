@@ -18,7 +18,8 @@ class Case:
 
     Attributes:
         steps: decode or verify steps to time; 0 times the prefill alone.
-        uneven: every other prompt never repeats itself, so that steps have requests with drafts and without.
+        uneven: every other prompt never repeats itself, so that steps have requests with drafts and without. A head
+            drafts for all of them: there the other half of the requests only ends sooner.
     """
 
     batch: int

@@ -60,6 +60,13 @@ def test_prompts_in_one_piece(folder: Path) -> None:
     assert said.tokens == plain(tiny(folder)).tokens
 
 
+def test_texts_without_the_debug_mode(folder: Path) -> None:
+    """As users serve: no step is checked, and a backend that asks for no lengths on the host is told none."""
+    arguments = {"block_size": 16, "max_num_batched_tokens": 64, "speculative_config": NGRAM}
+    said = Asked(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
+    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+
+
 def test_preempted_requests_go_on(folder: Path) -> None:
     """With room for few pages requests are sent back and prefilled again, from cached pages where there are some."""
     said = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)

@@ -14,7 +14,13 @@ def cut(lens: list[int], *, padding: int = 0, num_rows: int | None = None, verif
     """Of requests with these rows, and as many padding ones."""
     start = [*accumulate(lens, initial=0)]
     start += [start[-1]] * padding
-    return spans(start, start[-1] if num_rows is None else num_rows, verify, ragged)
+    return list(spans(tuple(start), start[-1] if num_rows is None else num_rows, verify, ragged))
+
+
+def test_steps_that_are_cut_alike_are_cut_once() -> None:
+    """Even steps come again and again: the same numbers give the same object, which nobody can change."""
+    again = [spans((0, 5, 10), 10, 5, True) for _ in range(2)]
+    assert again[0] is again[1] and isinstance(again[0], tuple)
 
 
 def test_decodes_are_one_span() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftmark import BatchError, Mode
 from draftmark_engines import EngineError
@@ -66,6 +67,32 @@ def test_fp8_pages_are_read_and_written_with_their_scales(seed: int) -> None:
     assert worst < 0.25, f"{worst} on\n{problem}"
     typical = (found.double() - made.wanted).abs().mean() / made.wanted.abs().mean()
     assert typical < 0.06, f"{typical} on\n{problem}"
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is launched: every operator but those that only make a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run it."""
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_even_step_is_two_launches_and_one_view() -> None:
+    """The host waits for each launch in every step: lengths less rows, none below zero, and vLLM's own tensors else."""
+    problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
+    made, ours, held = Made(problem), served(problem), buffers()
+    (span,) = spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
+    held.forward(made.step, span, ours.geometry(span.mode))
+    with Launches() as launched:
+        batch = held.forward(made.step, span, ours.geometry(span.mode))
+    assert launched.names == ["aten::sub.out", "aten::clamp_"]
+    assert batch.page_table is made.step.page_table and batch.slots is made.step.slots
 
 
 def test_a_refresh_on_the_device_is_a_build() -> None:

@@ -22,7 +22,7 @@ from .step import Step, StepBuffers, refresh
 from .trees.step_trees import current
 from .trees.tails import TreeTails
 
-Part = tuple[slice, ForwardBatch, dict[AttentionShape, AttentionBackend]]
+Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StepMetadata:
     """What the layers of a builder read in one forward.
 
     Attributes:
-        parts: rows of the step, their batch, and the backends that run it by the layer's shape.
+        parts: the first row of a part of the step, its batch, and the backends that run it by the layer's shape.
         seq_lens: vLLM's own lengths, for a refresh inside a graph.
     """
 
@@ -56,6 +56,8 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device)
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
+        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
+        self._told = self._debug or self._served.need is not HostLengthsNeed.NONE
         # Inside a graph no plan is made, and no host length is known.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
 
@@ -81,14 +83,14 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
         """Work everything out anew from vLLM's lengths, on the device; recorded in the graph of its draft steps."""
-        for rows, batch, backends in metadata.parts:
-            assert batch.mode is Mode.DECODE and not rows.start, "a draft step decodes, every request in one part"
+        for first, batch, backends in metadata.parts:
+            assert batch.mode is Mode.DECODE and not first, "a draft step decodes, every request in one part"
             refresh(batch, metadata.seq_lens[: batch.padded_reqs])
             for backend in backends.values():
                 backend.write_metadata(batch)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
-        step = _step(cam, capture, self._exact)
+        step = _step(cam, capture or not self._told, self._exact)
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
         parts = []
         for span in cut:
@@ -98,8 +100,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
             if self._debug and not capture:
                 self._check(batch)
             self._served.prepare(batch)
-            rows = slice(span.first_row, span.first_row + span.num_rows)
-            parts.append((rows, batch, self._served.of(span.mode)))
+            parts.append((span.first_row, batch, self._served.of(span.mode)))
         return StepMetadata(tuple(parts), step.seq_lens)
 
     def _check(self, batch: ForwardBatch) -> None:
@@ -117,9 +118,9 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers.values()}
 
 
-def _step(cam: Any, capture: bool, exact: bool) -> Step:
-    """What vLLM's `CommonAttentionMetadata` says."""
-    bounds = None if capture else cam.seq_lens_cpu_upper_bound
+def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
+    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without."""
+    bounds = None if without_lengths else cam.seq_lens_cpu_upper_bound
     return Step(
         query_start=cam.query_start_loc,
         query_start_host=tuple(cam.query_start_loc_cpu.tolist()),

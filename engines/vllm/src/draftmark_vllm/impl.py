@@ -17,6 +17,7 @@ from .backend import kv_scales
 from .limits import chosen_backend, engine_limits, layer_shape, profile_of
 from .pages import kv_cache as view_pages
 from .served import Geometries, arena_bytes
+from .step import part
 
 if TYPE_CHECKING:
     from .builder import StepMetadata
@@ -96,10 +97,12 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         assert shape is not None, "a builder has asked for the shape of each of its layers"
         if self._writes:
             # All rows before any attention: a request may share a page that another one fills in the same step.
-            for rows, batch, backends in attn_metadata.parts:
-                backends[shape].write_kv(key[rows], value[rows], cache, batch)
-        for rows, batch, backends in attn_metadata.parts:
-            backends[shape].attend(query[rows], cache, batch, output[rows])
+            for first, batch, backends in attn_metadata.parts:
+                rows = batch.num_rows
+                backends[shape].write_kv(part(key, first, rows), part(value, first, rows), cache, batch)
+        for first, batch, backends in attn_metadata.parts:
+            rows = batch.num_rows
+            backends[shape].attend(part(query, first, rows), cache, batch, part(output, first, rows))
         return output
 
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:

@@ -6,11 +6,14 @@ vLLM sorts requests that bring few rows, decodes and verifies, before the others
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from draftmark import Mode
+
+REMEMBERED = 1024
+"""Steps whose cut is kept: those in which each request has as many rows come again and again."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,14 @@ class Span:
         """Requests, padding included."""
         return len(self.q_lens)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Query rows, padding included."""
         return sum(self.q_lens)
 
 
-def spans(query_start: Sequence[int], num_rows: int, verify_rows: int, ragged: bool) -> list[Span]:
+@lru_cache(REMEMBERED)
+def spans(query_start: tuple[int, ...], num_rows: int, verify_rows: int, ragged: bool) -> tuple[Span, ...]:
     """Cut a step.
 
     A step that replays a full graph is padded: vLLM gives a padding request no rows in `query_start`, but the graph
@@ -72,4 +76,4 @@ def spans(query_start: Sequence[int], num_rows: int, verify_rows: int, ragged: b
         few = next((n for n, count in enumerate(lens[:live]) if count != 1), live)
         head = Span(Mode.DECODE, 0, 0, few, (1,) * few)
     tail = Span(Mode.EXTEND, few, query_start[few], live - few, tuple(lens[few:live])) if few < live else None
-    return [one for one in (head, tail) if one is not None and one.num_reqs]
+    return tuple([one for one in (head, tail) if one is not None and one.num_reqs])

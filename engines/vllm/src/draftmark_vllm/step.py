@@ -11,6 +11,10 @@ from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown,
 
 from .spans import Span
 
+CAUSAL = Causal()
+UNIFORM = (Mode.DECODE, Mode.VERIFY)
+"""Modes in which each request of a step has as many rows."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -50,42 +54,45 @@ class StepBuffers:
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
-        self._uniform: dict[int, torch.Tensor] = {}
+        self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, span: Span, geometry: Geometry) -> ForwardBatch:
         """Give a span as a batch; launches at most four small kernels and waits for nothing."""
-        first, reqs = span.first_req, span.padded_reqs
-        rows = slice(span.first_row, span.first_row + span.num_rows)
-        prefix_lens = self._prefix_lens[first : first + reqs]
+        first, reqs, row, rows = span.first_req, span.padded_reqs, span.first_row, span.num_rows
         batch = ForwardBatch(
             mode=span.mode,
             step=0,
-            prefix_lens=prefix_lens,
+            prefix_lens=self._prefix_lens[first : first + reqs],
             q_indptr=self._indptr(step, span),
-            page_table=step.page_table[first : first + reqs],
-            tail=Causal(),
+            page_table=part(step.page_table, first, reqs),
+            tail=CAUSAL,
             # No backend reads them in these modes; where vLLM does not tell them they are zeros.
-            positions=(self._positions if step.positions is None else step.positions)[rows],
+            positions=part(self._positions if step.positions is None else step.positions, row, rows),
             host=_host(step, span, geometry),
             num_reqs=span.num_reqs,
             q_lens=span.q_lens,
             tail_lens=span.q_lens,
-            num_rows=span.num_rows,
-            slots=step.slots[rows],
+            num_rows=rows,
+            slots=part(step.slots, row, rows),
         )
-        refresh(batch, step.seq_lens[first : first + reqs])
+        refresh(batch, part(step.seq_lens, first, reqs))
         return batch
 
     def _indptr(self, step: Step, span: Span) -> torch.Tensor:
-        if span.mode in (Mode.DECODE, Mode.VERIFY):
-            q_len = span.q_lens[0]
-            if q_len not in self._uniform:
-                self._uniform[q_len] = self._counts * q_len
-            return self._uniform[q_len][: span.padded_reqs + 1]
+        if span.mode in UNIFORM:
+            asked = span.q_lens[0], span.padded_reqs
+            if asked not in self._uniform:
+                self._uniform[asked] = self._counts[: span.padded_reqs + 1] * span.q_lens[0]
+            return self._uniform[asked]
         starts = step.query_start[span.first_req : span.first_req + span.padded_reqs + 1]
         if not span.first_row:
             return starts
         return torch.sub(starts, span.first_row, out=self._query_start[: len(starts)])
+
+
+def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """A tensor's rows from `first` on; the tensor itself where they are all, which saves the making of a view."""
+    return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
@@ -95,7 +102,7 @@ def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
         seq_lens: int32 ``[padded_reqs]``, KV tokens of each request, its rows of this batch included. Of a padding
             request it is 0, or whatever was there: a prefix is never negative.
     """
-    rows: torch.Tensor | int = batch.q_lens[0] if batch.uniform is not None else batch.q_indptr.diff()
+    rows: torch.Tensor | int = batch.q_lens[0] if batch.mode in UNIFORM else batch.q_indptr.diff()
     torch.sub(seq_lens, rows, out=batch.prefix_lens)
     batch.prefix_lens.clamp_(min=0)
 
