@@ -121,10 +121,10 @@ def _spec_info(placed: Placed, count: int) -> Any:
     if placed.scene.mode is Mode.DRAFT:
         return eagle_info.EagleDraftInput()
     if placed.scene.mode is Mode.DRAFT_EXTEND:
-        made = eagle_info.EagleDraftInput()
         rows = placed.setup.num_draft_tokens
-        made.extend_seq_lens_tensor = torch.full((count,), rows, dtype=torch.int32)
-        made.num_tokens_per_req = rows
+        made = eagle_info.EagleDraftExtendInput()
+        made.num_tokens_per_req, made.num_accept_tokens = rows, torch.full((count,), rows, dtype=torch.int32)
+        made.num_correct_drafts = made.num_accept_tokens - 1
         return made
     return None
 
