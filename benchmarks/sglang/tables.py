@@ -105,7 +105,8 @@ def _of(row: Row) -> str:
 
 
 def _called(row: Row, named: bool = True) -> str:
-    name = NAMES.get(row["backend"], row["backend"]) + " " if named else ""
+    backend: str = row["backend"]
+    name = NAMES.get(backend, backend) + " " if named else ""
     return f"{name}{row['tokens_per_s']:,.0f} (p{row['page_size']})"
 
 

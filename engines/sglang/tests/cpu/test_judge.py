@@ -142,3 +142,43 @@ def test_a_process_that_ends_is_told() -> None:
         with pytest.raises(RuntimeError, match="SGLang's process ended in this item"):
             station.ask("rows", "extend")
         station.ask("rows", "decode")
+
+
+def _refuses(kind: Any) -> Any:
+    """A constructor that SGLang's server would end at."""
+
+    def __init__(self: Any, *arguments: Any) -> None:
+        raise AssertionError("no windows here")
+
+    return type(kind.__name__, (kind,), {"__init__": __init__})
+
+
+def _says_no(kind: Any) -> Any:
+    """A refusal in words, at a forward."""
+
+    def init_forward_metadata(self: Any, batch: Any) -> None:
+        raise AssertionError("this backend doesn't support it")
+
+    return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
+
+
+@pytest.mark.parametrize("patch", [_refuses, _says_no])
+def test_a_refusal_is_not_served(patch: Patch) -> None:
+    """What SGLang itself refuses is no wrong answer."""
+    with _station("page16", patch) as station, pytest.raises(NotServed, match="refuses"):
+        station.ask("rows", "decode")
+
+
+def test_a_lost_device_is_not_asked_again() -> None:
+    """Behind a CUDA error the next question gets a process of its own."""
+
+    def faults(kind: Any) -> Any:
+        def init_forward_metadata(self: Any, batch: Any) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        return type(kind.__name__, (kind,), {"init_forward_metadata": init_forward_metadata})
+
+    with _station("page16", faults) as station:
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            station.ask("rows", "decode")
+        assert station._process is None

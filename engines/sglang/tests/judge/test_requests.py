@@ -31,3 +31,15 @@ def test_each_branch_has_slots_of_its_own(setup) -> None:  # type: ignore[no-unt
         pages = [{slot // setup.page_size for slot in branch} for branch in mine]
         if setup.page_size > 1:
             assert all(not one & other for i, one in enumerate(pages) for other in pages[:i])
+
+
+@pytest.mark.parametrize("setup", DRAFTING, ids=str)
+def test_each_branch_begins_with_a_copy_of_the_last_page(setup) -> None:  # type: ignore[no-untyped-def]
+    """Where pages hold several tokens: in front of the branch's own tokens, from the prefix's last slots."""
+    placed = place(Scene("draft", Mode.DRAFT, (5, 64)), setup, 2048 // setup.page_size)
+    if setup.page_size == 1 or setup.topk == 1:
+        assert placed.copied == []
+        return
+    copies = [copy for _, copy in placed.copied]
+    assert [slot for slot, _ in placed.copied] == list(placed.slots[0][:5]) * (setup.topk - 1)
+    assert copies == [placed.draft_slot(0, t, 0) - 5 + j for t in range(1, setup.topk) for j in range(5)]

@@ -121,10 +121,9 @@ def _spec_info(placed: Placed, count: int) -> Any:
     if placed.scene.mode is Mode.DRAFT:
         return eagle_info.EagleDraftInput()
     if placed.scene.mode is Mode.DRAFT_EXTEND:
-        made = eagle_info.EagleDraftInput()
-        rows = placed.setup.num_draft_tokens
-        made.extend_seq_lens_tensor = torch.full((count,), rows, dtype=torch.int32)
-        made.num_tokens_per_req = rows
+        rows = torch.full((count,), placed.setup.num_draft_tokens, dtype=torch.int32)
+        made = eagle_info.EagleDraftExtendInput(num_accept_tokens=rows, num_correct_drafts=rows - 1)
+        made.num_tokens_per_req, made.extend_seq_lens_tensor = placed.setup.num_draft_tokens, rows
         return made
     return None
 

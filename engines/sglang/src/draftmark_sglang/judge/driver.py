@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from draftmark import Mode
+from draftmark_contract.judge.item import NotServed
 
 from .batches import forward_batch
 from .requests import Placed, place
@@ -71,14 +72,25 @@ class Driver:
         return self._draft if mode in (Mode.DRAFT, Mode.DRAFT_EXTEND) else self._target
 
     def backend(self, mode: Mode, window: int = -1) -> Any:
-        """A new backend of SGLang's class for a mode, on SGLang's runner, whose model says that it has a window."""
+        """A new backend of SGLang's class for a mode, on SGLang's runner, whose model says that it has a window.
+
+        Raises:
+            NotServed: its constructor refuses, where SGLang's server would not start.
+        """
         runner = self.runner(mode)
         runner.sliding_window_size = window if window >= 0 else None
-        if mode is Mode.DRAFT:
-            kind = self._patch(type(self._worker.draft_attn_backend))
-            return kind(runner, self.setup.topk, self.setup.num_steps)
-        made = self._worker.draft_extend_attn_backend if mode is Mode.DRAFT_EXTEND else runner.attn_backend
-        return self._patch(type(made))(runner)
+        made = {Mode.DRAFT: "draft_attn_backend", Mode.DRAFT_EXTEND: "draft_extend_attn_backend"}
+        of = getattr(self._worker, made[mode]) if mode in made else runner.attn_backend
+        shape = (self.setup.topk, self.setup.num_steps) if mode is Mode.DRAFT else ()
+        try:
+            return self._patch(type(of))(runner, *shape)
+        except (AssertionError, NotImplementedError) as error:
+            raise NotServed(f"its constructor refuses: {type(error).__name__} {error}".rstrip()) from error
+
+    def settle(self) -> None:
+        """Wait for the device, so that a fault is the question's that caused it."""
+        if self.device != "cpu":
+            torch.accelerator.synchronize()
 
     def place(self, scene: Scene) -> Placed:
         """Give a scene's requests pages, write `req_to_token`, and fill the pool."""
@@ -97,6 +109,8 @@ class Driver:
                 buffer[prefix.to(buffer.device)] = torch.randn(len(prefix), *buffer.shape[1:], generator=make).to(
                     buffer
                 )
+            for slot, copied in placed.copied:
+                buffer[copied] = buffer[slot]
         return placed
 
     def batch(self, placed: Placed, padded: int | None = None) -> Any:

@@ -38,12 +38,33 @@ class Placed:
 
     def draft_slot(self, request: int, branch: int, step: int) -> int:
         """Where SGLang stores a draft token (`speculative/spec_utils.py`, `assign_draft_cache_locs`)."""
-        length, page, steps = self.scene.prefixes[request], self.setup.page_size, self.setup.num_steps
-        if page == 1 or self.setup.topk == 1:
+        length, steps = self.scene.prefixes[request], self.setup.num_steps
+        if self.setup.page_size == 1 or self.setup.topk == 1:
             return self.slots[request][length + branch * steps + step]
+        return self._branch_slot(request, branch, length % self.setup.page_size + step)
+
+    @property
+    def copied(self) -> list[tuple[int, int]]:
+        """(slot, copy) of the prefix's part of a page, which each further branch begins with where pages hold several.
+
+        SGLang's workers copy it before a draft round (`duplicate_prefix_tail_to_draft_branches`), and FA3 reads it.
+        """
+        page = self.setup.page_size
+        if self.scene.mode is not Mode.DRAFT or page == 1 or self.setup.topk == 1:
+            return []
+        return [
+            (self._branch_slot(n, 0, offset), self._branch_slot(n, branch, offset))
+            for n, length in enumerate(self.scene.prefixes)
+            for branch in range(1, self.setup.topk)
+            for offset in range(length % page)
+        ]
+
+    def _branch_slot(self, request: int, branch: int, offset: int) -> int:
+        """A branch's slot at an offset behind the last whole page of the prefix."""
+        length, page = self.scene.prefixes[request], self.setup.page_size
         last = length % page
-        pages = -(-(last + steps) // page)
-        return self.slots[request][length - last + branch * pages * page + last + step]
+        pages = -(-(last + self.setup.num_steps) // page)
+        return self.slots[request][length - last + branch * pages * page + offset]
 
 
 def place(scene: Scene, setup: Setup, num_pages: int) -> Placed:

@@ -22,6 +22,10 @@ from .importing import import_sglang
 from .setups import SETUPS
 
 LIMIT_S = 300
+LOST = "CUDA error"
+"""In the words of a fault behind which a process can use the device no more."""
+REFUSES = "support"
+"""In the words of an assertion by which SGLang refuses an input ("doesn't support"), rather than finds itself wrong."""
 
 
 class Station:
@@ -61,6 +65,8 @@ class Station:
         if kind in ("not served", "not asked"):
             raise {"not served": NotServed, "not asked": NotAsked}[kind](told)
         if kind == "raised":
+            if LOST in told:
+                self.end()  # its CUDA context answers nothing any more: the next question gets a process of its own
             raise RuntimeError(told)
 
     def end(self) -> None:
@@ -105,6 +111,7 @@ def _answer(driver: Driver | str, question: str, given: tuple[Any, ...]) -> tupl
         return "not served", driver
     try:
         getattr(questions, question)(driver, *given)
+        driver.settle()
     except ContractViolation as error:
         return "wrong", (error.what, dict(error.details))
     except NotServed as error:
@@ -112,5 +119,7 @@ def _answer(driver: Driver | str, question: str, given: tuple[Any, ...]) -> tupl
     except NotAsked as error:
         return "not asked", str(error)
     except BaseException as error:
+        if isinstance(error, AssertionError) and REFUSES in str(error):
+            return "not served", f"SGLang refuses it: {' '.join(str(error).split())}"
         return "raised", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
     return "right", None
