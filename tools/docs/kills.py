@@ -54,11 +54,11 @@ class Rule:
         return f"[{self.number} `{self.check.name}`]({page_of_specification()}#rule-{self.number})"
 
 
-def page_of_specification() -> str:
-    """The specification's file: one for each minor of the contract."""
+def page_of_specification(minor: int | None = None) -> str:
+    """The specification's file: one for each minor of the contract; by default of the newest."""
     from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
-    return f"specification-{CONTRACT_MAJOR}.{CONTRACT_MINOR}.md"
+    return f"specification-{CONTRACT_MAJOR}.{CONTRACT_MINOR if minor is None else minor}.md"
 
 
 def mutants(page: Path = DOCS / "contract-kills.md") -> dict[str, Mutant]:

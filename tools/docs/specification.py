@@ -1,6 +1,6 @@
-"""Writes the page of the contract's rules: docs/specification-1.3.md, from the checks, the museum and the mutants.
+"""Writes the pages of the contract's rules, one for each minor, from the checks, the museum and the mutants.
 
-    python -m tools.docs.specification
+    python -m tools.docs.specification     # docs/specification-1.0.md, … 1.3.md
 
 Rules are numbered by draftmark_contract/rules.toml, so that a number means one rule for ever.
 """
@@ -12,7 +12,7 @@ from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from .kills import DOCS, Rule, mutants, number_new_checks, page_of_specification, rules
 from .museum import Bug, Museum, museum
 
-PAGE = DOCS / page_of_specification()
+PAGES = {minor: DOCS / page_of_specification(minor) for minor in range(CONTRACT_MINOR + 1)}
 MODULES = {
     "load": "Loading",
     "supports": "What is supported",
@@ -43,10 +43,10 @@ MOST = 12
 """Mutants that a rule names."""
 
 
-def page(collection: Museum) -> str:
-    """The whole page, markdown."""
-    known, defects = rules(), mutants()
-    version = f"{CONTRACT_MAJOR}.{CONTRACT_MINOR}"
+def page(collection: Museum, minor: int = CONTRACT_MINOR) -> str:
+    """The whole page of one minor, markdown."""
+    known = {name: rule for name, rule in rules().items() if rule.check.since <= (CONTRACT_MAJOR, minor)}
+    defects, version = mutants(), f"{CONTRACT_MAJOR}.{minor}"
     lines = [
         f"# Contract {version}: the rules",
         "",
@@ -57,6 +57,7 @@ def page(collection: Museum) -> str:
         "`draftmark contract NAME -k CHECK` runs one rule. *Known from* are public bugs of its class, "
         "*mutants* are defects in correct backends that it was seen to kill ([table](contract-kills.md)).",
         "",
+        *_about(minor),
         '<div class="filter" data-rows="rules"></div>',
         "",
     ]
@@ -71,9 +72,20 @@ def page(collection: Museum) -> str:
 
 
 def main() -> None:
-    """Number what is new, and write the page."""
+    """Number what is new, and write the pages."""
     number_new_checks()
-    PAGE.write_text(page(museum()), encoding="utf-8")
+    for minor, path in PAGES.items():
+        path.write_text(page(museum(), minor), encoding="utf-8")
+
+
+def _about(minor: int) -> list[str]:
+    """Which other pages there are, and what an older one means."""
+    others = ", ".join(f"[{CONTRACT_MAJOR}.{one}]({path.name})" for one, path in PAGES.items() if one != minor)
+    older = (
+        f"A backend that targets {CONTRACT_MAJOR}.{minor} is held to these rules, in the words and with the cases of "
+        "today's suite where the case is no newer; what it fails of newer ones is told beside its verdict. "
+    )
+    return [f"{'' if minor == CONTRACT_MINOR else older}Other versions: {others}.", ""]
 
 
 def _entry(rule: Rule, collection: Museum, killed: list[str]) -> list[str]:

@@ -182,6 +182,33 @@ def test_describe_must_agree_with_the_entry_point(distribution):
     assert_load_error(load_error("alias"), LoadFailure.WRONG_RETURN, "'alias'", "'other'")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", None),
+        ("device", 3),
+        ("contract_minor", "0"),
+        ("contract_minor", True),
+        ("host_kernels", "yes"),
+        ("runtime", "torch"),
+        ("runtime", ["torch"]),
+        ("runtime", (torch,)),
+        ("install", None),
+        ("summary", ("a", "b")),
+        ("runs_code_of", "cuda_triton"),
+        ("modes", "decode"),
+        ("modes", ("decode",)),
+        ("forms", None),
+    ],
+)
+def test_a_field_of_another_type_is_named(distribution, field, value):
+    """A text where a tuple is meant would be read letter by letter."""
+    usual = {"name": "odd", "device": "any", "contract_minor": 0, "host_kernels": True}
+    said = "(__import__('torch'),)" if value == (torch,) else repr(value)
+    distribution("odd", extra=hook("describe", f"return BackendInfo(**{usual} | {{{field!r}: {said}}})", ""))
+    assert_load_error(load_error("odd"), LoadFailure.WRONG_RETURN, "describe()", f"whose {field} is ", "fix the plugin")
+
+
 CALLS = {
     "supports": lambda b, g: b.supports(g),
     "buffers": lambda b, g: b.buffers(g),

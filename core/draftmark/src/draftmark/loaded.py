@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .buffers import BufferSpec, validate_specs
 from .errors import BackendHookError, BackendLoadError, BackendRefusal, BufferError, DraftmarkError, LoadFailure
-from .geometry import Geometry
+from .geometry import Form, Geometry, Mode
 from .hookspecs import PREFIX, BackendInfo
 from .plugin import BackendPlugin
 from .registration import one_line, plugin_of, register
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
     from .backend import AttentionBackend
     from .graphs import GraphState
     from .tree import TreeOps
+
+INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
+    ("device", str, "a text such as 'cuda'"),
+    ("contract_minor", int, "an integer"),
+    ("host_kernels", bool, "True or False"),
+    ("runtime", (str,), "a tuple of import names"),
+    ("install", str, "a text"),
+    ("summary", str, "a text"),
+    ("runs_code_of", (str,), "a tuple of backends' names"),
+    ("modes", (Mode,), "a tuple of Mode"),
+    ("forms", (Form,), "a tuple of Form"),
+)
+"""Fields of a `BackendInfo`: a type, or a tuple of one for a tuple of such; and how an error says it."""
 
 
 class LoadedBackend:
@@ -53,6 +66,10 @@ class LoadedBackend:
                 f"describe() says its name is {self.info.name!r}",
                 "make BackendInfo.name equal to the entry point's name",
             )
+        for field, kind, words in INFO_FIELDS:
+            value = getattr(self.info, field)
+            if not _is_of(value, kind):
+                raise self._wrong_return("describe", f"a BackendInfo whose {field} is {words}", value)
 
     @classmethod
     def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:
@@ -222,3 +239,10 @@ class LoadedBackend:
         if hook == "describe":
             return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
         return BackendHookError(self.name, hook, failure, what, remedy)
+
+
+def _is_of(value: object, kind: type | tuple[type]) -> bool:
+    """Whether it is of a type, or a tuple of such. A text is no tuple of its letters, and True no integer."""
+    if isinstance(kind, tuple):
+        return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
