@@ -31,8 +31,8 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Of the medians."""
-    return float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"])
+    """Of the medians, to three digits."""
+    return round(float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"]), 3)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
