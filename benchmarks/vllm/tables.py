@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ PHASES = {"decode": 0, "verify": 1, "prefill": 2}
 ENOUGH = {"decode": 1.0, "verify": 1.0, "prefill": 0.97}
 """What is aimed at, of the best of vLLM's own."""
 DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3"}
+MADE_OF: dict[str, Callable[[dict[str, Any]], str]] = {
+    "backend": lambda row: f"`{row['backend'].removeprefix(OURS)}`",
+    "pages": lambda row: f"pages of {row['page_size']}",
+    "GPUs": lambda row: f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}",
+}
+"""What an engine is made of, beside its case: columns where they differ."""
 
 
 def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -36,28 +42,35 @@ def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One run's. A ratio below what is aimed at is bold."""
-    lines = [
-        "| phase | requests x tokens | backend | page | GPUs | tokens/s | vLLM's best | tokens/s | ratio | by turns |",
-        "|---|---|---|---:|---:|---:|---|---:|---:|---|",
-    ]
-    for ours, theirs in pairs(rows):
-        found = ratio(ours, theirs)
+    """One run's. A ratio below what is aimed at is bold; of what all rows share a line says it, and no column."""
+    found = list(pairs(rows))
+    varied = [name for name, of in MADE_OF.items() if len({of(ours) for ours, _ in found}) > 1]
+    shared = [of(found[0][0]) for name, of in MADE_OF.items() if name not in varied]
+    titles = ["phase", "requests x tokens", *varied, "tokens/s", "vLLM's best", "tokens/s", "ratio", "by turns"]
+    lines = [f"All rows: {', '.join(shared)}.", ""] if shared else []
+    lines += [_line(titles), _line(["---"] * (2 + len(varied)) + ["---:", "---", "---:", "---:", "---"])]
+    for ours, theirs in found:
+        among = ratio(ours, theirs)
         turns = [one / other for one, other in zip(ours["all"], theirs["all"], strict=False)]
-        cells = (
-            _phase(ours),
-            ours["case"].replace("-uneven", ", uneven"),
-            f"`{ours['backend'].removeprefix(OURS)}`",
-            ours["page_size"],
-            ours["num_gpus"],
-            f"{ours['tokens_per_s']:,.0f}",
-            theirs["backend"],
-            f"{theirs['tokens_per_s']:,.0f}",
-            f"{found:.3f}" if found >= ENOUGH[ours["phase"]] else f"**{found:.3f}**",
-            f"{min(turns):.2f} … {max(turns):.2f}" if len(turns) > 1 else "once",
+        lines.append(
+            _line(
+                [
+                    _phase(ours),
+                    ours["case"].replace("-uneven", ", uneven"),
+                    *(MADE_OF[name](ours) for name in varied),
+                    f"{ours['tokens_per_s']:,.0f}",
+                    theirs["backend"],
+                    f"{theirs['tokens_per_s']:,.0f}",
+                    f"{among:.3f}" if among >= ENOUGH[ours["phase"]] else f"**{among:.3f}**",
+                    f"{min(turns):.2f} … {max(turns):.2f}" if len(turns) > 1 else "once",
+                ]
+            )
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def tables(record: dict[str, Any]) -> str:
