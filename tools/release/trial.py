@@ -8,7 +8,7 @@ import sys
 import venv
 from pathlib import Path
 
-from .distributions import ROOT, Distribution
+from .distributions import ROOT, Distribution, siblings
 
 LIGHT = ("draftmark", "draftmark-contract")
 """Distributions whose requirements bring no torch; of the others the wheel alone is installed, without its own."""
@@ -30,16 +30,25 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     if one.name in LIGHT:
         _install(python, dist, [one.name])
     else:
-        _install(python, dist, [str(next(dist.glob(f"{one.name.replace('-', '_')}-*.whl")))], "--no-deps")
+        _install(python, dist, [str(_wheel(dist, one.name))], "--no-deps")
     package = next(path.parent.name for path in one.folder.glob("src/*/py.typed"))
     _run(python, "-c", f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)")
     if not one.backends:
         return f"{one.name}: installed alone"
     _install(python, dist, list(JUDGES))
+    # Whose code it runs: what it claims, it serves with them.
+    beside = sorted(siblings(one) - set(LIGHT))
+    for name in beside:
+        _install(python, dist, [str(_wheel(dist, name))], "--no-deps")
     for name in one.backends:
         _run(python, "-m", "draftmark.cli", "contract", name, "--tier", "sizing", "--sample", str(sample))
     said = f"{sample} cases of each check" if sample else "all cases"
-    return f"{one.name}: installed alone; sizing tier of {', '.join(one.backends)}, {said}: passed"
+    judged = " with ".join([", ".join(one.backends), *beside])
+    return f"{one.name}: installed alone; sizing tier of {judged}, {said}: passed"
+
+
+def _wheel(dist: Path, name: str) -> Path:
+    return next(dist.glob(f"{name.replace('-', '_')}-*.whl"))
 
 
 def _environment(folder: Path) -> Path:
