@@ -271,19 +271,20 @@ class NoGpu:
 
 
 @pytest.fixture
-def no_gpu(request, monkeypatch) -> NoGpu:
+def compiled_kernels() -> list[JITFunction]:
+    """Every kernel of the package, and what kernels call, as compiled for a GPU."""
+    loaded = _load(OWN, False)
+    modules = [getattr(loaded, one.name) for one in pkgutil.iter_modules(loaded.__path__)]
+    return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]
+
+
+@pytest.fixture
+def no_gpu(request, monkeypatch, compiled_kernels) -> NoGpu:
     """In place of Triton's own driver; of sm_90, or of the architecture that a test names by an indirect parameter."""
     found = NoGpu(getattr(request, "param", 90))
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
     monkeypatch.setattr(starting, "_STARTED", {})
-    for one in compiled_kernels(OWN):
+    for one in compiled_kernels:
         one.device_caches.clear()
     return found
-
-
-def compiled_kernels(package: str) -> list[JITFunction]:
-    """Every kernel, and what kernels call, of a package's modules, as compiled for a GPU."""
-    loaded = _load(package, False)
-    modules = [getattr(loaded, one.name) for one in pkgutil.iter_modules(loaded.__path__)]
-    return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]

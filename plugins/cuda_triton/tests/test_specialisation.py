@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
-
-from triton.runtime.jit import JITFunction
-
-from draftmark_cuda_triton import flavours
-
 COUNTS = ("num_reqs", "num_rows", "num_tiles", "count", "stride_table")
 """What changes from one eager forward to the next. A page table's pitch is its engine's."""
 
 
-def test_counts_of_a_batch_are_not_specialised_on():
+def test_counts_of_a_batch_are_not_specialised_on(compiled_kernels):
     """Triton compiles one kernel for 1, one for multiples of 16 and one for the rest, unless it is told not to."""
-    compiled = flavours._load(flavours.OWN, False)
-    kernels = [
-        function
-        for one in pkgutil.iter_modules(compiled.__path__)
-        for function in vars(getattr(compiled, one.name)).values()
-        if isinstance(function, JITFunction)
+    counted = [
+        (kernel, p) for kernel in compiled_kernels for p in kernel.params if p.name in COUNTS and not p.is_constexpr
     ]
-    counted = [(kernel, p) for kernel in kernels for p in kernel.params if p.name in COUNTS and not p.is_constexpr]
     assert len(counted) > 2
     assert not [f"{kernel.__name__}: {p.name}" for kernel, p in counted if not p.do_not_specialize]

@@ -97,12 +97,10 @@ def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
     rows = []
     for (outcome, reason), checks in groups.items():
         counts = {check: len(cases) for check, cases in checks.items()}
-        row = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
-        # Those of a whole tier without kernels are only counted.
-        named = {} if reason == INTERPRETED[:LONGEST] else {check: cases[:most] for check, cases in checks.items()}
-        rows.append(
-            {**row, "cases": {check: " ".join(cases) for check, cases in named.items()}} if most and named else row
-        )
+        row: dict[str, Any] = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
+        if most and reason != INTERPRETED[:LONGEST]:  # those of a whole tier without kernels are only counted
+            row["cases"] = {check: " ".join(cases[:most]) for check, cases in checks.items()}
+        rows.append(row)
     return rows
 
 
