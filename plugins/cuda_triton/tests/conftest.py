@@ -41,6 +41,7 @@ class Problem:
     out: torch.Tensor
     lse: torch.Tensor
     slots: list[int]
+    sinks: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -61,8 +62,12 @@ def make_problem(
     cap: float = 0.0,
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
+    sinks: float | None = None,
 ) -> Problem:
-    """Draw a batch. Slots that no token occupies hold NaN, and page ids past a request's last page are 0."""
+    """Draw a batch. Slots that no token occupies hold NaN, and page ids past a request's last page are 0.
+
+    `sinks` is added to a sink of each head, drawn around 0; None for none.
+    """
     generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
     requests, (hq, hkv) = len(lens), heads
     width = (max(lens) + tail_len - 1) // page + 2
@@ -81,7 +86,8 @@ def make_problem(
     q = torch.randn(requests * q_len, hq, dim, generator=generator).to(dtype)
     seen, depth = _tails(requests, q_len, tail_len, tree, chance)
     real_k, real_v = (x.double() * (1.0 if s is None else s.double()) for x, s in zip((k, v), scales, strict=True))
-    out, lse = oracle(q, real_k, real_v, lens, table, seen, depth, window_left, cap)
+    drawn = None if sinks is None else torch.randn(hq, generator=generator) * 2 + sinks
+    out, lse = oracle(q, real_k, real_v, lens, table, seen, depth, window_left, cap, drawn)
     slots = [
         int(table[r, p // page]) * page + p % page
         for r, n in enumerate(lens)
@@ -94,7 +100,7 @@ def make_problem(
     return Problem(
         q_len, tail_len, hq // hkv, window_left, cap, there(q), there(k), there(v), there(scales[0]),
         there(scales[1]), torch.tensor(lens, dtype=torch.int32, device=DEVICE), there(table),
-        there(pack(seen)) if tree else None, there(depth) if tree else None, out, lse, slots,
+        there(pack(seen)) if tree else None, there(depth) if tree else None, out, lse, slots, there(drawn),
     )  # fmt: skip
 
 
@@ -133,8 +139,9 @@ def oracle(
     depth: torch.Tensor,
     window_left: int,
     cap: float,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse in float64, row by row in request order, from the definition."""
+    """out, and lse of the keys alone, in float64, row by row in request order, from the definition."""
     page, group = k.shape[1], q.shape[1] // k.shape[2]
     q_len, tail_len = seen.shape[1:]
     outs, lses = [], []
@@ -151,7 +158,9 @@ def oracle(
         if cap:
             scores = cap * torch.tanh(scores / cap)
         scores = scores.masked_fill(~visible, float("-inf"))
-        outs.append((scores.softmax(-1) @ values).transpose(0, 1))
+        sink = torch.full((q.shape[1], q_len, 1), float("-inf")) if sinks is None else sinks.view(-1, 1, 1)
+        weights = torch.cat([scores, sink.double().expand(-1, q_len, 1)], -1).softmax(-1)[..., :-1]
+        outs.append((weights @ values).transpose(0, 1))
         lses.append(scores.logsumexp(-1).T)
     return torch.cat(outs), torch.cat(lses)
 
@@ -210,7 +219,7 @@ def run_uniform() -> Callable[..., Result]:
         out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)
         launch.attend(
             shape, tile, extent, pieces, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,
-            p.depth, work, poison(parts, dim), poison(parts), out, lse,
+            p.depth, work, poison(parts, dim), poison(parts), out, lse, sinks=p.sinks,
         )  # fmt: skip
         return Result(out, lse, slots, work)
 

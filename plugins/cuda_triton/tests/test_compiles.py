@@ -35,6 +35,7 @@ class Case:
     ragged: bool = False
     window: int = -1
     cap: float = 0.0
+    sinks: bool = False
 
     def shape(self) -> AttentionShape:
         """The same, as a geometry says it."""
@@ -44,8 +45,12 @@ class Case:
         )
 
 
-USUAL = [Case(0), Case(), Case(16, tree=True)]
+USUAL = [Case(0), Case(), Case(16, tree=True), Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True)]
 OTHERS = [
+    Case(0, heads=(64, 8), head_dim=64, sinks=True),
+    Case(16, heads=(64, 8), head_dim=64, tree=True, ragged=True, sinks=True),
+    Case(64, heads=(64, 8), head_dim=64, tree=True, window=127, sinks=True),
+    Case(16, tree=True, fp8=True, sinks=True),
     Case(0, fp8=True, window=64),
     Case(0, head_dim=256, cap=30.0),
     Case(1, fp8=True),
@@ -72,12 +77,13 @@ def compile_for(case: Case, arch: int) -> None:
     lens, indptr = torch.ones(REQS, dtype=torch.int32), torch.ones(REQS + 1, dtype=torch.int32)
     table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
     work = torch.ones(4096, dtype=torch.int32)
+    sinks = torch.ones(case.heads[0]) if case.sinks else None
     tile = tiling.choose(shape, device, case.q_len or 4096)
     tile = tiling.for_cache(shape, device, tile, True, boxes.available())
     launch.write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
         launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
-        launch.attend_extend(fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out)
+        launch.attend_extend(fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks)
         return
     extent = launch.Extent(REQS, case.q_len, case.q_len, rows, case.ragged)
     mask = torch.ones(rows, 1, dtype=torch.int32) if case.tree else None
@@ -86,7 +92,7 @@ def compile_for(case: Case, arch: int) -> None:
     launch.write_metadata(fixed, tile, extent, 4, lens, table, slots, work, indptr)
     launch.attend(
         fixed, tile, extent, 4, q, k, v, scale, scale, lens, table, mask, depth, work, partial, partial, out, None,
-        indptr,
+        indptr, sinks=sinks,
     )  # fmt: skip
 
 

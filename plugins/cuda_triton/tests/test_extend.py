@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float32, block_m=16):
+def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float32, block_m=16, sinks=None):
     """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend."""
     from draftmark_cuda_triton import launch, tiling
 
@@ -30,17 +30,20 @@ def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float
             depth = torch.arange(t, dtype=torch.int32)[None]
             rows_of = q[first : first + t]
             outs.append(
-                bench.oracle(rows_of, k.double(), v.double(), (n,), table[r : r + 1], chain, depth, window_left, 0.0)[0]
+                bench.oracle(
+                    rows_of, k.double(), v.double(), (n,), table[r : r + 1], chain, depth, window_left, 0.0, sinks
+                )[0]
             )
         first += t
     prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
     indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(bench.device)
     q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
+    sinks = sinks if sinks is None else sinks.to(bench.device)
     shape = launch.Attention(2, 2, dim, page, dim**-0.5, 0.0, window_left)
     tiles = bench.poison(tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
     mapping, out = bench.poison(len(q), dtype=torch.int64), bench.poison(*q.shape, dtype=dtype)
     launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles)
-    launch.attend_extend(shape, tile, len(q), q, k, v, None, None, prefix, indptr, table, tiles, out)
+    launch.attend_extend(shape, tile, len(q), q, k, v, None, None, prefix, indptr, table, tiles, out, None, sinks)
     assert mapping.tolist() == slots
     return bench.error(out, torch.cat(outs))
 
@@ -66,3 +69,10 @@ def test_pages(bench, page):
 def test_half_precision(bench):
     """bf16 stays within its rounding."""
     assert run(bench, (3, 30), (20, 5), dtype=torch.bfloat16) < 4e-3
+
+
+@pytest.mark.parametrize("window_left", [-1, 5])
+def test_sinks(bench, window_left):
+    """Each head's sink takes its part of every row, also of rows whose window is all they see."""
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    assert run(bench, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5

@@ -98,3 +98,23 @@ def test_same_twice(bench, run_uniform):
     problem = bench.problem(8, LENS, 3, 9)
     first, second = (run_uniform(problem, tile(), 7).out for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("sinks", [-30.0, 1.0, 8.0])
+@pytest.mark.parametrize("pieces", [1, 5, 40])
+def test_sinks_count_once(bench, run_uniform, pieces, sinks):
+    """A head's sink weighs once in a row, however the schedule cuts the batch; the lse is that of the keys."""
+    problem = bench.problem(pieces, LENS, 3, 9, heads=(8, 2), window_left=40, cap=9.0, sinks=sinks)
+    result = run_uniform(problem, tile(), pieces)
+    assert bench.error(result.out, problem.out) < 1e-5
+    assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("sink", "share"), [(float("-inf"), 1.0), (-1e4, 1.0), (1e4, 0.0)])
+def test_sinks_far_from_all_logits(bench, run_uniform, sink, share):
+    """A sink of -inf, or far below, leaves the rows as they are; one far above takes all of their weight."""
+    problem = bench.problem(2, LENS, 3, 3)
+    expected = problem.out * share
+    problem.sinks = torch.full((4,), sink, device=bench.device)
+    for pieces in (1, 7):
+        assert (run_uniform(problem, tile(), pieces).out.cpu() - expected).abs().max() < 1e-5

@@ -47,6 +47,6 @@ class AttentionBackend(Protocol):
 
         Args:
             q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied; read-only and strided like k and v.
-            cache: one layer's pages; read-only.
+            cache: one layer's pages; read-only. `sinks_of` says whether there are sinks to count.
             out: like q, but contiguous; every row is written, padded ones with finite values.
         """

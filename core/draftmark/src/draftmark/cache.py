@@ -1,4 +1,4 @@
-"""The KV cache that backends read and write, and the compaction of an accepted path."""
+"""The KV cache that backends read and write, a layer's attention sinks, and the compaction of an accepted path."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True)
 class KVCache:
-    """One layer's pages, owned by the caller.
+    """One layer's pages and what its attention needs beside them, owned by the caller.
 
     Attributes:
         k, v: ``[num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, contiguous (NHD).
             Slot s is page s // page_size at offset s % page_size.
         k_scale, v_scale: float32 ``[1]`` on the device: stored value · scale = real value; of fp8 KV alone. Either may
             be None, which means 1, whatever the other one is.
+        sinks: float32 ``[num_qo_heads]`` on the device, contiguous: of each query head one more logit, in natural
+            units, that has no value. Every row's softmax counts it once: exp(sink) joins the denominator. It is
+            compared with logits that are scaled and capped already, so neither scale nor cap touches it. -inf counts
+            nothing; a row that sees no key is 0 with a sink as without. None where the layer has none
+            (`AttentionShape.sinks`). Kernels read it at every run and replay.
 
     Raises:
-        BatchError: a scale of KV that is not fp8, which kernels take no scale for.
+        BatchError: a scale of KV that is not fp8, which kernels take no scale for; sinks of another dtype, shape or
+            device.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, scale, pages in (("k", self.k_scale, self.k), ("v", self.v_scale, self.v)):
@@ -38,6 +45,48 @@ class KVCache:
                     f"{name}_scale is given for a cache of {pages.dtype}, which is read without one; leave it None, or "
                     "store float8_e4m3fn"
                 )
+        if self.sinks is not None:
+            self._check_sinks(self.sinks)
+
+    def _check_sinks(self, sinks: torch.Tensor) -> None:
+        if sinks.dtype is not torch.float32 or sinks.dim() != 1 or not sinks.is_contiguous():
+            raise BatchError(
+                f"sinks are {str(sinks.dtype).removeprefix('torch.')} {list(sinks.shape)} with strides "
+                f"{list(sinks.stride())}, but kernels read contiguous float32 [num_qo_heads]; convert them when the "
+                "model is loaded"
+            )
+        if sinks.device != self.k.device:
+            raise BatchError(f"sinks are on {sinks.device}, but the pages are on {self.k.device}; move the sinks there")
+
+
+def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:
+    """Return the sinks with which `attend` must count, or None where the layer has none. No device read.
+
+    A backend asks here and does not look at ``cache.sinks``: sinks that a kernel does not count change every output,
+    and nothing else shows it.
+
+    Raises:
+        BatchError: `geometry` has sinks and the cache none, or the reverse, or they are not one a query head.
+    """
+    sinks, a = cache.sinks, geometry.attention
+    if sinks is None:
+        if a.sinks:
+            raise BatchError(
+                f"the layer has sinks, but KVCache.sinks is None; give its {a.num_qo_heads} logits, or create the "
+                "geometry without sinks"
+            )
+        return None
+    if not a.sinks:
+        raise BatchError(
+            "KVCache.sinks are given, but the geometry has none; create it with AttentionShape(sinks=True), or leave "
+            "them out"
+        )
+    if sinks.shape[0] != a.num_qo_heads:
+        raise BatchError(
+            f"KVCache.sinks has {sinks.shape[0]} logits, but the layer has {a.num_qo_heads} query heads; give one a "
+            "head of this rank"
+        )
+    return sinks
 
 
 class KVPool:

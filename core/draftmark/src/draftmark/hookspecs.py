@@ -49,6 +49,7 @@ class BackendInfo:
             on this backend holds for their present code too.
         modes: what it serves; a geometry with another mode is refused by name.
         forms: what it takes of an engine's own; a geometry with another form is refused by name.
+        sinks: its `attend` counts `KVCache.sinks` in; without it a geometry whose layers have sinks is refused.
     """
 
     name: str
@@ -61,6 +62,7 @@ class BackendInfo:
     runs_code_of: tuple[str, ...] = ()
     modes: tuple[Mode, ...] = CORE_MODES
     forms: tuple[Form, ...] = ()
+    sinks: bool = False
 
 
 @hookspec(firstresult=True)

@@ -38,6 +38,7 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
     ("runs_code_of", (str,), "a tuple of backends' names"),
     ("modes", (Mode,), "a tuple of Mode"),
     ("forms", (Form,), "a tuple of Form"),
+    ("sinks", bool, "True or False"),
 )
 """Fields of a `BackendInfo`: a type, or a tuple of one for a tuple of such; and how an error says it."""
 
@@ -90,11 +91,14 @@ class LoadedBackend:
         return self._undeclared(geometry) + reasons
 
     def _undeclared(self, geometry: Geometry) -> list[str]:
-        """Return a reason for each mode and form of `geometry` that the backend does not claim."""
+        """Return a reason for each mode and form of `geometry` that the backend does not claim, and for sinks."""
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         forms = [form for form in geometry.forms if form not in self.info.forms]
-        return [f"mode {mode.value} is not served: it is not among BackendInfo.modes" for mode in modes] + [
-            f"{form.value} is not taken: it is not among BackendInfo.forms" for form in forms
+        sinks = geometry.attention.sinks and not self.info.sinks
+        return [
+            *(f"mode {mode.value} is not served: it is not among BackendInfo.modes" for mode in modes),
+            *(f"{form.value} is not taken: it is not among BackendInfo.forms" for form in forms),
+            *(["attention sinks are not served: BackendInfo.sinks is not set"] if sinks else []),
         ]
 
     def require(self, geometry: Geometry) -> None:

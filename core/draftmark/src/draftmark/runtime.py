@@ -15,7 +15,7 @@ It imports torch. `draftmark` itself has what needs integers only.
 from .arena import Arena
 from .backend import AttentionBackend
 from .batch import BatchBuffers, Block, Causal, ForwardBatch, Tail, Tree, ragged, validate
-from .cache import KVCache, KVPool, slots_of
+from .cache import KVCache, KVPool, sinks_of, slots_of
 from .devices import device_profile
 from .graphs import (
     GraphKey,
@@ -73,6 +73,7 @@ __all__ = [
     "padded_batch_size",
     "ragged",
     "record_call",
+    "sinks_of",
     "slots_of",
     "step_digest",
     "to_device",

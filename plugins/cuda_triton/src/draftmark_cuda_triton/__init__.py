@@ -32,6 +32,7 @@ class TritonPlugin(BackendPlugin):
         install="pip install 'triton>=3.6'",
         modes=tuple(Mode),
         forms=tuple(Form),
+        sinks=True,
         summary="own Triton kernels: prefix once, tail masked, device-built schedule",
     )
     supports = staticmethod(reasons_against)

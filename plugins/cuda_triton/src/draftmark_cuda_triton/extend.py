@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import ForwardBatch, KVCache, record_call
+from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
 
 from . import boxes, launch, tiling
 from .launch import Attention
@@ -58,7 +58,8 @@ class Extend:
         tile = tiling.for_cache(a, device, self._tile, has_one_pitch(cache), cache_has_boxes(cache))
         record_call(
             launch.attend_extend, self._shape, tile, batch.num_rows, q, cache.k, cache.v, cache.k_scale,
-            cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, mutates=(out,),
+            cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, None,
+            sinks_of(cache, self._geometry), mutates=(out,),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
+from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
 
 from . import launch, sizing, tiling
 from .extend import cache_has_boxes, check_rows, has_one_pitch
@@ -52,7 +52,7 @@ class FewRows:
             launch.attend, self._shape, tile, extent, pieces, q, cache.k, cache.v,
             cache.k_scale, cache.v_scale, batch.prefix_lens, batch.page_table, mask, depth,
             self._work, partial_out, partial_lse, out, None, batch.q_indptr, isinstance(batch.tail, Block),
-            mutates=(partial_out, partial_lse, out),
+            sinks_of(cache, self._geometry), mutates=(partial_out, partial_lse, out),
         )  # fmt: skip
 
     def _extent(self, batch: ForwardBatch) -> tuple[Extent, tiling.Tile, int]:

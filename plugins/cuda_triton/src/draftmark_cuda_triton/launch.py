@@ -168,11 +168,13 @@ def attend(
     lse: torch.Tensor | None = None,
     q_indptr: torch.Tensor | None = None,
     block: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of few rows a request, and its merge; see `uniform.attend_uniform` and `merge.merge_pieces`.
 
     Args:
         mask, depth: of a tree. q_indptr: of a ragged batch. block: all rows of a request see all of its tail.
+        sinks: of the query heads, if they have any; see `KVCache`.
     """
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
@@ -180,17 +182,17 @@ def attend(
     if tile.members:
         _attend_hopper(
             shape, tile, extent, pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
-            partial_out, partial_lse, out, lse, q_indptr, tail,
+            partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
         )  # fmt: skip
     else:
         _attend_triton(
             shape, tile, extent, pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth, work,
-            partial_out, partial_lse, out, lse, q_indptr, tail,
+            partial_out, partial_lse, out, lse, q_indptr, tail, sinks,
         )  # fmt: skip
     if pieces > 1:
         _merge(
             shape, tile, extent, pieces, tiles * tile.block_m, prefix_lens, _or(q_indptr, prefix_lens), work,
-            partial_out, partial_lse, out, lse,
+            partial_out, partial_lse, out, lse, sinks,
         )  # fmt: skip
 
 
@@ -215,11 +217,12 @@ def _attend_triton(
     lse: torch.Tensor | None,
     q_indptr: torch.Tensor | None,
     tail: int,
+    sinks: torch.Tensor | None,
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
     start(
         compiled_or_interpreted(q).uniform.attend_uniform, (tiles, shape.num_kv_heads, pieces),
-        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse,
+        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, sinks, out, lse,
         partial_out, partial_lse, work, prefix_lens, _or(q_indptr, prefix_lens), page_table,
         mask if tree else prefix_lens, depth if tree else prefix_lens,
         extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
@@ -228,8 +231,9 @@ def _attend_triton(
         page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
-        SCALED=scaled(k_scale, v_scale), USE_TMA=tile.tma, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
-        STAGES=tile.num_stages, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
+        ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -254,20 +258,21 @@ def _attend_hopper(
     lse: torch.Tensor | None,
     q_indptr: torch.Tensor | None,
     tail: int,
+    sinks: torch.Tensor | None,
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
     start(
         boxes.hopper().uniform.attend_uniform, (tiles, shape.num_kv_heads, pieces),
         q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
-        _or(v_scale, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
+        _or(v_scale, q), _or(sinks, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
         _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens, depth if tree else prefix_lens,
         extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
         0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
         MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
-        SCALED=scaled(k_scale, v_scale), WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl,
-        STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
+        SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST,
+        PDL=shape.pdl, STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
     )  # fmt: skip
 
 
@@ -284,6 +289,7 @@ def _merge(
     partial_lse: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
 ) -> None:
     rows = extent.q_len * shape.group
     block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
@@ -293,11 +299,12 @@ def _merge(
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
     start(
         compiled_or_interpreted(out).merge.merge_pieces, grid,
-        partial_out, partial_lse, work, prefix_lens, q_indptr, out, lse,
+        partial_out, partial_lse, work, prefix_lens, q_indptr, sinks, out, lse,
         extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
         BLOCK_PIECES=block_pieces, BY_REQUEST=by_request, BLOCK_CUTS=next_power_of_two(pieces),
-        WINDOW=shape.window, RAGGED=extent.ragged, WITH_LSE=lse is not None, PDL=shape.pdl, **options,
+        WINDOW=shape.window, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl,
+        **options,
     )  # fmt: skip
 
 
@@ -316,6 +323,7 @@ def attend_extend(
     tiles: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Ragged causal attention; see `extend.attend_ragged`."""
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
@@ -324,23 +332,24 @@ def attend_extend(
         start(
             boxes.hopper().extend.attend_ragged, grid,
             q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
-            _or(v_scale, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count, shape.group,
-            shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1),
-            out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
+            _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count,
+            shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
+            q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
             MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
             BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
-            WITH_LSE=lse is not None, STAGES=tile.num_stages, **boxes.options(tile, k, q, num_rows * shape.group),
+            SINKS=sinks is not None, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+            **boxes.options(tile, k, q, num_rows * shape.group),
         )  # fmt: skip
         return
     start(
         compiled_or_interpreted(q).extend.attend_ragged, (shape.num_kv_heads * count,),
-        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, out, lse, tiles, prefix_lens,
-        q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
-        q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
+        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, sinks, out, lse, tiles,
+        prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
+        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
         *k.stride()[:3], *v.stride()[:3],
         PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
-        USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+        SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 

@@ -67,6 +67,10 @@ def _check_attention(a: AttentionShape) -> None:
         raise GeometryError(
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
         )
+    if not isinstance(a.sinks, bool):
+        raise GeometryError(
+            "attention.sinks", a.sinks, "it must be True or False", "give the logits themselves to KVCache"
+        )
 
 
 def _check_device(device: DeviceProfile) -> None:

@@ -87,6 +87,8 @@ class AttentionShape:
     """Positions visible to the left of a query, itself not counted; -1 means all (Hugging Face's window - 1)."""
     logits_soft_cap: float = 0.0
     """cap · tanh(logit / cap) after scaling; 0 means none."""
+    sinks: bool = False
+    """Each query head has a sink, a logit without a value that `KVCache.sinks` brings (gpt-oss)."""
 
     @property
     def group_size(self) -> int:

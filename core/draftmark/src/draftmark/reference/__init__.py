@@ -34,6 +34,7 @@ class ReferencePlugin(BackendPlugin):
         summary="plain torch on any device: the specification, not the speed",
         modes=tuple(Mode),
         forms=tuple(Form),
+        sinks=True,
     )
 
     def supports(self, geometry: Geometry) -> list[str]:

@@ -1,7 +1,7 @@
 """The specification of attention over a prefix and a masked tail, in plain torch.
 
-Softmax over the visible keys of ``cap(scale · q·k)``, in float32 whatever the inputs. Visibility is the whole
-difference between decoding, verifying a tree, drafting and prefill.
+Softmax over the visible keys of ``cap(scale · q·k)``, and over the head's sink if there is one, in float32 whatever the
+inputs. Visibility is the whole difference between decoding, verifying a tree, drafting and prefill.
 """
 
 from __future__ import annotations
@@ -99,7 +99,14 @@ def tree_visibility(
     return seen
 
 
-def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: AttentionShape, out: torch.Tensor) -> None:
+def attend_block(
+    q: torch.Tensor,
+    keys: Keys,
+    seen: torch.Tensor,
+    shape: AttentionShape,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> None:
     """Attention of q rows per request.
 
     Args:
@@ -107,6 +114,7 @@ def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: Attenti
         keys: gathered KV of the same requests.
         seen: bool ``[R, q, width]``. Every row sees itself, so no row is empty.
         out: like q; written.
+        sinks: float32 ``[num_qo_heads]``, see `KVCache`; None for none.
     """
     requests, q_len, _, dim = q.shape
     kv_heads, group = shape.num_kv_heads, shape.group_size
@@ -118,5 +126,11 @@ def attend_block(q: torch.Tensor, keys: Keys, seen: torch.Tensor, shape: Attenti
         scores = torch.tanh(scores / shape.logits_soft_cap) * shape.logits_soft_cap
     by_row = scores.view(kv_heads, requests, q_len, group, keys.width)
     by_row.masked_fill_(~seen[:, :, None], float("-inf"))
-    heads_out = (scores.softmax(-1) @ keys.v).view(kv_heads, requests, q_len, group, dim)
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        # One more column, whose value is nothing: what it weighs is missing from the others.
+        column = sinks.view(kv_heads, 1, 1, group, 1).expand(-1, requests, q_len, -1, -1)
+        weights = torch.cat((by_row, column), -1).softmax(-1)[..., :-1].reshape(scores.shape)
+    heads_out = (weights @ keys.v).view(kv_heads, requests, q_len, group, dim)
     out.view(requests, q_len, kv_heads, group, dim).copy_(heads_out.permute(1, 2, 0, 3, 4))

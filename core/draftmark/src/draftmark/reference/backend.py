@@ -6,7 +6,7 @@ import torch
 
 from ..arena import Arena
 from ..batch import Block, ForwardBatch, Tree
-from ..cache import KVCache
+from ..cache import KVCache, sinks_of
 from ..geometry import Geometry, Mode
 from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
 
@@ -96,7 +96,7 @@ class ReferenceBackend:
             positions = (kv_lens - q_len)[:, None] + torch.arange(q_len, dtype=torch.int32, device=q.device)
             seen = causal_visibility(positions, keys.width, shape.window_left)
         block = (len(table), q_len, *q.shape[1:])
-        attend_block(q.view(block), keys, seen, shape, out.view(block))
+        attend_block(q.view(block), keys, seen, shape, out.view(block), sinks_of(cache, self.geometry))
 
     def _attend_ragged(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Rows of a request side by side, as many as the largest bound says, and back; surplus rows are dropped."""
@@ -119,7 +119,7 @@ class ReferenceBackend:
         seen = tree_visibility(batch.prefix_lens, keys.width + most, bits, depth, shape.window_left)[..., : keys.width]
         seen[..., 0] |= ~live
         block = torch.empty(requests, most, *q.shape[1:], dtype=out.dtype, device=out.device)
-        attend_block(q[source].view_as(block), keys, seen, shape, block)
+        attend_block(q[source].view_as(block), keys, seen, shape, block, sinks_of(cache, self.geometry))
         rows, request, owned = _rows(batch)
         found = block[request, torch.where(owned, rows - batch.q_indptr[request], 0)]
         out.copy_(torch.where(owned[:, None, None], found, 0))

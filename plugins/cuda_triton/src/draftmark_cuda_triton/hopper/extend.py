@@ -10,7 +10,16 @@ from triton.experimental.gluon import language as gl
 
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
-from .roles import FETCH_REGISTERS, WIDEN_REGISTERS, bring_rows, fetch_tiles, fold_tiles, store_rows, widen_tiles
+from .roles import (
+    FETCH_REGISTERS,
+    WIDEN_REGISTERS,
+    bring_rows,
+    fetch_tiles,
+    fold_tiles,
+    sink_mass,
+    store_rows,
+    widen_tiles,
+)
 
 
 @gluon.jit
@@ -55,11 +64,11 @@ def bring_ragged(
 
 @gluon.jit
 def fold_ragged(
-    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count,
+    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count,
     group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, WITH_LSE: gl.constexpr,
-    STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
+    WITH_LSE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Warp group MEMBER: 64 packed rows of one row tile."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -101,7 +110,10 @@ def fold_ragged(
                 prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
                 scale * k_factor, cap, BLOCK_N, BOX, CAUSAL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
             )  # fmt: skip
-            share = v_factor / gl.where(mass > 0, mass, 1.0)
+            weight = mass
+            if SINKS:
+                weight += sink_mass(sinks, head * group + packed % group, row_live, top)
+            share = v_factor / gl.where(weight > 0, weight, 1.0)
             acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
             store_rows(
                 own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
@@ -115,11 +127,11 @@ def fold_ragged(
 
 @gluon.jit(do_not_specialize=["count", "group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
 def attend_ragged(
-    q, k_source, v_source, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count, group,
-    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table,
-    num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count,
+    group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
     HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
-    WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
     WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.extend.attend_ragged`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
@@ -137,9 +149,9 @@ def attend_ragged(
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (bring_ragged, (
                     row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
@@ -153,9 +165,9 @@ def attend_ragged(
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (bring_ragged, (
                     row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
@@ -174,14 +186,14 @@ def attend_ragged(
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (bring_ragged, (
                     row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
@@ -195,14 +207,14 @@ def attend_ragged(
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (fold_ragged, (
-                    q, k_scale, v_scale, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
                     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, WITH_LSE, STAGES, OVERLAP,
+                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
                 )),
                 (bring_ragged, (
                     row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,

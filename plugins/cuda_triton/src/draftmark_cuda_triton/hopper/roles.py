@@ -266,3 +266,10 @@ def store_rows(own, acc, out, begin, packed, live, head, group, stride_row, stri
     thread_barrier()
     pointers = rows_between(out, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
     gl.store(pointers, own.load(moving), mask=live[:, None] & (col < HEAD_DIM)[None, :])
+
+
+@gluon.jit
+def sink_mass(sinks, heads, live, top):
+    """What the sinks of query heads add to the mass of rows; see `kernels.tile.sink_mass`."""
+    sink = gl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
+    return gl.exp2(sink - gl.where(top == float("-inf"), 0.0, top))

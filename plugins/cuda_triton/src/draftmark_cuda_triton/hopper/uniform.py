@@ -17,6 +17,7 @@ from .roles import (
     fetch_tiles,
     fold_tiles,
     rows_between,
+    sink_mass,
     store_rows,
     widen_tiles,
 )
@@ -94,12 +95,12 @@ def bring_uniform(
 
 @gluon.jit
 def fold_uniform(
-    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
+    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
     q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
-    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, WITH_LSE: gl.constexpr,
-    ITEM_COST: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
+    WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -160,10 +161,13 @@ def fold_uniform(
                 scale * k_factor, cap, BLOCK_N, BOX, TAIL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
+            whole = (tile == first) & (stop == end)
+            if SINKS:
+                mass += sink_mass(sinks, head * group + packed % group, row_live & whole, top)
             share = v_factor / gl.where(mass > 0, mass, 1.0)
             acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
-            log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
-            if (tile == first) & (stop == end):
+            if whole:
                 store_rows(
                     own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
                     BLOCK_D, moving,
@@ -218,13 +222,13 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     ]
 )
 def attend_uniform(
-    q, k_source, v_source, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
     page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    SCALED: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr,
-    DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
     if PDL:
@@ -247,10 +251,10 @@ def attend_uniform(
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
                     work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
@@ -264,10 +268,10 @@ def attend_uniform(
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
                     work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
@@ -286,16 +290,16 @@ def attend_uniform(
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
                     work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
@@ -309,16 +313,16 @@ def attend_uniform(
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (fold_uniform, (
-                    q, k_scale, v_scale, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                    tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
-                    stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL,
-                    RAGGED, WINDOW, CAP, SCALED, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
+                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
                     work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .convert import convert
-from .tile import CAUSAL, attend_range
+from .tile import CAUSAL, attend_range, sink_mass
 
 
 @triton.jit(do_not_specialize=["stride_table"])
@@ -23,6 +23,7 @@ def attend_ragged(
     v_source,
     k_scale,
     v_scale,
+    sinks,
     out,
     lse,
     row_tiles,
@@ -53,11 +54,14 @@ def attend_ragged(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     USE_TMA: tl.constexpr,
     WITH_LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """out ``[rows, heads, dim]`` (and lse fp32 ``[rows, heads]``); row_tiles from `schedule.write_ragged`."""
+    """out ``[rows, heads, dim]`` (and lse fp32 ``[rows, heads]``, of the keys alone); row_tiles from
+    `schedule.write_ragged`; sinks fp32 ``[heads]``, natural units.
+    """
     head, entry = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     request = tl.load(row_tiles + entry * 2)
     m = tl.load(row_tiles + entry * 2 + 1)
@@ -99,7 +103,10 @@ def attend_ragged(
         stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D,
         CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
     )  # fmt: skip
-    acc = acc * (v_factor / tl.where(mass > 0, mass, 1.0))[:, None]
+    weight = mass
+    if SINKS:
+        weight += sink_mass(sinks, head_of_row, row_live, top)
+    acc = acc * (v_factor / tl.where(weight > 0, weight, 1.0))[:, None]
     out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
     tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)
     if WITH_LSE:

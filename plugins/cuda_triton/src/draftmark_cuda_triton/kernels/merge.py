@@ -4,7 +4,7 @@
             ──┼────┬────┼─────────┼──┬──    on for more pieces. The first cut inside a request stands for it: one
               │    └── request ───┘         program per (block of rows, KV head, cut request).
 
-    out = Σ 2^(lse_i - lse) · out_i ,   lse = log2 Σ 2^lse_i
+    out = Σ 2^(lse_i - lse) · out_i ,   lse = log2 Σ 2^lse_i ,   out · 2^lse / (2^lse + 2^sink) where there are sinks
 
 All that does not depend on the attention before it is read before waiting for that attention (PDL).
 Bytes: each partial once, pieces · rows · dim · 4. Worked size, 1 request x 32768, 8 rows x 32 heads on 33 pieces:
@@ -17,6 +17,7 @@ import triton.language as tl
 from .convert import convert
 from .reduce import largest, running_total, smallest, total
 from .split import rows_of, tile_range
+from .tile import sink_mass
 
 
 @triton.jit(do_not_specialize=["q_len", "tail_len", "pieces", "window_left"])
@@ -26,6 +27,7 @@ def merge_pieces(
     work,
     prefix_lens,
     q_indptr,
+    sinks,
     out,
     lse,
     q_len,
@@ -45,6 +47,7 @@ def merge_pieces(
     BLOCK_CUTS: tl.constexpr,
     WINDOW: tl.constexpr,
     RAGGED: tl.constexpr,
+    SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -110,9 +113,13 @@ def merge_pieces(
             reached += total(lengths, 0)
             who += BLOCK_PIECES
             lengths = tl.load(work + who * 4 + 2, mask=who < pieces, other=0)
-        acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
         row_index = row_begin + packed // group
         head_of_row = head * group + packed % group
+        weight_of_all = mass
+        if SINKS:
+            # Here and in no piece: a sink that every piece counted would count as often as the schedule cuts.
+            weight_of_all += sink_mass(sinks, head_of_row, live, top)
+        acc = acc / tl.where(weight_of_all > 0, weight_of_all, 1.0)[:, None]
         out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
         tl.store(
             out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=live[:, None] & column_live[None, :]

@@ -78,6 +78,17 @@ def soft_cap(s, scale, cap):
 
 
 @inline
+def sink_mass(sinks, heads, live, top):
+    """What the sinks of query heads add to the mass of rows, beside their `top`; nothing where not `live`.
+
+    A sink has no value, so acc stays. It is in natural units, and already what a logit is after scale and cap.
+    """
+    sink = tl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
+    # A row that has seen no key: -inf - -inf would be NaN.
+    return tl.exp2(sink - tl.where(top == float("-inf"), 0.0, top))
+
+
+@inline
 def with_word(bits, i: tl.constexpr, first, shift, column, slot_of_row, row_live, row_words, mask_words):
     """`bits` with the 32 keys from 32i of a tile filled in: of each row, two neighbouring words shifted into one."""
     index = (first >> 5) + i + slot_of_row * 0

@@ -17,7 +17,7 @@ import triton.language as tl
 from .convert import convert
 from .inline import bound, inline
 from .split import rows_of, surplus, tile_range
-from .tile import BLOCK, CAUSAL, TREE, attend_range
+from .tile import BLOCK, CAUSAL, TREE, attend_range, sink_mass
 
 
 @inline
@@ -48,6 +48,7 @@ def attend_uniform(
     v_source,
     k_scale,
     v_scale,
+    sinks,
     out,
     lse,
     partial_out,
@@ -88,6 +89,7 @@ def attend_uniform(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     USE_TMA: tl.constexpr,
     WITH_LSE: tl.constexpr,
     ITEM_COST: tl.constexpr,
@@ -97,7 +99,8 @@ def attend_uniform(
     """out (and lse) of the requests a piece has whole; partial_out and partial_lse of the others.
 
     Args:
-        q, out: ``[rows, heads, dim]``. lse: fp32 ``[rows, heads]``, natural logarithm.
+        q, out: ``[rows, heads, dim]``. lse: fp32 ``[rows, heads]``, natural logarithm, of the keys alone.
+        sinks: fp32 ``[heads]``, natural units; of a request that was cut the merge counts them, once.
         partial_out: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M, HEAD_DIM]``, each normalised by its own sum.
         partial_lse: fp32 ``[pieces, 2, KV heads, row tiles · BLOCK_M]``, base 2. Half 0 is what a piece begins with.
         work: from `schedule.write_uniform`.
@@ -175,9 +178,12 @@ def attend_uniform(
             )  # fmt: skip
 
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
-            acc = acc * (v_factor / tl.where(mass > 0, mass, 1.0))[:, None]
             log_mass = tl.where(mass > 0, top + tl.log2(mass), float("-inf"))
-            if (tile == first) & (stop == end):
+            whole = (tile == first) & (stop == end)
+            if SINKS:
+                mass += sink_mass(sinks, head_of_row, row_live & whole, top)
+            acc = acc * (v_factor / tl.where(mass > 0, mass, 1.0))[:, None]
+            if whole:
                 out_rows = row_index.to(tl.int64)[:, None] * stride_out_row + head_of_row[:, None] * stride_out_head
                 tl.store(out + out_rows + col[None, :], convert(acc, out.dtype.element_ty), mask=cell_live)
                 if WITH_LSE:
