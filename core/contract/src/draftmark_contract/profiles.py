@@ -35,6 +35,8 @@ class Profile(StrEnum):
     """Whole blocks that a draft model proposes at once."""
     WINDOW = "window"
     SOFT_CAP = "soft cap"
+    SINKS = "sinks"
+    """A learned logit of each query head, without a value (gpt-oss)."""
     FP8 = "fp8"
     WIDE_TAILS = "wide tails"
     """Tails of more than 32 slots, so that a mask row takes several words."""
@@ -80,6 +82,7 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.DRAFT_STEPS: lambda g: Mode.DRAFT in g.modes or Mode.DRAFT_EXTEND in g.modes,
     Profile.WINDOW: lambda g: g.attention.window_left >= 0,
     Profile.SOFT_CAP: lambda g: g.attention.logits_soft_cap > 0,
+    Profile.SINKS: lambda g: g.attention.sinks,
     Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE,
     Profile.RAGGED_VERIFY: lambda g: Mode.RAGGED_VERIFY in g.modes,
     Profile.DRAFT_BLOCKS: lambda g: Mode.DRAFT_BLOCK in g.modes,

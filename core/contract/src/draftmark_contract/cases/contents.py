@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from draftmark.geometry import AttentionShape
 
 from ..oracle.history import Request
+
+if TYPE_CHECKING:
+    from .forwards import ForwardCase
 
 LARGE = 200.0
 """Scale of the queries: logits of hundreds."""
@@ -20,6 +25,10 @@ MOST = 1e5
 BELOW = 0.5
 """And half of that below zero. Kernels begin a row's maximum at a number (FlashInfer -5e4, XQA -1e5) and lose rows
 whose best logit lies below it, which no model has; -1e4, of which masks are made, they have to bear."""
+
+
+FAR_SINKS = (float("-inf"), -1e4, 30.0, 1e4, -30.0)
+"""Sinks of neighbouring heads that count nothing, next to nothing, or nearly all."""
 
 
 class Contents(StrEnum):
@@ -81,3 +90,10 @@ def level_query(shape: AttentionShape) -> float:
     """Entries of queries whose logits, with keys of the higher level, come next to `MOST`; bf16 holds them exactly."""
     assert shape.softmax_scale is not None, "Geometry.create resolves the default"
     return 64 * (MOST / (max(LEVELS) * shape.head_dim * shape.softmax_scale) // 64)
+
+
+def usual_sink(forward: ForwardCase) -> float:
+    """A sink that weighs about as much as all keys of a row together, where no key is special: ln of their number."""
+    window = forward.geometry.attention.window_left
+    seen = [one.prefix + one.tail for one in forward.requests if one.live] or [1]
+    return math.log(sum(min(n, window + 1) if window >= 0 else n for n in seen) / len(seen) or 1)

@@ -24,6 +24,8 @@ LONG = replace(LIMITS, max_context_len=255)
 BLOCK = DraftShape(topk=1, num_steps=1, num_draft_tokens=3, block_size=7)
 """More rows than a verify tail has."""
 HALF = replace(SMALL, q_dtype="float16", kv_dtype="float16")
+SINKS, IN_1_4 = AttentionShape(16, 2, 64, 16, window_left=127, sinks=True), (1, 4)
+"""Of a rank of gpt-oss."""
 ATTENTIONS = {
     "page16": HALF,
     "window": replace(HALF, page_size=8, window_left=5, logits_soft_cap=30.0),
@@ -108,7 +110,10 @@ def of_the_device() -> list[Case]:
     limits = replace(LONG, max_num_reqs=10, row_budgets=(240,))
     crowd = Geometry.create(HALF, limits, DraftShape(8, 6, 35), modes=(Mode.RAGGED_VERIFY,))
     many = _placed(crowd, Mode.RAGGED_VERIFY, range(0, 70, 7), (35, 33, 1, 34, 0, 35, 2, 33, 35, 7), "random")
-    return [*found, Shape("words2-crowd", crowd, SINCE).case(EngineForward(many, 240), "random")]
+    found.append(Shape("words2-crowd", crowd, SINCE).case(EngineForward(many, 240), "random"))
+    sinks = Geometry.create(SINKS, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
+    case = EngineForward(_placed(sinks, *_MIXED, padded=1), max(BUDGETS))
+    return [*found, Shape("sinks", sinks, IN_1_4).case(case, "random")]
 
 
 def captures() -> list[Case]:
@@ -143,7 +148,9 @@ def blocks() -> list[Case]:
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
         forward = _placed(geometry, Mode.DRAFT_BLOCK, (17, 0, 125, 1), (BLOCK.block_size,) * 4, "chain", padded=2)
         found.append(Shape(name, geometry, SINCE).case(EngineForward(forward)))
-    return found
+    sinks = Geometry.create(SINKS, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
+    forward = _placed(sinks, Mode.DRAFT_BLOCK, (17, 125), (BLOCK.block_size,) * 2, "chain", padded=1)
+    return [*found, Shape("sinks", sinks, IN_1_4).case(EngineForward(forward))]
 
 
 def forms() -> list[Case]:

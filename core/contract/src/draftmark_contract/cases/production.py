@@ -210,6 +210,8 @@ FULL = (
     *((16, 1, 256, 0), (48, 8, 128, 0), (8, 1, 128, 1023)),
 )
 """Query heads, KV heads, head size, and the window if there is one."""
+FULL_WITH_SINKS = {"full-gpt-oss": -1, "full-gpt-oss-window": 127}
+"""Windows of gpt-oss's layers."""
 
 
 def full_size() -> list[Shape]:
@@ -220,6 +222,9 @@ def full_size() -> list[Shape]:
         shape = AttentionShape(h, kv, dim, (64, 128)[number % 2], window_left=window or -1)
         geometry = Geometry.create(shape, limits, DraftShape(4, 4, 8), modes=CORE_MODES)
         found.append(Shape(f"full-h{h}kv{kv}-{dim}{'-window' if window else ''}", geometry, SINCE))
+    for name, left in FULL_WITH_SINKS.items():
+        shape = AttentionShape(64, 8, 64, 64, window_left=left, sinks=True)
+        found.append(Shape(name, Geometry.create(shape, limits, DraftShape(4, 4, 8), modes=CORE_MODES), (1, 4)))
     return found
 
 

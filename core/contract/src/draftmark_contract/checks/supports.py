@@ -72,25 +72,26 @@ def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> Non
 
 
 def _claims() -> Sequence[Case]:
-    """Every mode, and every form in EXTEND; what stands for each is the mandatory shape."""
+    """Every mode, and every form and sinks in EXTEND; what stands for each is the mandatory shape."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
     forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
-    return [Case(name, claim(MANDATORY, *what), (1, 3)) for name, what in (modes | forms).items()]
+    sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))
+    return [*(Case(name, claim(MANDATORY, *what), (1, 3)) for name, what in (modes | forms).items()), sinks]
 
 
 @check(tier=Tier.SIZING, cases=_claims, since=(1, 3))
 def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """A mode or form in BackendInfo is served for some shape of attention, on some device: a claim is no plan."""
-    claimed = set(geometry.modes) <= set(subject.backend.info.modes) and set(geometry.forms) <= set(
-        subject.backend.info.forms
-    )
+    """A mode or form in BackendInfo, or its sinks, is served for some shape, on some device: a claim is no plan."""
+    info = subject.backend.info
+    claimed = set(geometry.modes) <= set(info.modes) and set(geometry.forms) <= set(info.forms)
+    claimed = claimed and geometry.attention.sinks <= info.sinks
     if claimed and not any(not subject.backend.supports(one) for one in ways_to_serve(geometry, subject.profile)):
         raise ContractViolation(
-            "a mode or form that BackendInfo claims is refused for every attention shape that the suite has",
+            "a mode or form that BackendInfo claims, or its sinks, is refused for every shape that the suite has",
             batch=brief(geometry),
             got=subject.backend.supports(subject.fit(geometry)),
             expected="some geometry with it is served, on this device or another one",
-            formula="BackendInfo.modes and BackendInfo.forms",
+            formula="BackendInfo.modes, BackendInfo.forms and BackendInfo.sinks",
             remedy="claim what is served, and no more: an engine plans by it",
         )
     subject.require(geometry)

@@ -31,6 +31,8 @@ BEHIND, PITCH = 3, 5
 """Columns of an engine's table behind the geometry's, and from there to the next row."""
 NOWHERE = -1
 """What stands there: no page."""
+SINK = 3.0
+"""About which sinks are drawn: the logarithm of some twenty keys."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class EngineHarness:
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=subject.device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=subject.device)
         self.v, self.out = torch.empty_like(self.k), torch.empty_like(self.q)
+        self._sinks = torch.zeros(a.num_qo_heads, device=subject.device) if a.sinks else None
         self.cache = self._own_cache(max(case.forward.num_pages for case in cases) + self.null_pages - 1)
         self._dirty()
 
@@ -85,9 +88,9 @@ class EngineHarness:
         dtype = getattr(torch, a.kv_dtype)
         if Form.STRIDED_KV in self.geometry.forms:
             packed = torch.empty(pages, 2, a.num_kv_heads, a.page_size, a.head_dim, dtype=dtype, device=device)
-            return KVCache(packed[:, 0].transpose(1, 2), packed[:, 1].transpose(1, 2))
+            return KVCache(packed[:, 0].transpose(1, 2), packed[:, 1].transpose(1, 2), sinks=self._sinks)
         kv = torch.empty(2, pages, a.page_size, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
-        return KVCache(kv[0], kv[1])
+        return KVCache(kv[0], kv[1], sinks=self._sinks)
 
     def _dirty(self) -> None:
         """What an earlier, longer batch could have left in the static buffers."""
@@ -121,7 +124,8 @@ class EngineHarness:
                 for pool, rows in zip(pools, (self.k, self.v), strict=True):
                     pool[case.truth.writes[row]] = rows[number].to(pool.dtype)
         live = self.q[: len(case.forward.rows)]
-        answer = attend(live, pools[0], pools[1], case.truth.visible, case.forward.rows, self.geometry.attention)
+        a, scales = self.geometry.attention, (None, None)
+        answer = attend(live, pools[0], pools[1], case.truth.visible, case.forward.rows, a, scales, self._sinks)
         return Loaded(case, self._batch(case, host or self._kind), pools, answer)
 
     def step(self, loaded: Loaded) -> None:
@@ -193,6 +197,8 @@ class EngineHarness:
         for rows in (self.q, self.k, self.v):
             rows.copy_(torch.randn(rows.shape, generator=dice))
         self.out.fill_(float("nan"))
+        if self._sinks is not None:
+            self._sinks.copy_(SINK + torch.randn(self._sinks.shape, generator=dice))
 
     def _fill_cache(self, case: EngineForward, seed: int) -> None:
         """NaN, but zeros in the null pages, and numbers where KV was stored before the forward."""

@@ -65,8 +65,9 @@ def answer_of(
     forward: ForwardCase, tensors: CaseTensors, pools: list[torch.Tensor], visible: dict[Row, tuple[int, ...]]
 ) -> attention.Answer:
     """The oracle's attention over stored values, scales applied."""
-    q, scales = tensors.rows(forward)[0], (tensors.cache.k_scale, tensors.cache.v_scale)
-    return attention.attend(q, pools[0], pools[1], visible, forward.rows, forward.geometry.attention, scales)
+    q, cache, shape = tensors.rows(forward)[0], tensors.cache, forward.geometry.attention
+    scales = cache.k_scale, cache.v_scale
+    return attention.attend(q, pools[0], pools[1], visible, forward.rows, shape, scales, cache.sinks)
 
 
 def truth_of(forward: ForwardCase) -> Truth:

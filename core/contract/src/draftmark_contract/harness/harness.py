@@ -154,10 +154,11 @@ class Harness(ForwardRunner):
         return reachable_storages(self.backend)
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
-        """Run `call`; names of the calls in it that read the batch, the rows, scales or the arena on the host."""
+        """Run `call`; names of the calls in it that read on the host what a backend is given, or the arena."""
         device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
-        scales = [one for one in (self.tensors.cache.k_scale, self.tensors.cache.v_scale) if one is not None]
-        with host_reads([*batch_tensors(batch).values(), *device, *scales, *self.tensors.rows(forward)[:3]]) as reads:
+        cache = self.tensors.cache
+        given = [one for one in (cache.k_scale, cache.v_scale, cache.sinks) if one is not None]
+        with host_reads([*batch_tensors(batch).values(), *device, *given, *self.tensors.rows(forward)[:3]]) as reads:
             call()
         return reads
 

@@ -12,7 +12,7 @@ from draftmark.cache import KVCache
 from draftmark.geometry import Geometry, Mode
 from draftmark.lengths import Exact, HostLengths, Unknown, UpperBound
 
-from ..cases.contents import CONTRAST, Contents
+from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, kv_slots
@@ -41,7 +41,7 @@ class CaseTensors:
     """Everything that a backend is given, at fixed addresses. Contents come from forwards; the rest is dirty.
 
     Attributes:
-        cache: one layer's pages, with scales of its own.
+        cache: one layer's pages, with scales and sinks of its own.
         q, k, v, out: rows of the largest forward; a forward takes the leading ones.
     """
 
@@ -53,7 +53,8 @@ class CaseTensors:
         self.buffers = BatchBuffers(geometry, device)
         shape = (num_pages, a.page_size, a.num_kv_heads, a.head_dim)
         kv = torch.empty((2, *shape), dtype=getattr(torch, a.kv_dtype), device=device) if pool is None else pool
-        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer))
+        sinks = torch.zeros(a.num_qo_heads, dtype=torch.float32, device=device) if a.sinks else None
+        self.cache = KVCache(kv[0], kv[1], *_scales(a.kv_dtype, device, layer), sinks)
         rows, dtype = max_rows(geometry), getattr(torch, a.q_dtype)
         self.q = torch.empty(rows, a.num_qo_heads, a.head_dim, dtype=dtype, device=device)
         self.k = torch.empty(rows, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
@@ -106,13 +107,19 @@ class CaseTensors:
         return batch
 
     def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
-        """New rows for a forward, the same for the same seed; `out`, and the rows behind the forward, become NaN."""
+        """New rows and sinks for a forward, the same for the same seed; `out`, and the rows behind, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
             tensor.fill_(float("nan"))
             part = tensor[: len(forward.rows)]
             part.copy_(torch.randn(part.shape, generator=dice) * scale)
         self.out.fill_(float("nan"))
+        self.set_sinks(usual_sink(forward) + torch.randn(self.q.shape[1], generator=dice))
+
+    def set_sinks(self, values: torch.Tensor) -> None:
+        """Write the layer's sinks ``[num_qo_heads]`` where they are, if it has any."""
+        if self.cache.sinks is not None:
+            self.cache.sinks.copy_(values)
 
     def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
         """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""

@@ -33,6 +33,7 @@ class Watch:
             **static,
             "cache.k": tensors.cache.k,
             "cache.v": tensors.cache.v,
+            **({} if tensors.cache.sinks is None else {"cache.sinks": tensors.cache.sinks}),
             "q": tensors.q,
             "k": tensors.k,
             "v": tensors.v,

@@ -24,7 +24,7 @@ class Answer:
     out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
     reach: float64, like out: the weighted mean of |v|, the scale of every rounding error in `out`.
     strain: float64 ``[rows, num_qo_heads, 1]``: an upper bound of scale · Σ|q·k| over the row's keys, the scale of
-        every rounding error in a logit.
+        every rounding error in a logit; and of a sink |sink| times what it weighs.
     """
 
     out: torch.Tensor
@@ -40,16 +40,21 @@ def attend(
     order: list[Row],
     shape: AttentionShape,
     scales: Scales = (None, None),
+    sinks: torch.Tensor | None = None,
 ) -> Answer:
     """softmax(cap · tanh(scale · q·k / cap)) · v over each row's slots; head h reads KV head h // (heads / kv_heads).
+
+    A sink is one more logit of a head, as it is, whose value is nothing.
 
     Args:
         q: ``[rows, num_qo_heads, head_dim]``.
         k, v: ``[num_slots, num_kv_heads, head_dim]``.
         order: the (request, row) of each row of q, request by request; one that is not in `visible` is left zero.
         scales: of k and v; a stored value times its scale is the real one.
+        sinks: ``[num_qo_heads]``; None where the layer has none.
     """
     home = exact_device(q.device)
+    sinks = None if sinks is None else sinks.to(home).double()
     out = torch.zeros(q.shape, dtype=torch.float64, device=home)
     answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]))
     first = 0
@@ -58,7 +63,7 @@ def attend(
         here = slice(first, first + len(lines))
         first += len(lines)
         if any(lines):
-            block = _Block(*_keys_of(lines, k, v, scales), shape)
+            block = _Block(*_keys_of(lines, k, v, scales), shape, sinks)
             block.attend(q[here].to(home).double(), Answer(out[here], answer.reach[here], answer.strain[here]))
     return answer
 
@@ -66,8 +71,15 @@ def attend(
 class _Block:
     """The keys that any row of one request sees, and how often each row sees each."""
 
-    def __init__(self, counts: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, shape: AttentionShape) -> None:
-        self.shape = shape
+    def __init__(
+        self,
+        counts: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        shape: AttentionShape,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.sinks = shape, sinks
         self.counts = counts.to(keys.device)
         # What nobody stored is NaN; it must reach the rows that see it, and no others by way of a weight of zero.
         broken = ~(values.isfinite().flatten(1).all(1) & keys.isfinite().flatten(1).all(1))
@@ -85,15 +97,27 @@ class _Block:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
         times = self.counts.repeat_interleave(group, 0)
         # A key that the metadata name twice weighs twice; one that a row does not see weighs nothing.
-        weights = (logits + times.log()).softmax(-1).nan_to_num(0.0)
+        weights, strain_of_sinks = self._weights(logits + times.log(), n, group)
         both = weights @ torch.cat((self.values, self.values.abs()), -1)
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
-        strain = grouped.norm(dim=-1, keepdim=True) * longest
+        strain = grouped.norm(dim=-1, keepdim=True) * longest + strain_of_sinks
         found = torch.cat((both, strain), -1).view(-1, n, group, 2 * dim + 1).permute(1, 0, 2, 3).reshape(n, heads, -1)
         found[self.poisoned] = float("nan")
         parts = (found[..., :dim], found[..., dim : 2 * dim], found[..., 2 * dim :])
         for target, part in zip((answer.out, answer.reach, answer.strain), parts, strict=True):
             target.copy_(part)
+
+    def _weights(self, logits: torch.Tensor, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights of the keys, and what a sink adds to the strain: its own size, as far as the row's weights feel it.
+
+        logits ``[kv_heads, n · group, slots]``; the strain ``[kv_heads, n · group, 1]``.
+        """
+        if self.sinks is None:
+            return logits.softmax(-1).nan_to_num(0.0), torch.zeros_like(logits[..., :1])
+        column = self.sinks.view(-1, 1, group).expand(-1, n, -1).reshape(-1, n * group, 1)
+        weights = torch.cat((logits, column), -1).softmax(-1).nan_to_num(0.0)
+        felt = torch.where(weights[..., -1:] > 0, column.abs() * weights[..., -1:], 0.0)
+        return weights[..., :-1], felt
 
 
 def _keys_of(

@@ -1,4 +1,4 @@
-"""Geometries that show whether a claimed mode or form is served at all. No torch."""
+"""Geometries that show whether a claimed mode or form, or sinks, are served at all. No torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form,
 
 
 def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometry]:
-    """The same modes and forms on other pages, head sizes, dtypes and tails, and on other devices."""
-    shapes = [replace(MANDATORY, page_size=page, head_dim=dim) for dim in (128, 64) for page in PAGES]
+    """The same modes, forms and sinks on other pages, head sizes, dtypes and tails, and on other devices."""
+    base = replace(MANDATORY, sinks=geometry.attention.sinks)
+    shapes = [replace(base, page_size=page, head_dim=dim) for dim in (128, 64) for page in PAGES]
     shapes += [replace(one, q_dtype="float16", kv_dtype="float16") for one in shapes]
     devices: Sequence[DeviceProfile] = (device, *KINDS.get(device.kind, ()))
     for attention in shapes:

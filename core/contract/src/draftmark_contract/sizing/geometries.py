@@ -141,6 +141,7 @@ def odd_geometries() -> Sequence[Case]:
         **{kind: {"q_dtype": kind, "kv_dtype": kind} for kind in ("float32", "float16")},
         "fp8": {"kv_dtype": "float8_e4m3fn"},
         "mixed": {"q_dtype": "float16", "kv_dtype": "bfloat16"},
+        "sinks": {"sinks": True},
     }
     found = {name: (replace(base, **change), DraftShape(2, 3, 7)) for name, change in attention.items()}  # type: ignore[arg-type]
     for k, s, d in ((1, 1, 1), (1, 4, 4), (1, 1, 9), (8, 1, 33), (8, 5, 64), (3, 2, 65), (16, 9, 200)):
@@ -151,6 +152,7 @@ def odd_geometries() -> Sequence[Case]:
             Geometry.create(
                 shape, Limits(3, 300, 40, (4,), overlap), DraftShape() if modes == PLAIN_MODES else draft, modes=modes
             ),
+            (1, 4) if shape.sinks else (1, 0),
         )
         for (served, modes), (name, (shape, draft)), overlap in product(SERVED.items(), found.items(), (False, True))
         if served != IN_1_3 and (modes != PLAIN_MODES or draft == DraftShape(2, 3, 7))

@@ -1,0 +1,76 @@
+"""Layers whose heads have sinks: gpt-oss's, every group from 1 to 8, dtypes, caps and windows beside them. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftmark.geometry import CORE_MODES, AttentionShape, Geometry, Limits, Mode
+
+from ..check import Case
+from .forward_sets import last_steps
+from .forwards import ForwardCase
+from .geometries import PAGE128, SMALL, Shape
+from .production import CROWD, CROWD_TREE, TREE, crowd, few_requests
+
+SINCE = (1, 4)
+GPT_OSS = AttentionShape(64, 8, 64, 16, sinks=True)
+WINDOW = 127
+"""gpt-oss's sliding_window of 128, on every other layer."""
+LIMITS = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=32, capture_batch_sizes=(1, 2))
+LENS = (140, 37)
+"""Prefixes of which the first is longer than the window."""
+FEW = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
+"""One mode of each way to finish a sum."""
+
+
+def _made(shape: AttentionShape) -> Geometry:
+    return Geometry.create(replace(shape, sinks=True), LIMITS, TREE, modes=CORE_MODES)
+
+
+def gpt_oss() -> tuple[Geometry, Geometry]:
+    """Its two kinds of layers, with a window and without, on a rank that has 8 of its 64 query heads."""
+    rank = replace(GPT_OSS, num_qo_heads=8, num_kv_heads=1, page_size=64)
+    return _made(replace(rank, window_left=WINDOW)), _made(rank)
+
+
+def shapes() -> list[Shape]:
+    """gpt-oss whole, groups of other sizes, and dtypes, caps, scales and pages beside sinks."""
+    floats = {"q_dtype": "float32", "kv_dtype": "float32"}
+    found = {
+        "gpt-oss": GPT_OSS,
+        "gpt-oss-window": replace(GPT_OSS, window_left=WINDOW),
+        **{f"group{n}": AttentionShape(2 * n, 2, 64, 128) for n in (1, 2, 3, 5)},
+        **{f"group{n}": AttentionShape(n, 1, 64, 128) for n in (6, 7)},
+        "group4-fp32-cap": replace(SMALL, num_kv_heads=1, logits_soft_cap=5.0, **floats),  # type: ignore[arg-type]
+        "group4-kv8": replace(SMALL, num_kv_heads=1, kv_dtype="float8_e4m3fn"),
+        "page128-window-cap": replace(PAGE128, window_left=60, logits_soft_cap=20.0),
+    }
+    return [Shape(name, _made(shape), SINCE) for name, shape in found.items()]
+
+
+def requests(shape: Shape) -> list[ForwardCase]:
+    """With gpt-oss's window two requests in every mode, one longer than the window; else of few modes, and shorter."""
+    if shape.name == "gpt-oss-window":
+        return few_requests(shape.geometry, LENS)
+    return [one for one in few_requests(shape.geometry, (70, 5)) if one.mode in FEW]
+
+
+def far() -> list[Shape]:
+    """Where a sink may lie far from all logits: one of each dtype, with a group, a cap and a window."""
+    named = {shape.name: shape for shape in shapes()}
+    return [named[name] for name in ("group6", "group4-fp32-cap", "page128-window-cap")]
+
+
+def crowded() -> list[Case]:
+    """24 requests of up to 2,600 keys, which no kernel goes through in one piece, in modes that cut them."""
+    made = {
+        "crowd": (AttentionShape(2, 1, 64, 64, "float32", "float32"), (Mode.DECODE, Mode.VERIFY, Mode.DRAFT)),
+        "crowd-window": (AttentionShape(2, 1, 64, 64, "float32", "float32", window_left=1500), (Mode.DECODE,)),
+        "crowd-page128": (AttentionShape(2, 1, 128, 128, "float16", "float16"), (Mode.DECODE,)),
+    }
+    found = []
+    for name, (shape, modes) in made.items():
+        geometry = Geometry.create(replace(shape, sinks=True), CROWD, CROWD_TREE, modes=CORE_MODES)
+        last = last_steps(geometry)
+        found += [Shape(name, geometry, SINCE).case(crowd(geometry, mode, last[mode]), mode.value) for mode in modes]
+    return found

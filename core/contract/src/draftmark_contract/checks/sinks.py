@@ -1,0 +1,166 @@
+"""Attention sinks: one logit of each query head that has no value, counted once by every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from draftmark.errors import BatchError
+from draftmark.geometry import Geometry, Mode
+from draftmark.graphs import GraphKey
+
+from ..behaviour import Given, behaviour
+from ..cases.contents import FAR_SINKS, NEEDLE, Contents
+from ..cases.forwards import ForwardCase, ragged, uniform
+from ..cases.graph_rounds import LARGE, MODES, captured, programs_of, replays
+from ..cases.production import few_requests
+from ..cases.sinks import FEW, LENS, SINCE, crowded, far, gpt_oss, requests, shapes
+from ..check import Case, ContractViolation
+
+if TYPE_CHECKING:
+    from draftmark.cache import KVCache
+
+    from ..harness.harness import Harness
+    from ..harness.layer_harness import LayerHarness
+
+
+def _shapes() -> list[Case]:
+    return [shape.case(requests(shape)) for shape in shapes()]
+
+
+@behaviour(Given.FORWARDS, cases=_shapes, since=SINCE)
+def take_their_share(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Each query head's sink joins the denominator of its rows, as it is and once, and has no value; in every mode."""
+    import torch
+
+    for forward in forwards:
+        harness.forward_holds(forward, harness.load(forward, contents=Contents.USUAL))
+        batch = harness.load(forward, contents=Contents.NEEDLES, seed=1)
+        heads = torch.arange(forward.geometry.attention.num_qo_heads)
+        harness.tensors.set_sinks(NEEDLE - 2.0 + heads % 5)
+        harness.forward_holds(forward, batch, "with a key and a sink of one size the output")
+
+
+def _far() -> list[Case]:
+    return [shape.case(requests(shape)) for shape in far()]
+
+
+@behaviour(Given.FORWARDS, cases=_far, since=SINCE)
+def may_lie_far_from_all_logits(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Sinks of -inf, -1e4, -30, 30 and 1e4, beside usual logits, logits of hundreds and of 1e5, give right rows."""
+    import torch
+
+    heads = range(harness.geometry.attention.num_qo_heads)
+    for seed, forward in enumerate(forwards):
+        for number, contents in enumerate((Contents.USUAL, Contents.LARGE, Contents.LEVELS)):
+            batch = harness.load(forward, contents=contents, seed=seed)
+            harness.tensors.set_sinks(torch.tensor([FAR_SINKS[(h + number + seed) % len(FAR_SINKS)] for h in heads]))
+            harness.forward_holds(forward, batch, f"with far sinks and {contents} contents the output")
+
+
+@behaviour(Given.FORWARD, cases=crowded, since=SINCE)
+def count_once_over_many_keys(harness: Harness, forward: ForwardCase) -> None:
+    """Of 24 requests with up to 2,600 keys each row counts a sink once, however many pieces its keys are cut into."""
+    harness.arena.poison()
+    harness.forward_holds(forward, harness.load(forward, contents=Contents.FLAT))
+
+
+def _layers() -> list[Case]:
+    layers = gpt_oss()
+    found = []
+    for mode in FEW:
+        if mode is Mode.EXTEND:
+            forwards = [ragged(f"sinks-{i}", layers[0], LENS, (3, 5), seed=i) for i in range(2)]
+        else:
+            forwards = [uniform(f"sinks-{i}", layers[0], mode, LENS, 2, seed=i) for i in range(2)]
+        found.append(Case(f"gpt-oss-{mode.value}", (layers, forwards), SINCE))
+    return found
+
+
+@behaviour(Given.LAYERS, cases=_layers, since=SINCE)
+def are_each_layers_own(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
+    """Layers with a window and without, in turn, each with sinks of its own, which are other ones in each forward."""
+    for number, forward in enumerate(forwards):
+        batch, expected = layers.load(forward, seed=number)
+        layers.plan(batch)
+        layers.step(forward, batch)
+        layers.layers_hold(forward, batch, expected, f"in forward {number}")
+
+
+def _captured() -> list[Case]:
+    layers = gpt_oss()
+    geometry, found = layers[0], []
+    for program in programs_of(geometry):
+        size = geometry.limits.capture_batch_sizes[-1]
+        rounds = [replays(geometry, program)[which][1] for which in LARGE]
+        forwards = [captured(geometry, program, size), *(one for one in rounds if len(one.requests) == size)]
+        found.append(Case(f"gpt-oss-{program.value}", (layers, forwards), SINCE))
+    return found
+
+
+@behaviour(Given.LAYERS, cases=_captured, since=SINCE)
+def are_read_at_every_replay(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
+    """A replay counts the sinks that stand in each layer's memory then, not those of the capture."""
+    first, *later = forwards
+    program = next(program for program, mode in MODES.items() if mode is first.mode)
+    key = GraphKey(program, len(first.requests))
+    batch, _ = layers.load(first, host=layers.capture_host)
+    layers.capture(key, first, batch)
+    for number, forward in enumerate(later, 1):
+        batch, expected = layers.load(forward, seed=number)
+        layers.replay(key, batch)
+        layers.layers_hold(forward, batch, expected, f"in replay {number}")
+
+
+def _pairs() -> Sequence[Case]:
+    """A geometry with sinks, and the same without."""
+    with_sinks = gpt_oss()[1]
+    without: Geometry = replace(with_sinks, attention=replace(with_sinks.attention, sinks=False))
+    forwards = [one for one in few_requests(with_sinks, LENS) if one.mode in FEW]
+    return [Case(one.mode.value, [one, replace(one, geometry=without)], SINCE) for one in forwards]
+
+
+@behaviour(Given.SUBJECT, cases=_pairs, since=SINCE)
+def that_do_not_fit_are_refused(subject: object, forwards: list[ForwardCase]) -> None:
+    """attend raises BatchError where sinks are missing, of another count of heads, or of a layer that has none."""
+    import torch
+
+    from ..harness.harness import Harness
+
+    with_sinks, without = (Harness(subject, one.geometry, one.num_pages) for one in forwards)  # type: ignore[arg-type]
+    heads = forwards[0].geometry.attention.num_qo_heads
+    for harness, forward, count in (
+        (with_sinks, forwards[0], None),
+        (with_sinks, forwards[0], heads // 2),
+        (without, forwards[1], heads),
+    ):
+        forward = harness.place(forward)
+        batch, whole = harness.load(forward), harness.tensors.cache
+        given = None if count is None else torch.zeros(count, device=whole.k.device)
+        _refuses(harness, forward, batch, replace(whole, sinks=given))
+
+
+def _refuses(harness: Harness, forward: ForwardCase, batch: object, cache: KVCache) -> None:
+    """A forward that is prepared, and whose rows are stored, is not attended to with such a cache."""
+    harness.prepare(batch)  # type: ignore[arg-type]
+    if not harness.kernels:
+        harness.subject.interpreted()
+        return
+    q, k, v, out = harness.tensors.rows(forward)
+    harness.backend.write_kv(k, v, cache, batch)  # type: ignore[arg-type]
+    harness.subject.attended = True
+    given = "no sinks" if cache.sinks is None else f"{cache.sinks.shape[0]} sinks"
+    try:
+        harness.backend.attend(q, cache, batch, out)  # type: ignore[arg-type]
+    except BatchError:
+        return
+    raise ContractViolation(
+        f"attend() takes {given} for a layer of {harness.geometry.attention.num_qo_heads} query heads "
+        f"{'with' if harness.geometry.attention.sinks else 'without'} sinks",
+        batch=forward,
+        got="an output, in which they are counted wrongly or not at all",
+        expected="BatchError",
+        formula="draftmark.runtime.sinks_of(cache, geometry)",
+        remedy="ask sinks_of for the sinks in attend()",
+    )
