@@ -16,6 +16,7 @@ from . import (
     museum,
     order_strangers,
     plans,
+    sinks,
     sizes,
     strangers,
     third_strangers,
@@ -24,14 +25,14 @@ from . import (
 from .mutant import Mutant
 
 MODULES = (
-    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, museum),
+    *(sizes, batches, arenas, plans, kernels, corners, answers, moments, edges, trees, conditions, late, museum, sinks),
     *(strangers, attention_strangers, order_strangers, third_strangers),
 )
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted((one for module in MODULES for one in module.MUTANTS), key=lambda one: (one.id[0], one.id[1:3], one.id))
 )
-KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER | third_strangers.KILLER
-"""Of strangers' mutants, the check of each one's class."""
+KILLER = strangers.KILLER | attention_strangers.KILLER | order_strangers.KILLER | third_strangers.KILLER | sinks.KILLER
+"""Of strangers' mutants and those of sinks, the check of each one's class."""
 INAPPLICABLE = {
     "M32": "cross-attention planned with the decoder's lengths: the contract has no cross-attention, so a backend is "
     "given one length per request and cannot take the other",

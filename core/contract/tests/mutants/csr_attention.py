@@ -54,14 +54,30 @@ def gathered(pool: torch.Tensor, table: torch.Tensor, scale: torch.Tensor | None
     return pages if scale is None else pages.float() * scale
 
 
+def sunk(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Weights of scores ``[R, heads, q, width]`` beside a sink of each head: a softmax from its definition."""
+    sink = sinks[:, None, None]
+    top = torch.maximum(scores.amax(-1, keepdim=True), sink)
+    mass = (scores - top).exp()
+    return mass / (mass.sum(-1, keepdim=True) + (sink - top).exp())
+
+
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, shape: AttentionShape
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    shape: AttentionShape,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q ``[R, q, heads, dim]``, k and v ``[R, width, kv_heads, dim]``, seen ``[R, q, width]`` → like q."""
+    """q ``[R, q, heads, dim]``, k and v ``[R, width, kv_heads, dim]``, seen ``[R, q, width]``, sinks ``[heads]`` → like
+    q.
+    """
     group = shape.num_qo_heads // shape.num_kv_heads
     keys, values = (one.float().repeat_interleave(group, dim=2) for one in (k, v))
     scores = torch.einsum("rqhd,rkhd->rhqk", q.float(), keys) * shape.softmax_scale
     if shape.logits_soft_cap > 0:
         scores = shape.logits_soft_cap * torch.tanh(scores / shape.logits_soft_cap)
-    weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    weights = scores.softmax(-1) if sinks is None else sunk(scores, sinks)
     return torch.einsum("rhqk,rkhd->rqhd", weights, values).contiguous().to(q.dtype)

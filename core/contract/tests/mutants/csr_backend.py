@@ -22,7 +22,7 @@ from draftmark import (
     Unit,
     maximum,
 )
-from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, sinks_of
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec
 
 from . import csr_attention as kernel
@@ -176,13 +176,15 @@ class CsrBackend:
         stored = torch.arange(k.shape[1], device=q.device) < lens[:, None]
         v = v.masked_fill(~stored[:, :, None, None], 0.0)
         seen = kernel.visible(lens - bits.shape[2], k.shape[1], bits, depth, shape.window_left)
-        return kernel.attend(q, k, v, seen, shape)
+        return kernel.attend(q, k, v, seen, shape, sinks_of(cache, self.geometry))
 
 
 class CsrPlugin(BackendPlugin):
     """A test's backend."""
 
-    info = BackendInfo("csr", "any", CONTRACT_MINOR, host_kernels=True, summary="the reference's CSR twin, for tests")
+    info = BackendInfo(
+        "csr", "any", CONTRACT_MINOR, host_kernels=True, sinks=True, summary="the reference's CSR twin, for tests"
+    )
     buffers = staticmethod(buffers)
 
     def supports(self, geometry: Geometry) -> list[str]:

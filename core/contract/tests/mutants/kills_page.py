@@ -24,8 +24,8 @@ one place. They are of three kinds, and their scores mean different things:
 
 * **known bugs**: `M…`, one for each class in the collection of known bugs that a backend can show;
 * **the suite's authors**: `V…` variants of those, `Y…` tree operations that a plugin offers, `Z…` two conditions at
-  once, `L…` devices that are late, and `W…` and `X…` of an early attack by somebody who had not written the suite,
-  but may have read it. All of them being killed says that the suite does what its authors meant;
+  once, `L…` devices that are late, `N…` attention sinks, and `W…` and `X…` of an early attack by somebody who had
+  not written the suite, but may have read it. All of them being killed says that the suite does what its authors meant;
 * **strangers**: `R…`, `S…` and `T…`, of people who had read no line of the suite. Of the first attack, `R…`, 9 of 30
   were killed when they came, of the second, `S…`, 33 of 48, of the third 69 of 86: of the 17 others ten were real
   faults, and are `T…`. What survived changed the suite, so this page shows them as killed; how many of the *next* ones
@@ -33,9 +33,9 @@ one place. They are of three kinds, and their scores mean different things:
 
 *Killed by* names two checks at most, quick ones first, that fail on a fixed sample of their cases (on all where the
 sample does not show it). A row that an earlier suite judged meets the checks that it named then first, a stranger's
-the check of its class (`S…`, subclasses of the tutorial's backend, and `T…` that alone), and the others only where none
-of these fails. A check of the sizing tier sees hooks only, so it is tried on mutants of hooks only; the proof is tried
-only on what nothing else kills.
+the check of its class (`S…`, subclasses of the tutorial's backend, and `T…` that alone), as `N…` do, and the others
+only where none of these fails. A check of the sizing tier sees hooks only, so it is tried on mutants of hooks only; the
+proof is tried only on what nothing else kills.
 
 """
 

@@ -32,7 +32,7 @@ ONLY = "a subclass of the tutorial's backend"
 NOTES = ("layouts", "usage")
 """What a plugin tells the suite alone; a mutant changes them like hooks."""
 METHODS = ("plan", "write_metadata", "write_kv", "attend")
-KINDS = {"M": "known bugs", **dict.fromkeys("VWXYZL", "the suite's authors"), **dict.fromkeys("RST", "strangers")}
+KINDS = {"M": "known bugs", **dict.fromkeys("VWXYZLN", "the suite's authors"), **dict.fromkeys("RST", "strangers")}
 """Who thought of a mutant, by the first letter of its id. Strangers had not read the suite when they did."""
 BY_CLASS = "ST"
 """First letters of those that are held against the check of their class alone."""

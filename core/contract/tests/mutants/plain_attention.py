@@ -26,6 +26,11 @@ def right_weights(scores: Tensor, shape: AttentionShape) -> Tensor:
     return scores.softmax(-1).nan_to_num(0.0)
 
 
+def right_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Weights ``[R, heads, q, width]`` of the keys beside a sink of each head; see `csr_attention.sunk`."""
+    return kernel.sunk(scores, sinks).nan_to_num(0.0)
+
+
 def right_cap(scores: Tensor, cap: float) -> Tensor:
     """cap · tanh(score / cap)."""
     return cap * torch.tanh(scores / cap)
@@ -45,6 +50,7 @@ class Parts:
         heads: shape → KV head of each query head.
         cap: (scores, cap) → capped scores.
         weights: (scores ``[R, heads, q, width]`` with -inf where nothing is seen, shape) → weights.
+        sinks: in place of `weights` where a layer has sinks: (the same scores, sinks ``[heads]``) → weights.
         values: (weights, values ``[R, width, heads, dim]``, q_dtype) → outputs ``[R, q, heads, dim]``.
     """
 
@@ -52,6 +58,7 @@ class Parts:
     heads: Callable[[AttentionShape], Tensor] = right_heads
     cap: Callable[[Tensor, float], Tensor] = right_cap
     weights: Callable[[Tensor, AttentionShape], Tensor] = right_weights
+    sinks: Callable[[Tensor, Tensor], Tensor] = right_sinks
     values: Callable[[Tensor, Tensor, torch.dtype], Tensor] = lambda weights, v, dtype: torch.einsum(
         "rhqk,rkhd->rqhd", weights, v
     )
@@ -111,5 +118,6 @@ def _block(
     scores = torch.einsum("rqhd,rkhd->rhqk", q.float(), k[:, :, heads]) * shape.softmax_scale
     if shape.logits_soft_cap > 0:
         scores = parts.cap(scores, shape.logits_soft_cap)
-    weights = parts.weights(scores.masked_fill(~seen[:, None], float("-inf")), shape)
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    weights = parts.weights(scores, shape) if cache.sinks is None else parts.sinks(scores, cache.sinks)
     return parts.values(weights, v[:, :, heads], q.dtype).to(q.dtype)

@@ -18,7 +18,7 @@ from .mutant import BY_CLASS, LAYOUTS, Mutant
 
 ORDER = (
     *("load", "supports", "tightness", "overflow", "metadata", "padding", "purity", "numerics", "lengths", "guards"),
-    *("late", "memory", "repeats", "sizing", "graphs", "history", "proof"),
+    *("sinks", "late", "memory", "repeats", "sizing", "graphs", "history", "proof"),
 )
 """Modules of checks, quick and telling ones first."""
 SAMPLE = {
