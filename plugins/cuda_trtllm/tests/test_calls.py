@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -178,3 +179,15 @@ def test_without_a_device_attend_says_so(noted):
     one.backend._xqa = None
     with pytest.raises(BatchError, match="CUDA"):
         attend(one, one.buffers.uniform(Mode.DECODE, 0, 4, 3, Unknown(3, 300), tree=False))
+
+
+@pytest.mark.parametrize(("draft", "mode"), [((1, 1, 1), Mode.DECODE), ((2, 3, 8), Mode.VERIFY)])
+def test_sinks_are_passed_as_they_are(noted, draft, mode):
+    """XQA takes one float32 a query head in natural units, in both of its forms; without sinks it is passed None."""
+    for sinks in (torch.arange(4.0), None):
+        one = noted(TARGET_MODES, draft, sinks=sinks is not None)
+        batch = one.buffers.uniform(mode, 0, 4, 3, Unknown(3, 300), tree=False)
+        attend(one, batch, replace(cache_of(one.geometry), sinks=sinks))
+        assert one.calls[0].sinks is sinks
+    with pytest.raises(BatchError, match="the geometry has none"):
+        attend(one, batch, replace(cache_of(one.geometry), sinks=torch.zeros(4)))

@@ -24,7 +24,7 @@ PUBLIC = {
 }
 """Every name of the library that the plugin uses. None is private, and none is called by position beyond tensors."""
 KEYWORDS = {
-    "xqa.py": ("xqa", "q_scale kv_scale sliding_win_size kv_layout sm_count q_seq_len mask q_cu_seq_lens"),
+    "xqa.py": ("xqa", "sinks q_scale kv_scale sliding_win_size kv_layout sm_count q_seq_len mask q_cu_seq_lens"),
     "decode.py": (
         "trtllm_batch_decode_with_kv_cache",
         "bmm1_scale bmm2_scale window_left out kv_layout multi_ctas_kv_counter_buffer max_seq_len backend "
@@ -46,8 +46,9 @@ READ = {
     "mhaUtils.cuh": "9a62daf9bc47e03d68eb4ea8e650d4f72b29ad50538a07404f3a0793d5a1ade8",
     "xqa_wrapper.cu": "31fbba7d0e912091b9aa16a1fd28338372be56b4543edcf556e21e33924a34aa",
 }
-"""sha256 of the kernel sources that two things rest on beyond the documentation: the sizes of scratch and semaphores
-(`sizing`), and that a grid of q_rows rows serves the first q_rows rows of requests that have more (`forms`)."""
+"""sha256 of the kernel sources that three things rest on beyond the documentation: the sizes of scratch and semaphores
+(`sizing`), that a grid of q_rows rows serves the first q_rows rows of requests that have more (`forms`), and whose
+sink a row of the tree form gets (`support`)."""
 
 
 def library() -> Path:

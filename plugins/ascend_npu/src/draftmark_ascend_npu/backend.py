@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry, LengthsError
-from draftmark.runtime import Arena, ForwardBatch, KVCache
+from draftmark.runtime import Arena, ForwardBatch, KVCache, sinks_of
 
 from . import sizing
 from .lengths import HostLists, Plans
@@ -49,6 +49,7 @@ class AscendBackend:
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, in one pass or two."""
+        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
         q = q.contiguous()
         if is_tree(batch):
             self._attend_tree(q, cache, batch, out)

@@ -39,6 +39,8 @@ def reasons_against(geometry: Geometry) -> list[str]:
         reasons.append(f"window_left {a.window_left} is not served: a window over a tree's depths has no sparse_mode")
     if a.logits_soft_cap > 0:
         reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served: the operator has no cap")
+    if a.sinks:
+        reasons.append("attention sinks are not served: the operator has none; its v2 takes learnable_sink")
     if geometry.max_reqs > MAX_REQUESTS:
         reasons.append(f"{geometry.max_reqs} requests are not served: a length list holds at most {MAX_REQUESTS}")
     return reasons

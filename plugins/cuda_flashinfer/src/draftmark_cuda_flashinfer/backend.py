@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, fence, record_call
+from draftmark.runtime import Arena, Exact, ForwardBatch, KVCache, Tree, fence, record_call, sinks_of
 
 from . import launch, levels, sizing
 from .launch import Forward
@@ -118,6 +118,7 @@ class FlashInferBackend:
             raise BatchError("FlashInfer has no kernels for the CPU; open the backend on a CUDA device")
         if q.stride(-1) != 1 or not out.is_contiguous():
             raise BatchError("q must have head_dim contiguous and out must be contiguous; call contiguous() on them")
+        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
         plans = self._plans[batch.mode, batch.padded_reqs, batch.step]
         ints, window = self._ints[batch.mode, batch.step], self.geometry.attention.window_left
         pages = self._pages(batch.padded_reqs)

@@ -48,6 +48,8 @@ def _shape(geometry: Geometry) -> list[str]:
             f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: FA2 takes KV scales as host numbers, "
             "and draftmark's lie on the device"
         )
+    if a.sinks:
+        reasons.append("attention sinks are not served: FA2's paged run ignores them without a word")
     threads = a.num_qo_heads * a.head_dim // 8
     if levels.masked_modes(geometry) and threads > MERGE_THREADS:
         reasons.append(

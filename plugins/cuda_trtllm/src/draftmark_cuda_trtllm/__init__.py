@@ -32,6 +32,7 @@ class TrtllmPlugin(BackendPlugin):
         install=f"pip install 'flashinfer-python=={versions.TESTED[-1]}' draftmark-cuda-triton",
         modes=tuple(Mode),
         forms=(Form.ENGINE_SLOTS,),
+        sinks=True,
         summary="TensorRT-LLM's XQA via FlashInfer: trees, drafts with topk > 1; EXTEND: cuda_triton's kernel",
         runs_code_of=("cuda_triton",),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from draftmark import BatchError, Geometry, Mode, ceil_div
-from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call, sinks_of
 from draftmark_cuda_triton.shared import Extend, FewRows, write_kv
 
 from . import forms, launch, sizing
@@ -82,11 +82,11 @@ class XqaBackend:
         if self._xqa is None:
             raise BatchError("XQA runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         self._check(cache, batch, out)
-        q, scales = q.contiguous(), self._scales(cache)
+        q, scales, sinks = q.contiguous(), self._scales(cache), sinks_of(cache, self.geometry)
         lens, table = self._buffer[sizing.LENS][: batch.padded_reqs], batch.page_table
         q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
         if q_len == 1 and not forms.is_fp8(self.geometry):
-            self._xqa.decode(q, cache, table, lens, out, scales)
+            self._xqa.decode(q, cache, table, lens, out, scales, sinks)
             return
         rows = forms.q_rows(self.geometry, batch.mode)
         lanes = forms.lanes(batch.mode, q_len, tail_len)
@@ -94,7 +94,7 @@ class XqaBackend:
             lanes = q_len  # no block reaches a dummy, and no other request comes behind them
         into, from_ = (q, out) if lanes == q_len else self._staged(q, batch.padded_reqs, q_len, lanes)
         indptr = self._buffer[sizing.INDPTR][: batch.padded_reqs + 1]
-        self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK])
+        self._xqa.tree(into, cache, table, lens, from_, scales, rows, indptr, self._buffer[sizing.MASK], sinks)
         if lanes != q_len:
             launch.move_rows(from_, out, batch.num_rows, q_len, (lanes, q_len))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from draftmark import BatchError, Geometry
-from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call
+from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, record_call, sinks_of
 from draftmark_cuda_triton.shared import write_kv
 
 from . import gen_sizing as sizing
@@ -64,6 +64,7 @@ class GenBackend:
             raise BatchError("attend runs on a CUDA device, but the arena is on the CPU; open the backend on cuda")
         if isinstance(batch.tail, Tree):
             raise BatchError("the tail is a Tree, but trtllm-gen ignores masks; pass Causal, or use topk 1")
+        sinks_of(cache, self.geometry)  # raises where some are given: `support` refuses them
         if not batch.num_rows:
             return
         a, lens = self.geometry.attention, self._buffer[sizing.LENS][: batch.padded_reqs]

@@ -29,7 +29,7 @@ def reasons_against(geometry: Geometry) -> list[str]:
     # What follows depends on numbers that a proof leaves open, and forks it.
     if geometry.attention.page_size not in forms.PAGES:
         return [*reasons, f"page_size {geometry.attention.page_size} is not served: XQA is built for 16, 32, 64 or 128"]
-    return [*reasons, *_tail(geometry), *_counts(geometry), *_sibling(geometry)]
+    return [*reasons, *_tail(geometry), *_sinks(geometry), *_counts(geometry), *_sibling(geometry)]
 
 
 def _sibling(geometry: Geometry) -> list[str]:
@@ -77,6 +77,8 @@ def _attention(geometry: Geometry) -> list[str]:
         reasons.append(f"kv_dtype {a.kv_dtype} with q_dtype {a.q_dtype} is not served: KV has q's dtype or {forms.FP8}")
     if a.logits_soft_cap > 0:
         reasons.append(f"logits_soft_cap {a.logits_soft_cap} is not served: XQA's softmax has no cap")
+    if a.sinks and forms.uses_gen(geometry):
+        reasons.append(f"sinks on sm_{geometry.device.arch} are not served: trtllm-gen was never run with them here")
     return reasons
 
 
@@ -104,6 +106,19 @@ def _tail(geometry: Geometry) -> list[str]:
     if forms.uses_gen(geometry) and a.page_size not in GEN_PAGES:
         reasons.append(f"page_size {a.page_size} on sm_{arch} is not served: trtllm-gen is built for 16, 32 or 64")
     return reasons
+
+
+def _sinks(geometry: Geometry) -> list[str]:
+    """The tree form takes row r of a block for head r % group, but only the first block begins with head 0."""
+    group = geometry.attention.group_size
+    if not geometry.attention.sinks or forms.BLOCK_ROWS % group == 0:
+        return []
+    modes = [mode for mode in forms.masked_modes(geometry) if forms.blocks(group, forms.q_rows(geometry, mode)) > 1]
+    return [
+        f"sinks with {group} query heads per KV head are not served in mode {mode.value}: XQA takes those of other "
+        f"heads where more than {forms.BLOCK_ROWS} rows and heads share a KV head; use a group that divides it"
+        for mode in modes
+    ]
 
 
 def _has_trees(geometry: Geometry) -> bool:

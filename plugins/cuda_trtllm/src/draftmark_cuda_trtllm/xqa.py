@@ -31,12 +31,15 @@ class Xqa:
     semaphores: torch.Tensor
 
     def decode(self, q: torch.Tensor, cache: Any, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor,
-               scales: tuple[Any, Any]) -> None:  # fmt: skip
-        """One row a request: q, out ``[R, heads, dim]``; table int32 ``[R, pages]``; lens int32 ``[R]``, with tail."""
-        self._call(q[:, None], cache, table, lens, out[:, None], scales)
+               scales: tuple[Any, Any], sinks: torch.Tensor | None = None) -> None:  # fmt: skip
+        """One row a request: q, out ``[R, heads, dim]``; table int32 ``[R, pages]``; lens int32 ``[R]``, with tail;
+        sinks float32 ``[heads]`` in natural units, as `KVCache` has them.
+        """
+        self._call(q[:, None], cache, table, lens, out[:, None], scales, sinks)
 
     def tree(self, q: torch.Tensor, cache: Any, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor,
-             scales: tuple[Any, Any], rows: int, indptr: torch.Tensor, mask: torch.Tensor) -> None:  # fmt: skip
+             scales: tuple[Any, Any], rows: int, indptr: torch.Tensor, mask: torch.Tensor,
+             sinks: torch.Tensor | None = None) -> None:  # fmt: skip
         """Rows behind an indptr.
 
         Args:
@@ -45,12 +48,12 @@ class Xqa:
             indptr: int32 ``[R + 1]``. mask: its row i at word ``i · ceil(rows / 32)`` (of int32), over the last
                 indptr[r+1] - indptr[r] positions of request r.
         """
-        self._call(q, cache, table, lens, out, scales, q_seq_len=rows, mask=mask, q_cu_seq_lens=indptr)
+        self._call(q, cache, table, lens, out, scales, sinks, q_seq_len=rows, mask=mask, q_cu_seq_lens=indptr)
 
     def _call(self, q: torch.Tensor, cache: Any, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor,
-              scales: tuple[Any, Any], **tree: Any) -> None:  # fmt: skip
+              scales: tuple[Any, Any], sinks: torch.Tensor | None, **tree: Any) -> None:  # fmt: skip
         self.function(
             q, cache.k, cache.v, table, lens, out, self.scratch, self.semaphores, self.num_kv_heads, self.page_size,
-            q_scale=scales[0], kv_scale=scales[1], sliding_win_size=self.window, kv_layout="NHD",
+            sinks=sinks, q_scale=scales[0], kv_scale=scales[1], sliding_win_size=self.window, kv_layout="NHD",
             sm_count=self.num_sms, **tree,
         )  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark.geometry import CORE_MODES, AttentionShape, Geometry, Limits, Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
 from .forward_sets import last_steps
-from .forwards import ForwardCase
+from .forwards import ForwardCase, uniform
 from .geometries import PAGE128, SMALL, Shape
 from .production import CROWD, CROWD_TREE, TREE, crowd, few_requests
 
@@ -23,14 +23,18 @@ FEW = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
 """One mode of each way to finish a sum."""
 
 
-def _made(shape: AttentionShape) -> Geometry:
-    return Geometry.create(replace(shape, sinks=True), LIMITS, TREE, modes=CORE_MODES)
+RANK = AttentionShape(8, 1, 64, 64, sinks=True)
+"""Of gpt-oss on eight devices."""
+CHAIN = DraftShape(topk=1, num_steps=3, num_draft_tokens=4)
+
+
+def _made(shape: AttentionShape, draft: DraftShape = TREE) -> Geometry:
+    return Geometry.create(replace(shape, sinks=True), LIMITS, draft, modes=CORE_MODES)
 
 
 def gpt_oss() -> tuple[Geometry, Geometry]:
-    """Its two kinds of layers, with a window and without, on a rank that has 8 of its 64 query heads."""
-    rank = replace(GPT_OSS, num_qo_heads=8, num_kv_heads=1, page_size=64)
-    return _made(replace(rank, window_left=WINDOW)), _made(rank)
+    """Its two kinds of layers on a rank: with a window and without."""
+    return _made(replace(RANK, window_left=WINDOW)), _made(RANK)
 
 
 def shapes() -> list[Shape]:
@@ -45,13 +49,17 @@ def shapes() -> list[Shape]:
         "group4-kv8": replace(SMALL, num_kv_heads=1, kv_dtype="float8_e4m3fn"),
         "page128-window-cap": replace(PAGE128, window_left=60, logits_soft_cap=20.0),
     }
-    return [Shape(name, _made(shape), SINCE) for name, shape in found.items()]
+    chains = Shape("gpt-oss-window-chain", _made(replace(RANK, window_left=WINDOW), CHAIN), SINCE)
+    return [*(Shape(name, _made(shape), SINCE) for name, shape in found.items()), chains]
 
 
 def requests(shape: Shape) -> list[ForwardCase]:
     """With gpt-oss's window two requests in every mode, one longer than the window; else of few modes, and shorter."""
     if shape.name == "gpt-oss-window":
         return few_requests(shape.geometry, LENS)
+    if shape.geometry.draft == CHAIN:  # kernels whose windows place no tree have chains at least
+        modes = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT_EXTEND)
+        return [uniform(mode.value, shape.geometry, mode, LENS, 3, tree="chain") for mode in modes]
     return [one for one in few_requests(shape.geometry, (70, 5)) if one.mode in FEW]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.errors import BatchError
 from draftmark.geometry import Geometry, Mode
-from draftmark.graphs import GraphKey
+from draftmark.graphs import GraphKey, Program
 
 from ..behaviour import Given, behaviour
 from ..cases.contents import FAR_SINKS, NEEDLE, Contents
@@ -89,13 +89,15 @@ def are_each_layers_own(layers: LayerHarness, forwards: list[ForwardCase]) -> No
 
 
 def _captured() -> list[Case]:
-    layers = gpt_oss()
-    geometry, found = layers[0], []
-    for program in programs_of(geometry):
-        size = geometry.limits.capture_batch_sizes[-1]
-        rounds = [replays(geometry, program)[which][1] for which in LARGE]
-        forwards = [captured(geometry, program, size), *(one for one in rounds if len(one.requests) == size)]
-        found.append(Case(f"gpt-oss-{program.value}", (layers, forwards), SINCE))
+    """Layers of one shape in every program, and of both in the one whose rows are most."""
+    window, full = gpt_oss()
+    models = [("rank", (full,), program) for program in programs_of(full)]
+    found = []
+    for name, layers, program in [*models, ("gpt-oss", (window, full), Program.VERIFY)]:
+        size = layers[0].limits.capture_batch_sizes[-1]
+        rounds = [replays(layers[0], program)[which][1] for which in LARGE]
+        forwards = [captured(layers[0], program, size), *(one for one in rounds if len(one.requests) == size)]
+        found.append(Case(f"{name}-{program.value}", (layers, forwards), SINCE))
     return found
 
 
