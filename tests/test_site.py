@@ -12,7 +12,7 @@ from tools.docs.kills import ROOT
 
 RECORD = {
     "backend": "tugboat",
-    "contract": "1.3",
+    "contract": "1.4",
     "verdict": "does not conform",
     "profiles": ["core"],
     "tiers_run": ["sizing"],

@@ -208,7 +208,7 @@ def _row(one: Finding, all_runs: dict[str, Any]) -> str:
     right = one.right if all_runs["findings"].get(one.id, {}).get(one.right, {}).get("outcome") == "right" else ""
     cells = [
         f'<a id="{one.id}"></a>{ENGINES[one.engine]} {one.release} `{backend}`',
-        f"[{rule.number}](specification-1.3.md#rule-{rule.number})",
+        f"[{rule.number}](specification-1.4.md#rule-{rule.number})",
         one.what,
         one.got,
         one.expected,

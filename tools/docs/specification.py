@@ -1,6 +1,6 @@
 """Writes the pages of the contract's rules, one for each minor, from the checks, the museum and the mutants.
 
-    python -m tools.docs.specification     # docs/specification-1.0.md, … 1.3.md
+    python -m tools.docs.specification     # docs/specification-1.0.md, … 1.4.md
 
 Rules are numbered by draftmark_contract/rules.toml, so that a number means one rule for ever.
 """
@@ -33,6 +33,7 @@ MODULES = {
     "engine": "What an engine does",
     "inputs": "Where inputs lie",
     "layers": "Several layers",
+    "sinks": "Attention sinks",
     "memory": "Several backends",
     "production": "Production shapes",
     "random_history": "Random histories",

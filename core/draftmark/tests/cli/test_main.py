@@ -22,7 +22,7 @@ COMMANDS = installed()
 def test_version_names_the_contract_too(draftmark: Run) -> None:
     """`--version` prints the release and the contract, and succeeds."""
     done = draftmark("--version")
-    assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v1.3)\n")
+    assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v1.4)\n")
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
