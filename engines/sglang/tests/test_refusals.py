@@ -78,9 +78,9 @@ def test_pools() -> None:
 
 def test_arguments_of_a_call() -> None:
     """An argument that changes what attention means raises, at the first layer that has one."""
-    refuse({"sinks": None, "rope": False}, 3)
-    with pytest.raises(NotImplementedError, match="layer 3: attention sinks are not served"):
-        refuse({"sinks": object()}, 3)
+    refuse({"rel_bias": None, "rope": False}, 3)
+    with pytest.raises(NotImplementedError, match="layer 3: a relative bias is not served"):
+        refuse({"rel_bias": object()}, 3)
     with pytest.raises(NotImplementedError, match="argument new_thing of an attention call"):
         refuse({"new_thing": 1}, 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -116,6 +116,7 @@ class Made:
             torch.randn(self.num_rows, *heads, a.head_dim, generator=generator).to(dtype).to(device) for heads in shapes
         )
         self._fill(generator, dtype, device)
+        self.sinks = 2 + torch.randn(a.num_qo_heads, generator=generator).to(device) if a.sinks else None
         self.wanted = self._answer()
 
     def _fill(self, generator: torch.Generator, dtype: torch.dtype, device: str) -> None:
@@ -179,7 +180,10 @@ class Made:
             hidden = key > row
             if a.window_left >= 0:
                 hidden |= key < row - a.window_left
-            found.append(torch.einsum("hqn,nhd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v))
+            column = torch.full((a.num_qo_heads,), float("-inf")) if self.sinks is None else self.sinks.cpu()
+            column = column.double()[:, None, None].expand(-1, one.rows, 1)
+            weights = torch.cat([scores.masked_fill(hidden, float("-inf")), column], -1).softmax(-1)[..., :-1]
+            found.append(torch.einsum("hqn,nhd->qhd", weights, v))
             first += one.rows
         return torch.cat(found)
 
@@ -199,7 +203,7 @@ def attention(
 ) -> torch.Tensor:
     """Run a step as builder and layer do, over other pages than its own where some are given; return its live rows."""
     shape, out = shape or made.problem.shape, torch.full_like(made.q, float("nan"))
-    cache = cache or kv_cache(made.pages, shape.num_kv_heads, None, None)
+    cache = replace(cache or kv_cache(made.pages, shape.num_kv_heads, None, None), sinks=made.sinks)
     cut = spans(made.step.query_start_host, made.step.num_rows, made.problem.verify_rows, ours.any.ragged)
     parts = []
     for span in cut:

@@ -43,6 +43,15 @@ def test_steps_of_any_kind_match_dense_attention(first: int) -> None:
         assert_right(random_problem(seed))
 
 
+@pytest.mark.parametrize("backend", ["reference", "cuda_triton"])
+def test_layers_with_sinks_match_dense_attention(backend: str) -> None:
+    """Steps of any kind, each query head with a sink, under windows and caps too."""
+    if backend == "cuda_triton":
+        pytest.importorskip("triton")
+    for seed in range(30 if backend == "reference" else 5):
+        assert_right(random_problem(seed, sinks=True, head_dim=32), backend)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_triton_kernels_take_vllms_pages(seed: int) -> None:
     """The kernels of cuda_triton, interpreted, over pages of K heads beside V heads."""

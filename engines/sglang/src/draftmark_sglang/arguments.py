@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 REASONS = {
-    "sinks": "attention sinks are not served",
     "q_rope": "MLA (a query in two parts) is not served",
     "k_rope": "MLA (a key in two parts) is not served",
     "idx_q": "an indexer's sparse attention is not served",

@@ -20,7 +20,7 @@ from draftmark.runtime import (
 
 from .facts import RunnerFacts
 from .geometries import geometry_of, needs_host_lengths
-from .layers import attention_layers, shape_of
+from .layers import attention_layers, shape_of, sinks_of_layers
 from .page_table import as_pages
 from .prefixes import Prefixes
 
@@ -40,6 +40,7 @@ class LayerAttention:
         self._loaded, self._facts, self._modes = loaded, facts, modes
         self._pool = runner.token_to_kv_pool
         self._layers = attention_layers(runner.model)
+        self._sinks = sinks_of_layers(runner.model, self._layers)
         self._scales: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._caches: dict[int, tuple[torch.Tensor, torch.Tensor, KVCache]] = {}
         self.open(0)
@@ -47,7 +48,7 @@ class LayerAttention:
     def open(self, capture_batch_size: int) -> None:
         """Allocate everything for batches of up to `capture_batch_size` requests, or as many as SGLang serves."""
         device, profile = torch.device(self._facts.device), device_profile(self._facts.device)
-        shapes = {layer.layer_id: shape_of(layer, self._facts) for layer in self._layers}
+        shapes = {layer.layer_id: shape_of(layer, self._facts, layer.layer_id in self._sinks) for layer in self._layers}
         geometries = {
             shape: geometry_of(self._loaded, shape, self._facts, profile, self._modes, capture_batch_size)
             for shape in dict.fromkeys(shapes.values())
@@ -97,13 +98,23 @@ class LayerAttention:
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One layer's attention, as ``[rows, num_qo_heads · head_dim]``.
 
         Args:
             q: ``[rows, …]``; rows behind the batch's are a graph's padding and come out as zeros.
             k, v: what to store; None where SGLang has stored it, or the layer shares another's.
+            sinks: what SGLang passes; a copy was made when it started, at an address that graphs keep.
+
+        Raises:
+            NotImplementedError: sinks come with a call, and no module around the layer has any, or the reverse.
         """
+        if (sinks is None) == (layer.layer_id in self._sinks):
+            raise NotImplementedError(
+                f"layer {layer.layer_id}: the call brings {'no ' if sinks is None else ''}attention sinks, but the "
+                f"model had {'some' if sinks is None else 'none'} when SGLang started; use one of SGLang's own backends"
+            )
         backend, cache, rows = self._of_layer[layer.layer_id], self._cache(layer), batch.num_rows
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -125,7 +136,9 @@ class LayerAttention:
         if known is not None and known[0] is k and known[1] is v:
             return known[2]
         page_size = self._facts.page_size
-        cache = KVCache(as_pages(k, page_size), as_pages(v, page_size), *self._scales_of(layer))
+        cache = KVCache(
+            as_pages(k, page_size), as_pages(v, page_size), *self._scales_of(layer), self._sinks.get(layer.layer_id)
+        )
         self._caches[layer.layer_id] = k, v, cache
         return cache
 

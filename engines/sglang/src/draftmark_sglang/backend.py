@@ -79,14 +79,15 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
     # -- per layer ----------------------------------------------------------------------------------------
 
     def forward_extend(
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
-    ) -> torch.Tensor:
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,
+        **arguments: Any,
+    ) -> torch.Tensor:  # fmt: skip
         """Any forward but a decode. Without `save_kv_cache` SGLang has stored K and V itself, where we would."""
         refuse(arguments, layer.layer_id)
         assert self._batch is not None, "init_forward_metadata comes before a forward"
         if not save_kv_cache:
             k = v = None
-        return self.attention.forward(layer, q, k, v, self._batch)
+        return self.attention.forward(layer, q, k, v, self._batch, sinks)
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any

@@ -135,8 +135,9 @@ class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types 
         """Nothing: the container has planned the round."""
 
     def forward_decode(
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **arguments: Any
-    ) -> torch.Tensor:
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, sinks: Any = None,
+        **arguments: Any,
+    ) -> torch.Tensor:  # fmt: skip
         """A step's attention.
 
         Raises:
@@ -150,6 +151,6 @@ class DraftStep(AttentionBackend):  # type: ignore[misc]  # sglang has no types 
             )
         if not save_kv_cache:
             k = v = None
-        return self._steps.attention.forward(layer, q, k, v, self._steps.begin(self._step))
+        return self._steps.attention.forward(layer, q, k, v, self._steps.begin(self._step), sinks)
 
     forward_extend = forward_decode

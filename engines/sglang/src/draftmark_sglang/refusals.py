@@ -95,8 +95,6 @@ def model_reasons(runner: Any) -> list[str]:
         found.append(f"{type(runner.model).__name__} has no attention layer of SGLang's RadixAttention")
     for layer in layers:
         found += [reason for reason in layer_reasons(layer) if reason not in found]
-    if any(getattr(module, "sinks", None) is not None for module in runner.model.modules()):
-        found.append("attention sinks are not served")
     return found
 
 

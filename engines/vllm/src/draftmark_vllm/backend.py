@@ -63,6 +63,11 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         return True
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        """Where the backend that serves counts them; `supports_combination` asks it."""
+        return True
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """No: the runs of a step are cut by the host's row counts."""
         return False
@@ -98,6 +103,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
                 block_size,
                 dtype,
                 kv_cache_dtype,
+                sinks=has_sink,
             )
             made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         logits_soft_cap: float | None = None,
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
         **extra: Any,
     ) -> None:
         _refuse(alibi_slopes, attn_type, extra)
@@ -49,6 +51,8 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.sliding_window, self.logits_soft_cap = sliding_window, logits_soft_cap
+        self._loaded_sinks = sinks
+        self._sinks: torch.Tensor | None = None
         self._writes = kv_sharing_target_layer_name is None
         self._config = get_current_vllm_config()
         self._pages: torch.Tensor | None = None
@@ -67,8 +71,19 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             self.scale,
             self.sliding_window,
             self.logits_soft_cap,
+            sinks=self._loaded_sinks is not None,
         )
         return self._shape
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Take the layer's sinks, a weight of the model's dtype, as float32; weights that vLLM loads anew come to the
+        address of the first, which graphs have kept.
+        """
+        if self._loaded_sinks is None:
+            return
+        if self._sinks is None:
+            self._sinks = torch.empty_like(self._loaded_sinks, dtype=torch.float32, requires_grad=False)
+        self._sinks.copy_(self._loaded_sinks.detach())
 
     def forward(
         self,
@@ -108,7 +123,10 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:
             scales = kv_scales(layer, self.kv_cache_dtype)
-            self._pages, self._cache = pages, view_pages(pages, self.num_kv_heads, *scales)
+            if self._sinks is None:  # a loader that does not say when it is done
+                self.process_weights_after_loading(pages.dtype)
+            cache = view_pages(pages, self.num_kv_heads, *scales)
+            self._pages, self._cache = pages, replace(cache, sinks=self._sinks)
         return self._cache
 
     def _reserve(self, query: torch.Tensor) -> None:

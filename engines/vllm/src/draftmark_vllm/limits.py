@@ -66,6 +66,7 @@ def layer_shape(
     scale: float | None = None,
     sliding_window: int | None = None,
     logits_soft_cap: float | None = None,
+    sinks: bool = False,
 ) -> AttentionShape:
     """Give one layer's shape, from the arguments that vLLM has for it."""
     return AttentionShape(
@@ -78,6 +79,7 @@ def layer_shape(
         softmax_scale=scale,
         window_left=window_left(sliding_window),
         logits_soft_cap=float(logits_soft_cap or 0.0),
+        sinks=sinks,
     )
 
 
