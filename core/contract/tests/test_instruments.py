@@ -74,6 +74,21 @@ def test_a_missing_key_exceeds_the_tolerance(dtype: str) -> None:
     assert bool(((right.out - wrong.out).abs() > 2 * tolerance(right, dtype, shape)).any())
 
 
+def test_a_sink_is_a_key_without_a_value() -> None:
+    """float64 with sinks equals attention beside a key of that logit whose value is zero; -inf leaves no trace."""
+    shape = AttentionShape(4, 2, 8, 16, "float32", "float32", sinks=True)
+    dice = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(n, heads, 8, generator=dice) for n, heads in ((1, 4), (5, 2), (5, 2)))
+    sinks = torch.tensor([0.5, 3.0, float("-inf"), 1e4])
+    order, rows = [(0, 0)], {(0, 0): (0, 1, 2, 3, 4)}
+    got = attend(q, k, v, rows, order, shape, sinks=sinks).out[0]
+    logits = torch.einsum("hd,nhd->hn", q[0].double(), k.double().repeat_interleave(2, 1)) * 8**-0.5
+    weights = logits.exp() / (logits.exp().sum(-1) + sinks.double().exp())[:, None]
+    wanted = torch.einsum("hn,nhd->hd", weights, v.double().repeat_interleave(2, 1))
+    assert torch.allclose(got, wanted, atol=1e-12)
+    assert torch.equal(got[2], attend(q, k, v, rows, order, shape).out[0, 2]) and not got[3].any()
+
+
 def test_a_violation_shows_the_batch_and_both_values() -> None:
     """Enough for a bug report: what, which batch, got, expected, and where the expectation comes from."""
     forward = next(one for one in all_forwards(behaviours()["target"]) if one.name == "verify-edges")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftmark import Mode
-from draftmark.cache import KVCache, KVPool, slots_of
+from draftmark.cache import KVCache, KVPool, sinks_of, slots_of
 from draftmark.errors import BatchError
 
 LAYERS, PAGES = 3, 6
@@ -61,6 +61,37 @@ def test_scales_belong_to_fp8(name):
         KVCache(pages, pages, **scale)
     narrow = pages.to(torch.float8_e4m3fn)
     assert getattr(KVCache(narrow, narrow, **scale), name) is scale[name]
+
+
+@pytest.mark.parametrize(
+    "sinks", [torch.zeros(8, dtype=torch.bfloat16), torch.zeros(1, 8), torch.zeros(16)[::2]], ids=["bf16", "2d", "gaps"]
+)
+def test_sinks_of_another_form_are_refused(sinks):
+    """Kernels read contiguous float32, one a query head; the sentence says what came."""
+    pages = torch.zeros(2, 4, 1, 8)
+    with pytest.raises(BatchError, match=r"sinks are .* kernels read contiguous float32 \[num_qo_heads\]"):
+        KVCache(pages, pages, sinks=sinks)
+
+
+def test_sinks_are_where_the_pages_are():
+    """Sinks on another device are refused when the cache is made, not in a kernel."""
+    pages = torch.zeros(2, 4, 1, 8)
+    with pytest.raises(BatchError, match="sinks are on meta, but the pages are on cpu"):
+        KVCache(pages, pages, sinks=torch.zeros(8, device="meta"))
+
+
+def test_sinks_that_a_geometry_does_not_expect_raise(make_geometry):
+    """Missing, of another layer's heads, or of a layer that has none: one sentence each; what fits is handed on."""
+    without, with_sinks = make_geometry(), make_geometry(sinks=True)
+    pages, heads = torch.zeros(2, 4, 1, 8), with_sinks.attention.num_qo_heads
+    plain, right = KVCache(pages, pages), KVCache(pages, pages, sinks=torch.zeros(heads))
+    assert sinks_of(plain, without) is None and sinks_of(right, with_sinks) is right.sinks
+    with pytest.raises(BatchError, match=r"KVCache\.sinks is None"):
+        sinks_of(plain, with_sinks)
+    with pytest.raises(BatchError, match="the geometry has none"):
+        sinks_of(right, without)
+    with pytest.raises(BatchError, match=f"has {heads + 1} logits, but the layer has {heads} query heads"):
+        sinks_of(KVCache(pages, pages, sinks=torch.zeros(heads + 1)), with_sinks)
 
 
 def test_quantised_kv_moves(make_geometry):

@@ -17,6 +17,7 @@ INVALID = [
       for value in (0, -1, True, 1.0, "8", None, 2**31)],
     ("attention.window_left", 2**31),
     ("attention.logits_soft_cap", 10**400),
+    *[("attention.sinks", value) for value in (None, 1, "yes")],
     ("limits.max_num_reqs", 2**31),
     ("limits.capture_batch_sizes", (2**31,)),
     *[("device.arch", value) for value in (-1, "90", 90.0, NAN, None)],

@@ -269,6 +269,17 @@ def info(**fields):
     return hook("describe", f"return BackendInfo(**{given!r})", "")
 
 
+def test_a_plugin_that_claims_no_sinks_never_meets_one(distribution, make_geometry):
+    """A plugin of an older contract knows nothing of sinks; the core refuses such layers for it, and no others."""
+    distribution("vendor", extra=info())
+    backend = draftmark.load("vendor")
+    assert backend.supports(make_geometry()) == []
+    (reason,) = backend.supports(make_geometry(sinks=True))
+    assert reason == "attention sinks are not served: BackendInfo.sinks is not set"
+    with pytest.raises(BackendRefusal, match="attention sinks are not served"):
+        backend.allocate(make_geometry(sinks=True), "cpu")
+
+
 @pytest.mark.parametrize("runtime", ["vendor_runtime_not_here", "vendor_runtime_not_here.kernels"])
 def test_an_absent_vendor_runtime_gives_the_pip_command(distribution, make_geometry, runtime):
     """The backend loads, sizes and lists without its runtime; open() names what is missing and how to get it."""

@@ -68,6 +68,32 @@ def test_random_batches(bench, run_uniform, shape):
         assert result.slots.tolist() == problem.slots, (seed, lens)
 
 
+@pytest.mark.parametrize("sinks", [-20.0, 2.0, 12.0])
+@pytest.mark.parametrize(
+    "shape",
+    [((64, 8), 64, 1, 1, False, 127), ((64, 8), 64, 16, 16, True, -1), ((10, 2), 128, 70, 70, True, -1)],
+    ids=["gpt-oss-decode", "gpt-oss-verify16", "group5-verify70"],
+)
+def test_sinks_count_once(bench, run_uniform, shape, sinks):
+    """Through the hooks' own tiles, cut into as many pieces as they want, and into one."""
+    from draftmark import AttentionShape
+    from draftmark.devices import device_profile
+    from draftmark_cuda_triton import boxes, tiling
+
+    heads, dim, q_len, tail_len, tree, window = shape
+    device, attention = device_profile("cuda"), AttentionShape(*heads, dim, 64)
+    tile = tiling.for_cache(attention, device, tiling.choose(attention, device, q_len), True, boxes.available())
+    for seed, lens in enumerate([(2000,), (0, 63, 700), (5000, 1)]):
+        problem = bench.problem(
+            seed, lens, q_len, tail_len, heads=heads, dim=dim, page=64, tree=tree, window_left=window,
+            dtype=torch.bfloat16, sinks=sinks,
+        )  # fmt: skip
+        for pieces in (tiling.pieces(attention, device, tile, q_len, len(lens), max(lens) + tail_len), 1):
+            result = run_uniform(problem, tile, pieces)
+            assert bench.error(result.out, problem.out) < 5e-3, (lens, pieces)
+            assert (result.lse.cpu() - problem.lse).abs().max() < 1e-2, (lens, pieces)
+
+
 @pytest.mark.parametrize("members", [0, 1])
 def test_replay_follows_the_lengths(bench, members):
     """A captured step reads what is in the batch when it is replayed: longer, shorter, then longer again."""
