@@ -43,6 +43,7 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--kv-dtype", metavar="DTYPE", help="of the KV cache; default: as --dtype")
     group.add_argument("--window-left", type=int, default=-1, metavar="W", help="positions to the left; -1 means all")
     group.add_argument("--logits-soft-cap", type=float, default=0.0, metavar="CAP", help="0 means none")
+    group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
 
 
 def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
@@ -60,6 +61,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo) -> Geometry:
         args.dtype if args.kv_dtype is None else args.kv_dtype,
         window_left=args.window_left,
         logits_soft_cap=args.logits_soft_cap,
+        sinks=args.sinks,
     )
     limits = Limits(
         args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap
