@@ -101,6 +101,22 @@ def test_rows_and_scores_of_any_size(bench, run_uniform, page, q_len, size):
         assert ((result.lse.cpu() - lse).abs() / (1 + lse.abs())).max() < 1e-5
 
 
+@pytest.mark.parametrize("sinks", [-5.0, 0.0, 6.0])
+@pytest.mark.parametrize("q_len", [1, 7])
+def test_sinks_of_rows_over_e4m3(bench, run_uniform, q_len, sinks):
+    """A sink enters once, whether a request is whole in its piece or merged, and is no part of lse."""
+    from draftmark_cuda_triton import tiling
+
+    p = bench.problem(
+        3, (700, 0, 130), q_len, q_len, heads=(8, 2), dim=128, page=16, dtype=torch.bfloat16,
+        kv_dtype=torch.float8_e4m3fn, sinks=sinks,
+    )  # fmt: skip
+    for pieces in (1, 6):
+        result = run_uniform(p, tiling.Tile(32, 64, 4, 3, 2, members=1, narrow=True), pieces)
+        assert bench.error(result.out, p.out) < 5e-3
+        assert (result.lse.cpu() - p.lse).abs().max() < 1e-4
+
+
 def _unpacked(mask, slots):
     """bool ``[rows, slots]`` of packed words."""
     return (mask[:, torch.arange(slots) // 32] >> (torch.arange(slots) % 32)) & 1 != 0
