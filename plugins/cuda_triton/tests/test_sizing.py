@@ -92,3 +92,15 @@ def test_sizing_knows_every_tile(arch, dtypes):
             for q_len in (1, 2, 4, 5, 16, 17, 64, 4096):
                 assert tiling.choose(shape, device, q_len) in known
                 assert tiling.choose(shape, device, q_len, extend=True) in known
+
+
+@pytest.mark.parametrize(("head_dim", "q_len", "height"), [
+    (128, 1, 16), (96, 4, 16), (128, 5, 32), (128, 16, 64), (128, 17, 0), (256, 8, 32), (256, 9, 0), (64, 1, 0),
+])  # fmt: skip
+def test_few_rows_over_e4m3_are_widened_in_registers(head_dim, q_len, height):
+    """As many packed rows as registers allow, of a head whose half wgmma has rows for; never EXTEND, nor other KV."""
+    shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
+    tile = tiling.choose(shape, H200, q_len)
+    assert (tile.block_m if tile.narrow else 0) == height
+    assert not tiling.choose(shape, H200, q_len, extend=True).narrow
+    assert not tiling.choose(AttentionShape(32, 8, head_dim, 16), H200, q_len).narrow
