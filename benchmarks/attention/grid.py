@@ -57,6 +57,8 @@ SUBSET = (
     *four(D64),
     *four(D256),
     *four(STANDARD.narrow())[:2],
+    case(STANDARD.narrow(), "draft", (8192,) * 64, 8),
+    *four(STANDARD.paged(16).narrow())[:2],
 )
 
 

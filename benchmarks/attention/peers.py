@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .cases import Inputs
+from .models import Model
 from .stubs import Absent
 
 WORKSPACE_BYTES = 512 << 20
@@ -46,6 +47,11 @@ def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, 
     return indptr.cuda(), indices.int(), last.cuda()
 
 
+def _dtypes(model: Model) -> dict[str, torch.dtype]:
+    """What FlashInfer is told of q and of KV; e4m3 KV has scale 1 here."""
+    return {"q_data_type": torch.bfloat16, "kv_data_type": getattr(torch, model.kv_dtype)}
+
+
 def import_flashinfer() -> object:
     """The library, or `Absent` with the reason."""
     try:
@@ -69,7 +75,7 @@ def flashinfer(inputs: Inputs) -> Peer:
              for r, n in enumerate(case.lens)]
         )  # fmt: skip
     wrapper.plan(inputs.q_indptr, indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page,
-                 custom_mask=mask, causal=mask is None, sm_scale=model.scale, q_data_type=torch.bfloat16)  # fmt: skip
+                 custom_mask=mask, causal=mask is None, sm_scale=model.scale, **_dtypes(model))  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
@@ -80,7 +86,7 @@ def flashinfer_decode(inputs: Inputs) -> Peer:
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
     indptr, indices, last = _prefix_csr(inputs, inputs.case.tail_len)
     wrapper.plan(indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page, sm_scale=model.scale,
-                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
+                 **_dtypes(model))  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
@@ -100,7 +106,7 @@ def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
     indptr = torch.tensor([0, *counts]).cumsum(0).int().cuda()
     ones = torch.ones(len(counts), dtype=torch.int32, device="cuda")
     wrapper.plan(indptr, torch.cat(rows).int(), ones, model.heads, model.kv_heads, model.dim, 1, sm_scale=model.scale,
-                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)  # fmt: skip
+                 **_dtypes(model))  # fmt: skip
     return _runs(wrapper, inputs.q, [as_tokens(pair) for pair in inputs.caches])
 
 
@@ -112,7 +118,7 @@ def flashinfer_once(inputs: Inputs) -> Peer:
         raise Absent("no tree in this case")
     prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     prefix.plan(inputs.q_indptr, *_prefix_csr(inputs, 0), model.heads, model.kv_heads, model.dim, model.page,
-                causal=False, sm_scale=model.scale, q_data_type=torch.bfloat16)  # fmt: skip
+                causal=False, sm_scale=model.scale, **_dtypes(model))  # fmt: skip
     tail = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     requests = len(case.lens)
     offset = torch.arange(case.tail_len, device="cuda")
@@ -121,7 +127,7 @@ def flashinfer_once(inputs: Inputs) -> Peer:
     tail.plan(inputs.q_indptr, torch.arange(requests + 1, dtype=torch.int32, device="cuda") * case.tail_len,
               slots.int(), torch.ones(requests, dtype=torch.int32, device="cuda"), model.heads, model.kv_heads,
               model.dim, 1, custom_mask=inputs.seen.flatten(), sm_scale=model.scale,
-              q_data_type=torch.bfloat16)  # fmt: skip
+              **_dtypes(model))  # fmt: skip
     shape = inputs.q.shape
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
     lses = [[torch.empty(shape[:2], dtype=torch.float32, device="cuda") for _ in range(2)] for _ in outs]

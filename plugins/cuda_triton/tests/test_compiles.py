@@ -45,7 +45,13 @@ class Case:
         )
 
 
-USUAL = [Case(0), Case(), Case(16, tree=True), Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True)]
+USUAL = [
+    Case(0),
+    Case(),
+    Case(16, tree=True),
+    Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True),
+    Case(page_size=64, fp8=True),
+]
 OTHERS = [
     Case(0, heads=(64, 8), head_dim=64, sinks=True),
     Case(16, heads=(64, 8), head_dim=64, tree=True, ragged=True, sinks=True),
@@ -54,6 +60,11 @@ OTHERS = [
     Case(0, fp8=True, window=64),
     Case(0, head_dim=256, cap=30.0),
     Case(1, fp8=True),
+    Case(16, fp8=True, tree=True),
+    Case(8, fp8=True, tree=True, ragged=True, window=64, cap=30.0),
+    Case(3, heads=(16, 8), head_dim=256, fp8=True, tree=True),
+    Case(1, heads=(16, 8), head_dim=96, fp8=True, dtype=torch.float16),
+    Case(8, heads=(16, 8), head_dim=64, fp8=True),
     Case(1, heads=(64, 8), head_dim=64, ragged=True),
     Case(32, fp8=True, tree=True, window=64),
     Case(8, heads=(40, 8), head_dim=96, cap=30.0),
@@ -78,7 +89,7 @@ def compile_for(case: Case, arch: int) -> None:
     table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
     work = torch.ones(4096, dtype=torch.int32)
     sinks = torch.ones(case.heads[0]) if case.sinks else None
-    tile = tiling.choose(shape, device, case.q_len or 4096)
+    tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len)
     tile = tiling.for_cache(shape, device, tile, True, boxes.available())
     launch.write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:

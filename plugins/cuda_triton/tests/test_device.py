@@ -35,8 +35,14 @@ SHAPES = [
     ((4, 2), 64, 32, 8, 8, True, 70, 0.0, torch.float16, torch.float8_e4m3fn),
     ((4, 2), 256, 16, 20, 20, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
     ((6, 1), 96, 64, 12, 12, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 2), 128, 16, 16, 16, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 2), 128, 64, 4, 12, True, 100, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 2), 128, 32, 5, 5, False, 40, 30.0, torch.float16, torch.float8_e4m3fn),
+    ((4, 2), 256, 64, 1, 1, False, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((6, 2), 192, 16, 9, 18, True, 70, 20.0, torch.float16, torch.float8_e4m3fn),
+    ((8, 1), 80, 8, 1, 1, False, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
 ]
-BATCHES_PER_SHAPE = 42  # 24 · 42 > 1,000
+BATCHES_PER_SHAPE = 42  # 30 · 42 > 1,000
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
@@ -94,6 +100,54 @@ def test_sinks_count_once(bench, run_uniform, shape, sinks):
             assert (result.lse.cpu() - problem.lse).abs().max() < 1e-2, (lens, pieces)
 
 
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("q_len", [1, 4, 16])
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 30.0, 1e4])
+def test_rows_and_scores_of_any_size(bench, run_uniform, page, q_len, size):
+    """e4m3 keys under rows that differ by 2**20 in size, whose heaviest key comes late, as early, or not at all."""
+    from draftmark_cuda_triton import tiling
+
+    p = bench.problem(
+        q_len, (700, 3, 0, 300), q_len, q_len, heads=(8, 2), dim=128, page=page, dtype=torch.bfloat16,
+        kv_dtype=torch.float8_e4m3fn,
+    )  # fmt: skip
+    p.q.mul_(size)
+    p.q[::3].mul_(2.0**-20)
+    for place in (5, 600):
+        # One key that all rows of the first request like, or dislike: 128 sizes of its channels.
+        p.k[int(p.page_table[0, place // page]), place % page] = (p.q[0, ::4].sign() * 8).to(p.k.dtype)
+    k, v = p.k.cpu().double() * 0.5, p.v.cpu().double() * 2.0
+    seen = _unpacked(p.mask.cpu(), p.tail_len).view(4, q_len, p.tail_len)
+    out, lse = bench.oracle(
+        p.q.cpu(), k, v, tuple(p.prefix_lens.tolist()), p.page_table.cpu(), seen, p.depth.cpu(), -1, 0.0
+    )
+    for height in (16, 32, 64):
+        result = run_uniform(p, tiling.Tile(height, 64, 4, 3, 2, members=1, narrow=True), 5)
+        assert bench.error(result.out, out) < 5e-3
+        assert ((result.lse.cpu() - lse).abs() / (1 + lse.abs())).max() < 1e-5
+
+
+@pytest.mark.parametrize("sinks", [-5.0, 0.0, 6.0])
+@pytest.mark.parametrize("q_len", [1, 7])
+def test_sinks_of_rows_over_e4m3(bench, run_uniform, q_len, sinks):
+    """A sink enters once, whether a request is whole in its piece or merged, and is no part of lse."""
+    from draftmark_cuda_triton import tiling
+
+    p = bench.problem(
+        3, (700, 0, 130), q_len, q_len, heads=(8, 2), dim=128, page=16, dtype=torch.bfloat16,
+        kv_dtype=torch.float8_e4m3fn, sinks=sinks,
+    )  # fmt: skip
+    for pieces in (1, 6):
+        result = run_uniform(p, tiling.Tile(32, 64, 4, 3, 2, members=1, narrow=True), pieces)
+        assert bench.error(result.out, p.out) < 5e-3
+        assert (result.lse.cpu() - p.lse).abs().max() < 1e-4
+
+
+def _unpacked(mask, slots):
+    """bool ``[rows, slots]`` of packed words."""
+    return (mask[:, torch.arange(slots) // 32] >> (torch.arange(slots) % 32)) & 1 != 0
+
+
 @pytest.mark.parametrize("members", [0, 1])
 def test_replay_follows_the_lengths(bench, members):
     """A captured step reads what is in the batch when it is replayed: longer, shorter, then longer again."""
@@ -145,7 +199,8 @@ def test_replay_follows_the_lengths(bench, members):
 
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize(("tail", "window_left"), [("tree", -1), ("causal", -1), ("causal", 50), ("block", -1)])
-def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left):
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "e4m3"])
+def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left, kv_dtype):
     """The same ragged batch through `hopper` and, on the CPU, through the kernels that the interpreter judges."""
     from draftmark_cuda_triton import launch, tiling
 
@@ -157,7 +212,7 @@ def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left
     budget = total if block else total + 7
     width = -(-(max(lens) + most) // page)
     table = (torch.randperm(len(lens) * width, generator=generator).view(len(lens), width) + 1).int()
-    k, v = (torch.randn(1 + len(lens) * width, page, heads[1], dim, generator=generator).bfloat16() for _ in range(2))
+    k, v = torch.randn(2, 1 + len(lens) * width, page, heads[1], dim, generator=generator).to(kv_dtype)
     q = torch.randn(budget, heads[0], dim, generator=generator).bfloat16()
     chain = torch.tensor([(1 << (j % 31 + 1)) - 1 for n in rows for j in range(n)] + [1] * (budget - total))
     mask = torch.stack([chain, (chain == 2**31 - 1) * 3], 1).int()
@@ -200,6 +255,9 @@ def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left
         return out.float().cpu()
 
     judged = run("cpu", tiling.Tile(64, 64, 4, 2, 1))
-    for members, block_n, stages in ((1, 64, 3), (2, 128, 3), (2, 64, 6)):
-        tile = tiling.Tile(64 * members, block_n, 4, stages, 1, members=members)
+    tiles = [tiling.Tile(64 * m, n, 4, stages, 1, members=m) for m, n, stages in ((1, 64, 3), (2, 128, 3), (2, 64, 6))]
+    if kv_dtype is torch.float8_e4m3fn:
+        tiles = [tiling.Tile(m, 64, 4, 3, 2, members=1, narrow=True) for m in (16, 32, 64)]
+        tiles.append(tiling.Tile(128, 64, 8, 3, 1, members=2, depth=4))
+    for tile in tiles:
         assert bench.error(run("cuda", tile), judged.double()) < 5e-3

@@ -33,7 +33,9 @@ def test_tiles_fit_shared_memory(head_dim, dtype, q_len, narrow):
     tile = tiling.choose(shape, H200, q_len)
     row = tiling.next_power_of_two(head_dim) * {"float32": 4}.get(dtype, 2)
     narrow_row = tiling.next_power_of_two(head_dim) * 2 * tile.depth * tile.block_n
-    used = (tile.block_m + 2 * tile.num_stages * tile.block_n) * row + narrow_row + 1024
+    stage = tile.block_n * row // (2 if tile.narrow else 1)
+    weights = tile.block_m * tile.block_n * 2 if tile.narrow else 0
+    used = tile.block_m * row + 2 * tile.num_stages * stage + narrow_row + weights + 1024
     assert used * tile.programs_per_sm <= 228 << 10
 
 
@@ -87,4 +89,18 @@ def test_sizing_knows_every_tile(arch, dtypes):
         for page_size in (1, 16, 48, 64):
             shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
             known = tiling.candidates(shape, device)
-            assert all(tiling.choose(shape, device, q_len) in known for q_len in (1, 2, 4, 5, 16, 17, 64, 4096))
+            for q_len in (1, 2, 4, 5, 16, 17, 64, 4096):
+                assert tiling.choose(shape, device, q_len) in known
+                assert tiling.choose(shape, device, q_len, extend=True) in known
+
+
+@pytest.mark.parametrize(("head_dim", "q_len", "height"), [
+    (128, 1, 16), (96, 4, 16), (128, 5, 32), (128, 16, 64), (128, 17, 0), (256, 8, 32), (256, 9, 0), (64, 1, 0),
+])  # fmt: skip
+def test_few_rows_over_e4m3_are_widened_in_registers(head_dim, q_len, height):
+    """As many packed rows as registers allow, of a head whose half wgmma has rows for; never EXTEND, nor other KV."""
+    shape = AttentionShape(32, 8, head_dim, 16, "bfloat16", "float8_e4m3fn")
+    tile = tiling.choose(shape, H200, q_len)
+    assert (tile.block_m if tile.narrow else 0) == height
+    assert not tiling.choose(shape, H200, q_len, extend=True).narrow
+    assert not tiling.choose(AttentionShape(32, 8, head_dim, 16), H200, q_len).narrow

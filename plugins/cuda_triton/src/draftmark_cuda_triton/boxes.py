@@ -30,13 +30,17 @@ def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int) -> dict[str
     Args:
         rows: packed rows of a request.
     """
+    # Programs that share a multiprocessor leave each of their 256 threads so many registers when they start.
+    crowd = {"maxnreg": 65536 // (256 * tile.programs_per_sm) // 8 * 8} if tile.programs_per_sm > 1 else {}
+    if tile.narrow:
+        return {"BLOCK_M": tile.block_m, "num_warps": 4} | crowd
     widen = k.dtype != q.dtype
     chosen: dict[str, Any] = {
-        "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages, "OVERLAP": overlaps(tile, q.shape[2], rows),
-        "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS, "num_warps": 4,
+        "MEMBERS": tile.members, "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages,
+        "OVERLAP": overlaps(tile, q.shape[2], rows), "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS,
+        "num_warps": 4,
     }  # fmt: skip
-    # Two programs on a multiprocessor leave each of their 256 threads 128 registers when they start.
-    return chosen | ({"maxnreg": 128} if tile.programs_per_sm == 2 else {})
+    return chosen | crowd
 
 
 @cache

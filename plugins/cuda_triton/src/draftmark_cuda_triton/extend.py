@@ -30,7 +30,7 @@ class Extend:
         self._geometry, self._slots, self._row_tiles = geometry, slots, row_tiles
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
-        tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len)
+        tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
         self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:

@@ -261,15 +261,17 @@ def _attend_hopper(
     sinks: torch.Tensor | None,
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
+    package = boxes.hopper()
     start(
-        boxes.hopper().uniform.attend_uniform, (tiles, shape.num_kv_heads, pieces),
+        package.narrow.attend_narrow if tile.narrow else package.uniform.attend_uniform,
+        (tiles, shape.num_kv_heads, pieces),
         q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
         _or(v_scale, q), _or(sinks, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
         _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens, depth if tree else prefix_lens,
         extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
         0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
-        MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
+        BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST,
         PDL=shape.pdl, STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
@@ -335,7 +337,7 @@ def attend_extend(
             _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count,
             shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
             q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
-            MEMBERS=tile.members, BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
+            BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
             BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
             SINKS=sinks is not None, WITH_LSE=lse is not None, STAGES=tile.num_stages,
             **boxes.options(tile, k, q, num_rows * shape.group),

@@ -45,6 +45,7 @@ class Tile:
         tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
         members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
+        narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
     """
 
     block_m: int
@@ -55,12 +56,20 @@ class Tile:
     tma: bool = False
     members: int = 0
     depth: int = 0
+    narrow: bool = False
 
 
-def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
-    """The tile for forwards of q_len rows a request (EXTEND: its longest). NOTES.md has the measurements."""
+def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False) -> Tile:
+    """The tile for forwards of q_len rows a request. NOTES.md has the measurements.
+
+    Args:
+        extend: of EXTEND, whose longest request has q_len rows.
+    """
     rows = q_len * shape.group_size
     if has_hopper(shape, device) and shape.page_size % BOX_ROWS == 0:
+        heights = () if extend else _narrow_heights(shape)
+        if heights and rows <= heights[-1]:
+            return _narrow(shape, next(height for height in heights if rows <= height))
         return _hopper(shape, 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
 
@@ -74,6 +83,7 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
         tiles.append(_kernels(shape, device, False))
     if has_hopper(shape, device):
         tiles += [_hopper(shape, above) for above in (0, LEAST_ROWS, 64)]
+        tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
     return tuple(dict.fromkeys(tiles))
 
 
@@ -127,6 +137,22 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
     return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
 
 
+def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
+    """Packed rows of the row tiles for which `hopper` widens e4m3 in registers; more rows than these leave none free.
+
+    Two values side by side are one element there, and half of a head_dim is the 64 rows that wgmma takes at least.
+    """
+    if DTYPE_BYTES[shape.kv_dtype] != 1:
+        return ()
+    return {128: (16, 32, 64), 256: (16, 32)}.get(next_power_of_two(shape.head_dim), ())
+
+
+def _narrow(shape: AttentionShape, height: int) -> Tile:
+    """A tile of `hopper` that widens e4m3 in registers, for so many packed rows: two programs a multiprocessor."""
+    stages = 2 if next_power_of_two(shape.head_dim) == 256 and height > LEAST_ROWS else 3
+    return Tile(height, 64, 4, stages, 2, members=1, narrow=True)
+
+
 def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
     """Whether a warp group of `hopper` runs its softmax beside its own products, or leaves that to chance."""
     block_d = next_power_of_two(head_dim)
@@ -135,7 +161,7 @@ def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
 
 def without_hopper(tile: Tile) -> Tile:
     """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
-    return replace(tile, members=0, num_stages=min(tile.num_stages, 2))
+    return replace(tile, members=0, narrow=False, num_stages=min(tile.num_stages, 2))
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:

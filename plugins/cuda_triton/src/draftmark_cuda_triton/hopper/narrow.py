@@ -1,0 +1,179 @@
+"""Few rows over e4m3 on Hopper: the schedule, partials and merge of `kernels.uniform`; tiles are folded by `turned`.
+
+Bytes: 64 requests x 8192, 8 KV heads of 128: 1.07 GB, 244 µs at 4.4 TB/s. Of shared memory a program with 64 rows takes
+16 KiB for q, 8 for weights, and 16 for each of 3 stages of 64 keys: two programs on a multiprocessor. Each KV byte
+passes through shared memory twice (in, and to registers), where `roles.widen_tiles` takes six.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .mask import CAUSAL
+from .ring import launch_dependents, make_ring
+from .roles import FETCH_REGISTERS, sink_mass
+from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
+from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
+
+
+@gluon.jit
+def fold_narrow(
+    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
+    own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
+    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
+    WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The program's packed rows, for every request of a piece; see `uniform.fold_uniform`."""
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    asked: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    rows_at: gl.constexpr = gl.SliceLayout(0, scores)
+    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
+    request = gl.load(work + number * 4)
+    tile = gl.load(work + number * 4 + 1)
+    left = gl.load(work + number * 4 + 2)
+    packed = m * BLOCK_M + gl.arange(0, BLOCK_M, rows_at)
+    asking = m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, asked))
+    moved = m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, moving))
+    k_factor = 1.0
+    v_factor = 1.0
+    if SCALED & 1:
+        k_factor = gl.load(k_scale)
+    if SCALED & 2:
+        v_factor = gl.load(v_scale)
+    slot = left * 0
+    phase = left * 0
+    half = left * 0
+    while left > 0:
+        prefix_len = gl.load(prefix_lens + request)
+        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
+        if (tile < end) & (m * BLOCK_M < rows * group):
+            stop = gl.minimum(tile + left, end)
+            seen_by_all = prefix_len
+            if TAIL == CAUSAL:
+                seen_by_all = prefix_len + slots - rows + m * BLOCK_M // group + 1
+            # A tile with room behind the last key is masked whatever its rows see.
+            clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
+            if TAIL == BLOCK:
+                clear = (prefix_len + slots) // BLOCK_N
+            if WINDOW:
+                clear = tile
+            row = packed // group
+            row_live = row < rows
+            size = bring_queries(
+                own, q, begin, asking, asking < rows * group, head, group, stride_q_row, stride_q_head, HEAD_DIM,
+                BLOCK_D, asked,
+            )  # fmt: skip
+            depths = tail_depth + (begin if RAGGED else request * tail_len)
+            even = gl.full([BLOCK_D // 2, BLOCK_M], 0.0, gl.float32, scores)
+            odd = gl.full([BLOCK_D // 2, BLOCK_M], 0.0, gl.float32, scores)
+            mass = parts(gl.full([BLOCK_N, BLOCK_M], 0.0, gl.float32, scores))
+            unit = size * (scale * k_factor)
+            between = gl.minimum(gl.maximum(clear, tile), stop)
+            start = gl.where(between > tile, 0.0, UNSEEN)
+            pivot = gl.full([BLOCK_M], 0.0, gl.float32, rows_at) + start
+            state = (even, odd, pivot, mass)
+            if BLOCK_D > 128 and not WINDOW:
+                state, slot, phase = fold_narrow_tiles(
+                    state, own, weights, flags, ring, slot, phase, tile, between, m * BLOCK_M, group, begin, rows,
+                    prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX, False, TAIL,
+                    WINDOW, CAP, STAGES, scores,
+                )  # fmt: skip
+            elif not WINDOW:
+                state, slot, phase = fold_clear_tiles(
+                    state, own, weights, flags, ring, slot, phase, tile, between, unit, cap, BLOCK_N, CAP, STAGES,
+                    scores,
+                )  # fmt: skip
+            state, slot, phase = fold_narrow_tiles(
+                state, own, weights, flags, ring, slot, phase, between, stop, m * BLOCK_M, group, begin, rows,
+                prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX, True, TAIL,
+                WINDOW, CAP, STAGES, scores,
+            )  # fmt: skip
+            even, odd, pivot, mass = state
+            # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
+            total = gl.convert_layout(gl.sum(gl.sum(mass, 0), 0), rows_at)
+            log_mass = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
+            whole = (tile == first) & (stop == end)
+            if SINKS:
+                total += sink_mass(sinks, head * group + packed % group, row_live & whole, pivot)
+            share = (v_factor / gl.where(total > 0, total, 1.0))[None, :]
+            even = even * share
+            odd = odd * share
+            if whole:
+                store_pairs(
+                    own, even, odd, out, begin, moved, moved < rows * group, head, group, stride_out_row,
+                    stride_out_head, HEAD_DIM, BLOCK_D, moving,
+                )  # fmt: skip
+                if WITH_LSE:
+                    cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+                    gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
+            else:
+                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M
+                gl.store(partial_lse + block + packed, log_mass, mask=row_live)
+                col = 2 * gl.arange(0, BLOCK_D // 2, gl.SliceLayout(1, scores))
+                cells = partial_out + (block + packed).to(gl.int64)[None, :] * HEAD_DIM + col[:, None]
+                there = row_live[None, :] & (col < HEAD_DIM)[:, None]
+                gl.store(cells, even, mask=there)
+                gl.store(cells + 1, odd, mask=there)
+        half = half * 0 + 1
+        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        request += 1
+        if left > 0:
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_len",
+        "tail_len",
+        "num_reqs",
+        "num_rows",
+        "group",
+        "mask_words",
+        "window_left",
+        "stride_table",
+        "num_pages",
+    ]
+)
+def attend_narrow(
+    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+    page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
+    PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """As `uniform.attend_uniform`, over e4m3 ``[pages, P, heads, dim]``; BLOCK_M: 8 to 64 packed rows a program."""
+    if PDL:
+        launch_dependents()
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_D // 2], gl.float16)
+    keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], gl.float16)
+    own = gl.allocate_shared_memory(gl.float16, [2, BLOCK_M, BLOCK_D // 2], rows)
+    weights = gl.allocate_shared_memory(gl.float16, [BLOCK_M, BLOCK_N], keys)
+    flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    ring = make_ring(gl.int16, 1, BLOCK_N, BLOCK_D // 2, STAGES)
+    if RAGGED and gl.program_id(0) == 0:
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
+                   moving)  # fmt: skip
+    gl.warp_specialize(
+        [
+            (fold_narrow, (
+                q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+                tail_depth, own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                stride_q_row, stride_q_head, stride_out_row, stride_out_head, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D,
+                TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES,
+            )),
+            (bring_uniform, (
+                work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
+                window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
+                ITEM_COST, STAGES, STAGES,
+            )),
+        ],
+        [1], [FETCH_REGISTERS],
+    )  # fmt: skip

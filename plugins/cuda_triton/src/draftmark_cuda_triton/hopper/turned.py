@@ -1,0 +1,276 @@
+"""e4m3 tiles folded into few rows: what wgmma takes from registers is K and V, widened by the thread that has them.
+
+    K tile [keys, d]  ldmatrix  two fp16 operands [keys, d/2]      Sᵀ [keys, rows] = K · Qᵀ
+    V tile [keys, d]  ldmatrix.trans  even, odd [d/2, keys]        Oᵀ [d/2, rows] += Vᵀ · Pᵀ, for even d, for odd d
+
+Nothing wide is written to shared memory, through which `roles.widen_tiles` takes each tile three times. Two e4m3
+values are one element of 16 bits to ldmatrix. Those of K are neighbours in d, over which a product sums in any order:
+one instruction widens them, and the columns of q stand in that order. Those of V are neighbours in d, the operand's
+rows: the bytes of two keys are sorted first.
+
+fp16 holds e4m3 exactly, NaN too. The rows of q become fp16 after one power of two has scaled them: what that drops is
+2**-39 of the largest of them, less than fp32 sums do. Weights become fp16, which is finer than bf16.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .mask import TREE, visible
+from .names import reinterpret, thread_barrier
+from .roles import capped, next_slot, rows_between
+
+UNSEEN = gl.constexpr(-1e30)
+"""Exponent that a row's weights stand at before it has seen a key; finite, for -inf - -inf is NaN."""
+HEADROOM = gl.constexpr(15.0)
+"""A weight is 2**HEADROOM at most, the largest power of two in fp16."""
+MARGIN = gl.constexpr(6.0)
+"""Where the heaviest key seen stands, 2**MARGIN: sums are rescaled when one comes that is 2**9 times as heavy."""
+
+
+@gluon.jit
+def widened_keys(x):
+    """int16 ``[keys, d/2]`` of two e4m3 each to fp16: columns 2c and 2c+1 are d 4c and 4c+1, and 4c+2 and 4c+3."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 low, high;
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+        }
+        """,
+        "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def widened_values(x):
+    """int16 ``[d/2, keys]`` of two e4m3 each to fp16: the even d, and the odd ones."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 sorted;
+            .reg .b16 low, high;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {low, high}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+        }
+        """,
+        "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def hide_turned(
+    s, tile, first_packed, group, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words, window_left,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, scores: gl.constexpr,
+):  # fmt: skip
+    """`mask.hide` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each: those
+    of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
+    """
+    HEIGHT: gl.constexpr = s.shape[1]
+    lined: gl.constexpr = gl.BlockedLayout([1, HEIGHT // 2], [HEIGHT // 4, 128 // HEIGHT], [4, 1], [1, 0])
+    row = (first_packed + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined))) // group
+    row_live = row < rows
+    slot_of_row = tail_len - rows + row
+    row_position = prefix_len + slot_of_row
+    if TAIL == TREE and WINDOW:
+        row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
+    words = tail_mask + (begin + row).to(gl.int64) * mask_words
+    seen = visible(
+        tile, prefix_len, tail_len, slot_of_row, row_position, row_live, words, depths, mask_words, window_left,
+        BLOCK_N, BOX, TAIL, WINDOW, lined,
+    )  # fmt: skip
+    seen = gl.convert_layout(gl.permute(seen.to(gl.int8), (1, 0)), scores) != 0
+    return gl.where(seen, s, float("-inf"))
+
+
+@gluon.jit
+def bring_queries(own, q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+                  BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """Packed rows of q as two fp16 operands of the order of `widened_keys`; what scores are to be multiplied by."""
+    col = gl.arange(0, BLOCK_D // 2, gl.SliceLayout(0, moving))
+    col = col // 2 * 4 + col % 2
+    at = (begin + packed // group).to(gl.int64) * stride_row + (head * group + packed % group) * stride_head
+    pointers = q + at[:, None] + col[None, :]
+    low = gl.load(pointers, mask=live[:, None] & (col < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
+    high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
+    largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
+    # An infinite row stays infinite, and leaves the others as they are.
+    largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
+    # The power of two of the largest value becomes 2**14.
+    exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 15)
+    factor = ((268 - exponent) << 23).to(gl.float32, bitcast=True)
+    thread_barrier()
+    own.index(0).store((low * factor).to(gl.float16))
+    own.index(1).store((high * factor).to(gl.float16))
+    fence_async_shared()
+    thread_barrier()
+    return ((exponent - 14) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def parts(p):
+    """Sums of two weights ``[keys / 16, 8, rows]``, which one thread has: half the registers, nothing exchanged."""
+    return gl.sum(gl.reshape(p, [p.shape[0] // 16, 2, 8, p.shape[1]]), 1)
+
+
+@gluon.jit
+def shrunk(mass, shrink):
+    """`parts` times a factor for each row."""
+    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, mass.type.layout))
+    return mass * gl.convert_layout(shrink, rows)[None, None, :]
+
+
+@gluon.jit
+def any_above(x, most, flags):
+    """Whether any of ``[keys, rows]`` is above `most`: a thread looks at its own, one instruction a warp asks its
+    threads, and every thread reads what the four warps have found.
+    """
+    HEIGHT: gl.constexpr = x.shape[1]
+    everywhere: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    own = gl.reshape(x, [4, 2, 8, HEIGHT // 8, 4, 2])
+    own = gl.max(gl.max(gl.max(own, 5), 3), 1)
+    flags.store(gl.max(gl.reshape((own > most).to(gl.int32), [4, 32]), 1))
+    thread_barrier()
+    return gl.max(flags.load(everywhere), 0) != 0
+
+
+@gluon.jit
+def weigh_narrow(state, s, is_first, weights, flags, scale, MASKED: gl.constexpr, CAP: gl.constexpr):
+    """Scores to weights in shared memory; the state stands at 2**pivot, which rarely moves."""
+    even, odd, pivot, mass = state
+    unit = scale
+    if CAP:
+        unit = 1.4426950408889634
+    x = s * unit - pivot[None, :]
+    if is_first | any_above(x, HEADROOM, flags):
+        if MASKED:
+            raised = gl.maximum(pivot, gl.max(s, 0) * unit - MARGIN)
+            shrink = gl.exp2(pivot - raised)
+            x = s * unit - raised[None, :]
+        else:
+            # From x alone: scores beside it would not fit the registers. Every row sees all keys here.
+            rise = gl.max(x, 0) - MARGIN
+            rise = gl.where(is_first, rise, gl.maximum(rise, 0.0))
+            shrink = gl.exp2(gl.minimum(-rise, 0.0))
+            raised = pivot + rise
+            x = x - rise[None, :]
+        even = even * shrink[None, :]
+        odd = odd * shrink[None, :]
+        mass = shrunk(mass, shrink)
+        pivot = raised
+    p = gl.exp2(x)
+    weights.permute((1, 0)).store(p.to(gl.float16))
+    fence_async_shared()
+    thread_barrier()
+    return even, odd, pivot, mass + parts(p)
+
+
+@gluon.jit
+def fold_clear_tiles(
+    state, own, weights, flags, ring, slot, phase, first, stop, scale, cap,
+    BLOCK_N: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
+):  # fmt: skip
+    """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows. A tile's keys are
+    widened, and its scores asked for, while the last tile's values are folded in.
+    """
+    k_ring, v_ring, k_full, v_full, empty = ring
+    operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
+    zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
+    if first < stop:
+        mbarrier.wait(k_full.index(slot), phase)
+        left, right = widened_keys(k_ring.index(slot).load(operand))
+        s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
+        s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
+        for tile in range(first + 1, stop):
+            next, next_phase = next_slot(slot, phase, STAGES)
+            mbarrier.wait(v_full.index(slot), phase)
+            low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+            s = capped(s, scale, cap, CAP)
+            state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, CAP)
+            even, odd, pivot, mass = state
+            even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
+            odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
+            mbarrier.arrive(empty.index(slot), count=1)
+            mbarrier.wait(k_full.index(next), next_phase)
+            left, right = widened_keys(k_ring.index(next).load(operand))
+            s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
+            even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
+            state = (even, odd, pivot, mass)
+            slot = next
+            phase = next_phase
+        mbarrier.wait(v_full.index(slot), phase)
+        low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        s = capped(s, scale, cap, CAP)
+        state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, CAP)
+        even, odd, pivot, mass = state
+        even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
+        odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
+        even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
+        mbarrier.arrive(empty.index(slot), count=1)
+        state = (even, odd, pivot, mass)
+        slot, phase = next_slot(slot, phase, STAGES)
+    return state, slot, phase
+
+
+@gluon.jit
+def fold_narrow_tiles(
+    state, own, weights, flags, ring, slot, phase, first, stop, first_packed, group, begin, rows, prefix_len, tail_len,
+    tail_mask, depths, mask_words, window_left, scale, cap,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, MASKED: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
+    CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
+):  # fmt: skip
+    """Fold tiles [first, stop) into the state of the rows, one after the other."""
+    k_ring, v_ring, k_full, v_full, empty = ring
+    operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
+    zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
+    for tile in range(first, stop):
+        mbarrier.wait(k_full.index(slot), phase)
+        low, high = widened_keys(k_ring.index(slot).load(operand))
+        s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+        s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
+        s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
+        s = capped(s, scale, cap, CAP)
+        if MASKED:
+            s = hide_turned(
+                s, tile, first_packed, group, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
+                window_left, BLOCK_N, BOX, TAIL, WINDOW, scores,
+            )  # fmt: skip
+        mbarrier.wait(v_full.index(slot), phase)
+        low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, CAP)
+        even, odd, pivot, mass = state
+        even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
+        odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
+        even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
+        mbarrier.arrive(empty.index(slot), count=1)
+        state = (even, odd, pivot, mass)
+        slot, phase = next_slot(slot, phase, STAGES)
+    return state, slot, phase
+
+
+@gluon.jit
+def store_pairs(own, even, odd, out, begin, packed, live, head, group, stride_row, stride_head,
+                HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """The result to out, through the shared memory that q no longer needs, where even and odd d come together."""
+    dtype: gl.constexpr = out.dtype.element_ty
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    low = even.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
+    high = odd.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) << 16
+    thread_barrier()
+    reinterpret(own, gl.int32, [even.shape[1], BLOCK_D // 2], plain).permute((1, 0)).store(low | high)
+    thread_barrier()
+    rows = reinterpret(own, dtype, [even.shape[1], BLOCK_D], plain).load(moving)
+    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
+    pointers = rows_between(out, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
+    gl.store(pointers, rows, mask=live[:, None] & (col < HEAD_DIM)[None, :])
