@@ -12,7 +12,7 @@ from typing import Any
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
 MIN_TILES = 2
-"""Tiles that a piece of work has at least: below this a merge costs more than it spreads."""
+"""Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
 LEAST_ROWS = 16
@@ -45,6 +45,7 @@ class Tile:
         tma: tiles come through the copy engine; a tile of keys lies in one page of a contiguous cache.
         members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
+        min_tiles: tiles that a piece of work has at least.
     """
 
     block_m: int
@@ -55,6 +56,7 @@ class Tile:
     tma: bool = False
     members: int = 0
     depth: int = 0
+    min_tiles: int = MIN_TILES
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any) -> Tile:
@@ -109,6 +111,15 @@ def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
 
 def _hopper(shape: AttentionShape, above: int) -> Tile:
     """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
+
+    Up to LEAST_ROWS the partials are small, so short requests are spread over pieces of a single tile.
+    """
+    tile = _hopper_tile(shape, above)
+    return replace(tile, min_tiles=1) if above == 0 else tile
+
+
+def _hopper_tile(shape: AttentionShape, above: int) -> Tile:
+    """The same, but for the length of pieces.
 
     One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
@@ -212,7 +223,7 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
     side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
-    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // MIN_TILES))
+    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // tile.min_tiles))
 
 
 def whole(pieces: int, num_reqs: int) -> int:
