@@ -5,6 +5,7 @@ Gluon is experimental: from Triton 3.6 to 3.9 three of the names that `hopper` u
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -125,6 +126,36 @@ def test_kernels_compile_for_hopper(compiled, case):
     names = [source.fn.__name__ for source, _ in compiled.launched]
     assert names[0] == "write_rows" and any(name.startswith("attend_") for name in names)
     assert "hopper" in next(source.fn.__module__ for source, _ in compiled.launched if "attend" in source.fn.__name__)
+
+
+ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
+
+CASES_OF_GRIDS = [Case(), Case(16, tree=True), Case(3, ragged=True), Case(1, page_size=4), Case(fp8=True)]
+
+
+@pytest.mark.parametrize("case", CASES_OF_GRIDS, ids=str)
+def test_a_grid_waits_for_the_one_before_it(compiled, case):
+    """Grids overlap: attention touches no memory before its wait, and lets the merge begin, which reads the schedule,
+    no earlier.
+    """
+    compile_for(case, 90)
+    found = {}
+    for module in (flavours._load(flavours.OWN, False), boxes.hopper()):
+        for kernel in (
+            module.uniform.attend_uniform,
+            *([module.narrow.attend_narrow] if hasattr(module, "narrow") else []),
+            *([module.merge.merge_pieces] if hasattr(module, "merge") else []),
+        ):
+            for cache, *_ in kernel.device_caches.values():
+                found |= {(one.name, one.hash): one for one in cache.values()}
+    assert {name for name, _ in found} == {"attend_narrow" if case.fp8 else "attend_uniform", "merge_pieces"}
+    for (name, _), one in found.items():
+        order = ACCESS.findall(one.asm["ptx"])
+        wait = order.index("griddepcontrol.wait")
+        assert one.metadata.launch_pdl
+        assert order[wait + 1] == "griddepcontrol.launch_dependents", name
+        assert order.count("griddepcontrol.launch_dependents") == 1, name
+        assert wait == 0 if name != "merge_pieces" else "st.global" not in order[:wait], name
 
 
 @pytest.mark.slow

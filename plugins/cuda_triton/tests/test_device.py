@@ -150,7 +150,7 @@ def _unpacked(mask, slots):
 
 @pytest.mark.parametrize("members", [0, 1])
 def test_replay_follows_the_lengths(bench, members):
-    """A captured step reads what is in the batch when it is replayed: longer, shorter, then longer again."""
+    """A captured step reads what is in the batch when it is replayed, in two layers: longer, shorter, longer."""
     from draftmark_cuda_triton import launch, tiling
 
     tile, pieces = tiling.Tile(16, 64, 4, 3, 2, True), 17
@@ -170,7 +170,7 @@ def test_replay_follows_the_lengths(bench, members):
     table = torch.zeros(2, width, dtype=torch.int32, device="cuda")
     work, slots = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
     parts, weights = bench.poison(2 * pieces * 2 * tile.block_m, 128), bench.poison(2 * pieces * 2 * tile.block_m)
-    out = torch.zeros_like(q)
+    outs, queries = [torch.zeros_like(q) for _ in range(2)], torch.zeros_like(q)
 
     def fill(p):
         k[: p.k.shape[0]], v[: p.v.shape[0]] = p.k, p.v
@@ -180,9 +180,14 @@ def test_replay_follows_the_lengths(bench, members):
 
     def step():
         launch.write_metadata(shape, tile, extent, pieces, prefix, table, slots, work)
-        launch.attend(
-            shape, tile, extent, pieces, q, k, v, None, None, prefix, table, None, None, work, parts, weights, out
-        )
+        for out in outs:
+            queries.fill_(float("nan"))
+            queries.copy_(q)
+            for _ in range(2):
+                launch.attend(
+                    shape, tile, extent, pieces, queries, k, v, None, None, prefix, table, None, None, work, parts,
+                    weights, out,
+                )  # fmt: skip
 
     fill(problems[0])
     step()
@@ -192,9 +197,54 @@ def test_replay_follows_the_lengths(bench, members):
         step()
     for p in problems:
         fill(p)
-        out.fill_(float("nan"))
+        for one in (work, parts, weights, *outs):
+            one.fill_(-7 if one is work else float("nan"))
         graph.replay()
-        assert bench.error(out, p.out) < 5e-3
+        assert all(bench.error(out, p.out) < 5e-3 for out in outs)
+
+
+@pytest.mark.parametrize("members", [0, 1])
+def test_nothing_is_read_or_written_before_the_grid_before_has_ended(bench, members):
+    """Grids overlap in a graph: schedule, rows and KV come from the launch right before, and partials are shared."""
+    from draftmark_cuda_triton import launch, tiling
+
+    tile, pieces = tiling.Tile(64, 64, 4, 3, 2, members=1, min_tiles=1) if members else tiling.Tile(16, 64, 4, 3, 2), 17
+    problem = bench.problem(3, (700, 64), 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
+    shape, extent = launch.Attention(2, 4, 128, 64, 128**-0.5, pdl=True), launch.Extent(2, 1, 1, 2)
+    work, slots = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
+    parts, weights = bench.poison(2 * pieces * 2 * tile.block_m, 128), bench.poison(2 * pieces * 2 * tile.block_m)
+    outs = bench.poison(64, *problem.q.shape, dtype=torch.bfloat16)
+    q, k, v = (torch.full_like(one, float("nan")) for one in (problem.q, problem.k, problem.v))
+    prefix, table = problem.prefix_lens, problem.page_table
+
+    inputs = ((q, problem.q), (k, problem.k), (v, problem.v))
+
+    def schedule():
+        launch.write_metadata(shape, tile, extent, pieces, prefix, table, slots, work)
+
+    def step():
+        for number, out in enumerate(outs):
+            into, source = inputs[number % 3]
+            into.fill_(float("nan"))
+            work.fill_(-7)
+            order = (schedule, lambda into=into, source=source: into.copy_(source))
+            for launched in order if number % 2 else order[::-1]:
+                launched()
+            launch.attend(
+                shape, tile, extent, pieces, q, k, v, None, None, prefix, table, None, None, work, parts, weights, out
+            )
+
+    for into, source in inputs:
+        into.copy_(source)
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(5):
+        outs.fill_(float("nan"))
+        graph.replay()
+        assert all(bench.error(out, problem.out) < 5e-3 for out in outs)
 
 
 @pytest.mark.parametrize("page", [16, 64])

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 
+@pytest.mark.parametrize("min_tiles", [1, 2])
 @pytest.mark.parametrize("pieces", [1, 2, 3, 33, 264])
 @pytest.mark.parametrize("lens", [(0,), (5, 0, 0), (700,), (64, 63, 65, 900), tuple(range(0, 640, 37))])
-def test_pieces_tile_the_line(bench, lens, pieces):
+def test_pieces_tile_the_line(bench, lens, pieces, min_tiles):
     """Walking every piece as the kernel does meets each tile of each request exactly once."""
     from draftmark_cuda_triton import launch
     from draftmark_cuda_triton.tiling import ITEM_COST, Tile
 
-    tile, tail = Tile(16, 32, 4, 2, 2), 7
+    tile, tail = Tile(16, 32, 4, 2, 2, min_tiles=min_tiles), 7
     table = torch.zeros(len(lens), 64, dtype=torch.int32, device=bench.device)
     work = bench.poison(pieces, 4, dtype=torch.int32)
     launch.write_metadata(
@@ -31,3 +32,4 @@ def test_pieces_tile_the_line(bench, lens, pieces):
     assert met == [(r, t) for r, end in enumerate(ends) for t in range(end)]
     lengths = [length for _, _, length, _ in work.tolist() if length]
     assert max(lengths) - min(lengths) <= 1
+    assert min(lengths) >= min_tiles or len(lengths) == 1

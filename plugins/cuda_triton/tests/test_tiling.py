@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftmark import AttentionShape
+from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton import tiling
 
 TILE = tiling.Tile(block_m=16, block_n=64, num_warps=4, num_stages=3, programs_per_sm=2)
@@ -14,6 +14,21 @@ PIECES, Q_LEN = 132, 6
 def shape(page_size: int) -> AttentionShape:
     """4/2 heads of 128."""
     return AttentionShape(4, 2, 128, page_size=page_size)
+
+
+def test_only_few_rows_are_spread_over_pieces_of_one_tile():
+    """A partial has all rows of a row tile: of many rows, twice the pieces are twice the bytes to merge."""
+    device = DeviceProfile("cuda", 90, 132)
+    least = {q_len: tiling.choose(AttentionShape(32, 8, 128, 16), device, q_len).min_tiles for q_len in (1, 4, 5, 64)}
+    assert least == {1: 1, 4: 1, 5: 2, 64: 2}
+
+
+@pytest.mark.parametrize(("context", "pieces"), [(1024, 19), (4096, 33), (131072, 33)])
+def test_a_short_decode_has_a_piece_for_each_tile(context, pieces):
+    """One request of 32/8 heads: 17 tiles of 64 keys and the surplus make 19 pieces, and 33 are side by side."""
+    device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 64)
+    tile = tiling.choose(attention, device, 1)
+    assert tiling.pieces(attention, device, tile, 1, 1, context + 1) == pieces
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 48, 128])

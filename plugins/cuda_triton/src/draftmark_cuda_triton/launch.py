@@ -16,7 +16,7 @@ from draftmark import Geometry
 from . import boxes
 from .flavours import compiled_or_interpreted
 from .starting import start
-from .tiling import ITEM_COST, MIN_TILES, Tile, next_power_of_two, ragged_tiles, row_tiles
+from .tiling import ITEM_COST, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
@@ -34,7 +34,8 @@ class Attention:
     Attributes:
         num_kv_heads, group, head_dim, page_size: the attention shape.
         scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none.
-        pdl: the merge is launched as a programmatic dependent (sm_90 and newer).
+        pdl: attention of few rows and its merge are launched as programmatic dependents (sm_90 and newer): a grid takes
+            its place while the one before it runs, and waits for that one's stores.
     """
 
     num_kv_heads: int
@@ -117,7 +118,7 @@ def write_metadata(
         prefix_lens, _or(q_indptr, prefix_lens), page_table, given_slots, slot_mapping, work, extent.num_reqs, rows,
         extent.q_len,
         extent.tail_len, pieces, page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n,
-        WINDOW=shape.window, RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=MIN_TILES,
+        WINDOW=shape.window, RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=tile.min_tiles,
         ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
@@ -233,7 +234,7 @@ def _attend_triton(
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
         ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=tile.num_stages, **_dependent(shape),
     )  # fmt: skip
 
 
@@ -275,6 +276,7 @@ def _attend_hopper(
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST,
         PDL=shape.pdl, STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
+        **_dependent(shape),
     )  # fmt: skip
 
 
@@ -297,7 +299,6 @@ def _merge(
     block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
     block_rows = max(1, min(next_power_of_two(rows), MERGE_CELLS // (block_pieces * shape.block_d)))
     by_request = extent.num_reqs < pieces - 1
-    options = {"launch_pdl": True} if shape.pdl else {}
     grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
     start(
         compiled_or_interpreted(out).merge.merge_pieces, grid,
@@ -306,8 +307,13 @@ def _merge(
         TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
         BLOCK_PIECES=block_pieces, BY_REQUEST=by_request, BLOCK_CUTS=next_power_of_two(pieces),
         WINDOW=shape.window, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl,
-        **options,
+        **_dependent(shape),
     )  # fmt: skip
+
+
+def _dependent(shape: Attention) -> dict[str, bool]:
+    """The compiler's option of a grid that waits, itself, for the one before it."""
+    return {"launch_pdl": True} if shape.pdl else {}
 
 
 def attend_extend(

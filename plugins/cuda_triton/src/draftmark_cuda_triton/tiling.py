@@ -12,7 +12,7 @@ from typing import Any
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
 MIN_TILES = 2
-"""Tiles that a piece of work has at least: below this a merge costs more than it spreads."""
+"""Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
 LEAST_ROWS = 16
@@ -46,6 +46,7 @@ class Tile:
         members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
         narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
+        min_tiles: tiles that a piece of work has at least.
     """
 
     block_m: int
@@ -57,6 +58,7 @@ class Tile:
     members: int = 0
     depth: int = 0
     narrow: bool = False
+    min_tiles: int = MIN_TILES
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False) -> Tile:
@@ -120,6 +122,15 @@ def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
 def _hopper(shape: AttentionShape, above: int) -> Tile:
     """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
 
+    Up to LEAST_ROWS the partials are small, so short requests are spread over pieces of a single tile (`_narrow` too).
+    """
+    tile = _hopper_tile(shape, above)
+    return replace(tile, min_tiles=1) if above == 0 else tile
+
+
+def _hopper_tile(shape: AttentionShape, above: int) -> Tile:
+    """The same, but for the length of pieces.
+
     One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
     share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
@@ -150,7 +161,8 @@ def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
 def _narrow(shape: AttentionShape, height: int) -> Tile:
     """A tile of `hopper` that widens e4m3 in registers, for so many packed rows: two programs a multiprocessor."""
     stages = 2 if next_power_of_two(shape.head_dim) == 256 and height > LEAST_ROWS else 3
-    return Tile(height, 64, 4, stages, 2, members=1, narrow=True)
+    least = 1 if height <= LEAST_ROWS else MIN_TILES
+    return Tile(height, 64, 4, stages, 2, members=1, narrow=True, min_tiles=least)
 
 
 def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
@@ -238,7 +250,7 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
     side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
-    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // MIN_TILES))
+    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // tile.min_tiles))
 
 
 def whole(pieces: int, num_reqs: int) -> int:

@@ -149,8 +149,6 @@ def attend_narrow(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over e4m3 ``[pages, P, heads, dim]``; BLOCK_M: 8 to 64 packed rows a program."""
-    if PDL:
-        launch_dependents()
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_D // 2], gl.float16)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], gl.float16)
@@ -158,6 +156,9 @@ def attend_narrow(
     weights = gl.allocate_shared_memory(gl.float16, [BLOCK_M, BLOCK_N], keys)
     flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     ring = make_ring(gl.int16, 1, BLOCK_N, BLOCK_D // 2, STAGES)
+    if PDL:
+        # Barriers were made while the grid before this one ran.
+        launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
                    moving)  # fmt: skip

@@ -36,7 +36,11 @@ def make_ring(
 
 @gluon.jit
 def launch_dependents():
-    """The next grid in the stream may take its place on the multiprocessors now; it waits for this one's stores."""
+    """Wait for the grids before this one, which took its place while they ran; then let the next one take its own.
+
+    In this order: the merge reads the schedule before it waits for the attention, and so may not start before
+    whoever wrote the schedule has ended. What a grid reads or writes of global memory comes after this call.
+    """
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )

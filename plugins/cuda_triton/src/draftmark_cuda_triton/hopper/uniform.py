@@ -231,8 +231,6 @@ def attend_uniform(
     STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
-    if PDL:
-        launch_dependents()
     BLOCK_M: gl.constexpr = 64 * MEMBERS
     # More would leave too few registers to a group that folds rows of 256.
     WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
@@ -243,6 +241,9 @@ def attend_uniform(
     fetched = ring
     if WIDEN:
         fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+    if PDL:
+        # Barriers were made while the grid before this one ran.
+        launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
                        moving)  # fmt: skip

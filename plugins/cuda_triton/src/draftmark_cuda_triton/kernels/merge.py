@@ -81,6 +81,7 @@ def merge_pieces(
     first, end = tile_range(tl.load(prefix_lens + request), slots, window_left, TILE_N, WINDOW, RAGGED)
     if PDL:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     # This cut lies inside a request, and the one before it does not.
     if (length > 0) & (tile > first) & (tile < end) & (reached <= first):
         packed = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -106,7 +106,9 @@ def attend_uniform(
         work: from `schedule.write_uniform`.
     """
     if PDL:
-        # The merge may take its place on the multiprocessors now; it waits for this grid's stores itself.
+        # This grid took its place on the multiprocessors while the one before it ran; the next one, the merge if there
+        # is one, may do so now. In this order, for the merge reads the schedule before it waits for this grid.
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     m, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads = tl.num_programs(1)
