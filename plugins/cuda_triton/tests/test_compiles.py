@@ -148,7 +148,7 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
         ):
             for cache, *_ in kernel.device_caches.values():
                 found |= {(one.name, one.hash): one for one in cache.values()}
-    assert {name for name, _ in found} == {"attend_narrow" if case.fp8 else "attend_uniform", "merge_pieces"}
+    assert {name for name, _ in found} >= {"attend_narrow" if case.fp8 else "attend_uniform", "merge_pieces"}
     for (name, _), one in found.items():
         order = ACCESS.findall(one.asm["ptx"])
         wait = order.index("griddepcontrol.wait")
