@@ -9,11 +9,11 @@ from triton.language import core
 from triton.runtime.interpreter import TensorHandle
 
 from .operands import Operands
-from .recipe import Recipe, recipe_of, signature
+from .recipe import Recipe, recipe_of, sign
 from .recorder import Notes, Recorder
 
-PLAIN = (bool, float, int, str, type(None))
-"""Types of arguments that are known by how they are written: 0.0 equals -0.0, and 1 equals True, but neither is it."""
+PLAIN = frozenset({bool, float, str, type(None)})
+"""Types of arguments that go by how they are written: 0.0 equals -0.0, and 1 equals True, but neither is the other."""
 
 
 class Unknown(Exception):
@@ -41,8 +41,10 @@ class Operations:
             try:
                 for one in args:
                     if type(one) is tensor:
-                        key.append(one.__dict__.get("signature") or _sign(one))
+                        key.append(one.__dict__.get("signature") or sign(one))
                         handles.append(one.handle)
+                    elif type(one) is int:
+                        key.append(one)
                     else:
                         _describe(one, key, handles)
                 for name, one in kwargs.items():
@@ -73,11 +75,6 @@ class Operations:
         return made
 
 
-def _sign(value: Any) -> Any:
-    value.signature = signature(value)
-    return value.signature
-
-
 def _describe(value: Any, key: list[Any], handles: list[Any]) -> None:
     """Append what decides about an argument to `key`, and the handles in it.
 
@@ -86,17 +83,19 @@ def _describe(value: Any, key: list[Any], handles: list[Any]) -> None:
     """
     kind = type(value)
     if kind is core.tensor:
-        key.append(value.__dict__.get("signature") or _sign(value))
+        key.append(value.__dict__.get("signature") or sign(value))
         handles.append(value.handle)
+    elif kind is int:
+        key.append(value)
     elif kind in PLAIN:
         key.append(repr(value))
+    elif kind is slice and value.start is value.stop is value.step is None:
+        key.append(slice)
     elif kind is core.constexpr:
         key.append(core.constexpr)
         _describe(value.value, key, handles)
     elif isinstance(value, core.dtype):
         key += (core.dtype, value.name)
-    elif kind is slice:
-        _describe((value.start, value.stop, value.step), key, handles)
     elif kind in (list, tuple, core.tuple):
         key += (kind, len(value))
         for one in value:

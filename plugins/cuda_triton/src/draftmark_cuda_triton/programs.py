@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 from .operations import Operations
+from .reductions import remembering
 
 NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang")
 """Private names of the interpreter that are used here."""
@@ -81,9 +82,16 @@ def _interpreted(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
     scope: Any = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": language}))
     try:
         return tuple(
-            (owner, name, operations.of(original) if core.is_builtin(original) else getattr(owner, name))
+            (owner, name, _quick(operations, name, original, getattr(owner, name)))
             for owner, name, original in scope._changes
         )
     finally:
         scope.restore()
 
+
+
+def _quick(operations: Operations, name: str, original: Any, interpreted: Any) -> Any:
+    """What stands for the interpreter's `interpreted` while our kernels run."""
+    if core.is_builtin(original):
+        return operations.of(original)
+    return remembering(interpreted) if name == "reduce" else interpreted

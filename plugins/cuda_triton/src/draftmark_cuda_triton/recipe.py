@@ -47,10 +47,9 @@ def recipe_of(notes: Notes, operands: Sequence[Any], made: Any) -> Recipe | None
     Returns:
         None where it did something that cannot be done again from handles alone.
     """
-    if not notes.complete or not (made is None or type(made) is core.tensor):
+    if not notes.complete or not (made is None or type(made) is core.tensor and notes.has(made.handle)):
         return None
     steps = _asked_for(notes.steps, made)
-    given = {id(one) for one in operands}
     constants: list[Any] = []
     fixed: set[int] = set()
     left: list[Step] = []
@@ -62,32 +61,48 @@ def recipe_of(notes: Notes, operands: Sequence[Any], made: Any) -> Recipe | None
             left.append(step)
     order = [*operands, *constants, *(step.made for step in left)]
     places = {id(one): place for place, one in enumerate(order) if one is not None}
-    if made is not None and id(made.handle) not in places.keys() | given:
-        return None
     calls = [_Call(_runner(step), tuple(places[id(one)] for one in _handles(step))) for step in left]
-    return _storing(constants, calls) if made is None else _making(constants, calls, places[id(made.handle)], made)
+    place = None if made is None or made.handle is None else places[id(made.handle)]
+    return _storing(constants, calls, made) if place is None else _making(constants, calls, place, made)
 
 
-def signature(value: Any) -> tuple[str, str, str]:
-    """All of a tensor that decides what an operation does with it.
+def sign(value: Any) -> object:
+    """Keep with a tensor what stands for all of it that decides what an operation does; equal tensors share one.
 
     A comparison's handle is of its operands' dtype, while the tensor is of bool: that is how the interpreter has them.
     """
-    return value.type.name, value.handle.dtype.name, value.handle.data.dtype.str
+    known = value.type.name, value.handle.dtype.name, value.handle.data.dtype.str
+    value.signature = _SIGNATURES.setdefault(known, object())
+    return value.signature
 
 
-def _storing(constants: list[Any], calls: list[_Call]) -> Recipe:
-    def run(operands: Sequence[Any]) -> None:
+_SIGNATURES: dict[tuple[str, str, str], object] = {}
+
+
+def _storing(constants: list[Any], calls: list[_Call], made: Any) -> Recipe:
+    def run(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]
         for call, places in calls:
             values.append(call(*[values[place] for place in places]))
+        return made
 
     return run
 
 
 def _making(constants: list[Any], calls: list[_Call], place: int, made: Any) -> Recipe:
     new, tensor = object.__new__, core.tensor
-    known = {**vars(made), "signature": signature(made)}
+    sign(made)
+    known = dict(vars(made))
+    if len(calls) == 1:
+        (only, among), = calls
+
+        def run_one(operands: Sequence[Any]) -> Any:
+            values = [*operands, *constants]
+            result = new(tensor)
+            result.__dict__ = {**known, "handle": only(*[values[one] for one in among])}
+            return result
+
+        return run_one
 
     def run(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]

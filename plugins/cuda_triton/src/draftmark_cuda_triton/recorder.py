@@ -63,6 +63,10 @@ class Notes:
         self.complete = self.complete and (noted or self._depth > 0)
         return made
 
+    def has(self, handle: Any) -> bool:
+        """Whether a handle came from a call that was noted, or was given; a store's is None."""
+        return handle is None or id(handle) in self._known
+
     def _note(self, before: int, step: Step, kwargs: dict[str, Any]) -> bool:
         for inner in self.steps[before:]:
             self._known.pop(id(inner.made), None)

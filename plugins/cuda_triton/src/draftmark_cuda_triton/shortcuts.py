@@ -25,7 +25,7 @@ def shortcut(step: Step) -> Shortcut | None:
     if found is None or step.made is None:
         return found
     operands = [one for one in step.args if isinstance(one, TensorHandle)]
-    return found if _same(found(*operands).data, step.made.data) else None
+    return found if same(found(*operands).data, step.made.data) else None
 
 
 def handle(data: Any, dtype: Any) -> Any:
@@ -35,7 +35,8 @@ def handle(data: Any, dtype: Any) -> Any:
     return made
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two arrays are the same bit by bit."""
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
