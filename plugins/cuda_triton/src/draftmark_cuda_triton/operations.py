@@ -1,4 +1,8 @@
-"""The interpreted language's operations, each worked out once for operands of the same types and for the same numbers."""
+"""The interpreted language's operations, each worked out once for operands of the same types and the same numbers.
+
+What a tensor holds decides nothing about what an operation does with it: of control flow, kernels ask with `if` and
+`range`, outside of the language's functions.
+"""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from .operations import Operations
-from .reductions import remembering
-
-NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang")
-"""Private names of the interpreter that are used here."""
+NEEDED = (
+    *("GridExecutor", "InterpretedFunction", "InterpreterBuilder", "TensorHandle", "interpreter_builder"),
+    *("_LangPatchScope", "_convert_float", "_implicit_cvt", "_interpreter", "_patch_lang"),
+)
+"""Names of the interpreter that are used here and by `operations`; all private, whatever they begin with."""
 
 
 def run_lightly(kernels: ModuleType) -> None:
@@ -78,6 +78,9 @@ def _language(function: FunctionType) -> Iterator[None]:
 @cache
 def _interpreted(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
     """What the interpreter sets in the language: owner, name, value; the language's functions as `Operations`."""
+    # Imported where the names it needs are known to be there.
+    from .operations import Operations
+
     operations = Operations()
     scope: Any = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": language}))
     try:
@@ -89,9 +92,10 @@ def _interpreted(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
         scope.restore()
 
 
-
-def _quick(operations: Operations, name: str, original: Any, interpreted: Any) -> Any:
+def _quick(operations: Any, name: str, original: Any, interpreted: Any) -> Any:
     """What stands for the interpreter's `interpreted` while our kernels run."""
+    from .reductions import remembering
+
     if core.is_builtin(original):
         return operations.of(original)
     return remembering(interpreted) if name == "reduce" else interpreted

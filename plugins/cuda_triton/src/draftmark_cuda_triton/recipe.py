@@ -47,7 +47,7 @@ def recipe_of(notes: Notes, operands: Sequence[Any], made: Any) -> Recipe | None
     Returns:
         None where it did something that cannot be done again from handles alone.
     """
-    if not notes.complete or not (made is None or type(made) is core.tensor and notes.has(made.handle)):
+    if not notes.complete or not (made is None or (type(made) is core.tensor and notes.has(made.handle))):
         return None
     steps = _asked_for(notes.steps, made)
     constants: list[Any] = []
@@ -92,17 +92,7 @@ def _storing(constants: list[Any], calls: list[_Call], made: Any) -> Recipe:
 def _making(constants: list[Any], calls: list[_Call], place: int, made: Any) -> Recipe:
     new, tensor = object.__new__, core.tensor
     sign(made)
-    known = dict(vars(made))
-    if len(calls) == 1:
-        (only, among), = calls
-
-        def run_one(operands: Sequence[Any]) -> Any:
-            values = [*operands, *constants]
-            result = new(tensor)
-            result.__dict__ = {**known, "handle": only(*[values[one] for one in among])}
-            return result
-
-        return run_one
+    known = {name: value for name, value in vars(made).items() if name != "handle"}
 
     def run(operands: Sequence[Any]) -> Any:
         values = [*operands, *constants]
@@ -112,7 +102,17 @@ def _making(constants: list[Any], calls: list[_Call], place: int, made: Any) -> 
         result.__dict__ = {**known, "handle": values[place]}
         return result
 
-    return run
+    if len(calls) != 1:
+        return run
+    only, among = calls[0]
+
+    def run_one(operands: Sequence[Any]) -> Any:
+        values = [*operands, *constants]
+        result = new(tensor)
+        result.__dict__ = {**known, "handle": only(*[values[one] for one in among])}
+        return result
+
+    return run_one
 
 
 def _asked_for(steps: Sequence[Step], made: Any) -> list[Step]:

@@ -95,7 +95,8 @@ class Recorder(InterpreterBuilder):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.notes: Notes | None = None
-        self.__dict__ = interpreter_builder.__dict__  # one grid, whoever is asked for the program's place in it
+        # One grid, whoever is asked for the program's place in it.
+        self.__dict__ = interpreter_builder.__dict__  # type: ignore[misc]
 
 
 def _told(name: str, method: Callable[..., Any]) -> Any:

@@ -21,7 +21,7 @@ FUNCTIONS = {
 
 def remembering(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter's own `reduce`, done as NumPy does where that was the same bit by bit the first time."""
-    known: dict[tuple[Any, ...], tuple[dict[str, Any], Any] | None] = {}
+    known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     new, tensor = object.__new__, core.tensor
 
     def reduced(value: Any, axis: Any, combine: Any, keep_dims: Any = False, **more: Any) -> Any:
@@ -32,21 +32,21 @@ def remembering(reduce: Callable[..., Any]) -> Callable[..., Any]:
         if key not in known:
             made = reduce(value, axis, combine, keep_dims, **more)
             sign(made)
-            fits = same(_data(function, value, axis, made), made.handle.data)
-            known[key] = (dict(vars(made)), made) if fits else None
+            fits = same(_data(function, value, axis, made.handle.data.dtype), made.handle.data)
+            known[key] = dict(vars(made)) if fits else None
             return made
         found = known[key]
         if found is None:
             return reduce(value, axis, combine, keep_dims, **more)
-        template, like = found
+        like = found["handle"]
         result = new(tensor)
-        result.__dict__ = {**template, "handle": handle(_data(function, value, axis, like), like.handle.dtype)}
+        result.__dict__ = {**found, "handle": handle(_data(function, value, axis, like.data.dtype), like.dtype)}
         return result
 
     return reduced
 
 
-def _data(function: Callable[..., Any], value: Any, axis: int, like: Any) -> Any:
-    """The reduced data, in the dtype of an earlier result; of a scalar the interpreter keeps a vector of one."""
+def _data(function: Callable[..., Any], value: Any, axis: int, dtype: Any) -> Any:
+    """The reduced data; of a scalar the interpreter keeps a vector of one."""
     data = function(value.handle.data, axis=axis)
-    return (data if data.shape else np.array([data])).astype(like.handle.data.dtype)
+    return (data if data.shape else np.array([data])).astype(dtype)

@@ -37,7 +37,7 @@ def handle(data: Any, dtype: Any) -> Any:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two arrays are the same bit by bit."""
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
 
 
 def _binary(step: Step) -> Shortcut | None:
