@@ -168,7 +168,7 @@ def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
 def _environment(asked: Asked) -> dict[str, str]:
     """Of the processes that run items: as many threads as there are cores for each, unless the caller says.
 
-    On the host tier one, which is also what the suite gives torch: tensors are tiny, and the threads of NumPy, with which
+    On the host tier one, which is also what the suite gives torch: tensors are tiny, and NumPy's threads, with which
     Triton's interpreter multiplies, take several times the processor's time for the same result.
     """
     cores = os.cpu_count() or 1
