@@ -1,7 +1,7 @@
 """A package's kernels as the interpreter runs them: their programs one after the other, on CPU tensors where they lie.
 
 Triton's own launch looks through the whole language, and through the arguments' storages, every time. Here the
-interpreted language is put together once, with `Operands` for its semantic, and set while a kernel runs. What is taken
+interpreted language is put together once, of `Operations`, and set while a kernel runs. What is taken
 from the interpreter is private to Triton: where such a name has gone, its own launch is kept.
 """
 
@@ -19,10 +19,11 @@ from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from .operands import Operands
-
-NEEDED = ("GridExecutor", "InterpretedFunction", "_LangPatchScope", "_implicit_cvt", "_patch_lang")
-"""Private names of the interpreter that are used here."""
+NEEDED = (
+    *("GridExecutor", "InterpretedFunction", "InterpreterBuilder", "TensorHandle", "interpreter_builder"),
+    *("_LangPatchScope", "_convert_float", "_implicit_cvt", "_interpreter", "_patch_lang"),
+)
+"""Names of the interpreter that are used here and by `operations`; all private, whatever they begin with."""
 
 
 def run_lightly(kernels: ModuleType) -> None:
@@ -76,23 +77,25 @@ def _language(function: FunctionType) -> Iterator[None]:
 
 @cache
 def _interpreted(language: ModuleType) -> tuple[tuple[Any, str, Any], ...]:
-    """What the interpreter sets in the language: owner, name, value; the language's functions with our semantic."""
-    semantic = Operands(interpreter.interpreter_builder)
+    """What the interpreter sets in the language: owner, name, value; the language's functions as `Operations`."""
+    # Imported where the names it needs are known to be there.
+    from .operations import Operations
+
+    operations = Operations()
     scope: Any = interpreter._patch_lang(FunctionType((lambda: None).__code__, {"tl": language}))
     try:
         return tuple(
-            (owner, name, _of(semantic, original) if core.is_builtin(original) else getattr(owner, name))
+            (owner, name, _quick(operations, name, original, getattr(owner, name)))
             for owner, name, original in scope._changes
         )
     finally:
         scope.restore()
 
 
-def _of(semantic: Operands, function: Any) -> Any:
-    """A function of the language that computes with `semantic`, whoever it is called by."""
+def _quick(operations: Any, name: str, original: Any, interpreted: Any) -> Any:
+    """What stands for the interpreter's `interpreted` while our kernels run."""
+    from .reductions import remembering
 
-    def computed(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = semantic
-        return function(*args, **kwargs)
-
-    return computed
+    if core.is_builtin(original):
+        return operations.of(original)
+    return remembering(interpreted) if name == "reduce" else interpreted
