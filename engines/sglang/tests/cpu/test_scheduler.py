@@ -115,11 +115,35 @@ def test_sliding_window(folder: Any) -> None:
 
 
 def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts of one."""
-    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle))
+    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts and the steps of one."""
+    guarded = dict(environment={"DRAFTMARK_GUARD": "1"})
+    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle), **guarded)
     assert [one["texts"] for one in made] == [plain, plain]
     assert [one["heads"] for one in made] == [[(2, 1)], [(2, 1)]]
+    assert [one["steps_compared"] for one in made] == [made[0]["steps_compared"]] * 2
+    assert made[0]["steps_compared"] > 10
     assert all(len(PROMPTS) * TOKENS - one["verifies"] >= 30 for one in made)
+
+
+def _longer_on_rank_1(*arguments: Any, rank: int, **named: Any) -> dict[str, Any]:
+    from draftmark_sglang.prefixes import Prefixes
+
+    write = Prefixes.write
+
+    def longer(self: Any, batch: Any, counted: int) -> None:
+        write(self, batch, counted)
+        batch.prefix_lens.add_(rank)
+
+    Prefixes.write = longer
+    return generate(*arguments, rank=rank, **named)
+
+
+def test_ranks_that_disagree(target: str) -> None:
+    """A rank whose lengths are one off is told from the others, on every rank."""
+    served = dict(model_path=target, page_size=16, attention_backend="draftmark")
+    guarded = dict(environment={"DRAFTMARK_GUARD": "1"}, function=_longer_on_rank_1)
+    with pytest.raises(RuntimeError, match="ranks 1 disagree with rank 0 about the prefix lengths"):
+        generate_on_ranks(2, PROMPTS, TOKENS, **served, **guarded)
 
 
 def test_fp8_kv(target: str, eagle: str) -> None:
