@@ -71,7 +71,7 @@ class Profile:
         self._profiler.__exit__(None, None, None)
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """µs a round: the wall clock, any kernel, attention's alone, and the longest kernels with how often each ran."""
+        """µs a round: wall clock, any kernel, attention's alone; and the longest kernels, with how often each ran."""
         ran = [
             (event.name, (event.time_range.start, event.time_range.end))
             for event in self._profiler.events() or []

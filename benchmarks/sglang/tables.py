@@ -27,7 +27,7 @@ HEADINGS = {
 }
 
 HEAD = "| requests × prompt | draftmark | SGLang's best | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
-ROUNDS = "| case | backend | round | GPU busy | attention alone | all else | GPU idle |\n|---|---|---:|---:|---:|---:|---:|\n"
+ROUNDS = "| case | backend | round | busy | attention alone | all else | idle |\n|---|---|---:|---:|---:|---:|---:|\n"
 TEXTS = "| backend | case | texts equal to plain decoding's | others, parted at a near tie |\n|---|---|---:|---:|\n"
 
 Row = dict[str, Any]
@@ -102,7 +102,7 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
 
 
 def tables(record: Row) -> str:
-    """All rows: a table for each way to speculate, and one of prefill; then where rounds go, and whose texts are equal."""
+    """All rows: a table for each way to speculate, one of prefill; then where rounds go, and whose texts are equal."""
     parts = []
     for (of,), rows in _by([row | dict(of=_of(row)) for row in record["rows"]], "of"):
         parts.append(f"**{of}**\n\n{HEAD}")

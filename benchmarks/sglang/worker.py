@@ -37,14 +37,15 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     os.environ.update(environment(server))  # before SGLang is imported, which reads it then
     if not rehearsed:
         with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
-            _compile_early(number)
+            _compile_early(number, server)
     import_sglang(rehearsed)
     (folder / f"imported.{number}").touch()
     _wait(folder / f"go.{number}")
-    from .dummies import Prompts, fill, pass_prompts_by, share_kv, share_layers
+    from .dummies import Prompts, fill, pass_prompts_by, pools_as_asked, share_kv, share_layers
 
     share_layers()
     share_kv()
+    pools_as_asked()
     pass_prompts_by()
     if rehearsed:
         server = _small(server)
@@ -154,8 +155,12 @@ def _wait(file: Path) -> None:
         time.sleep(0.02)
 
 
-def _compile_early(number: int) -> None:
-    """SGLang compiles three kernels when it first needs them; servers that start together compile one each."""
+def _compile_early(number: int, server: Server) -> None:
+    """SGLang compiles some things when it first needs them; servers that start together compile one each."""
+    if server.case.speculate == "ngram":
+        from sglang.kernels.ops.speculative.ngram_corpus import get_ngram_corpus_cls
+
+        get_ngram_corpus_cls()
     import torch
     from sglang.kernels.ops.activation.activation import activation_module
     from sglang.kernels.ops.attention.rope import _jit_fused_rope_module

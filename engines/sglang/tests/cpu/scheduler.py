@@ -71,7 +71,11 @@ def on_a_cpu(environment: dict[str, str] | None = None, **arguments: Any) -> Any
 
 
 def generate_on_ranks(
-    ranks: int, prompts: list[list[int]], max_new_tokens: int, function: Callable[..., Any] | None = None, **arguments: Any
+    ranks: int,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    function: Callable[..., Any] | None = None,
+    **arguments: Any,
 ) -> list[Any]:
     """`generate`, or another function, on every rank of a tensor-parallel run, over gloo: each rank's answer."""
     with socket.socket() as free:
