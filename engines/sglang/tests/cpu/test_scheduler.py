@@ -114,6 +114,42 @@ def test_sliding_window(folder: Any) -> None:
     assert made["texts"] == plain["texts"]
 
 
+def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
+    """`generate`, with the two KV pools that SGLang gives other such models, and how many slots the second freed."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+    derive, free = ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa
+    freed = []
+
+    def two_pools(self: Any) -> None:
+        self.disable_hybrid_swa_memory = False
+        derive(self)
+
+    def counted(self: Any, slots: Any) -> None:
+        freed.append(len(slots))
+        free(self, slots)
+
+    ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa = two_pools, counted
+    return generate(*arguments, **named) | dict(freed=sum(freed))
+
+
+@pytest.mark.parametrize(("page_size", "drafts"), [(1, NGRAM), (16, {}), (16, NGRAM)], ids=["1", "16-plain", "16"])
+def test_a_pool_for_layers_with_a_window(page_size: int, drafts: dict[str, Any], folder: Any) -> None:
+    """Their KV lies in slots of its own, which are freed behind the window; texts are those of one pool."""
+    import models
+
+    gemma = str(models.tiny_gemma2(folder / "gemma2"))
+    hybrid = str(models.tiny_gemma2(folder / "hybrid", is_hybrid_swa=True, hybrid_layer_pattern=[1, 0]))
+    prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
+    plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
+    served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
+    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)  # slots of the first pool are none of the second
+    made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
+    assert made["texts"] == plain["texts"]
+    assert made["freed"] >= 16, "nothing left the window"
+
+
 def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
     """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts and the steps of one."""
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"})
