@@ -122,11 +122,11 @@ def ngram(page_size: int) -> Case:
     return Case("ngram", page_size, num_draft_tokens=16, accept=3)
 
 
-ALL = len(LONG)
+ALL = len(POINTS)
 WAVES = (
     (
         Server(plain(64), "draftmark", LONG, prefill=True, profiled=ALL),
-        Server(plain(64), "fa3", LONG, prefill=True, profiled=ALL),
+        Server(plain(64), "fa3", LONG, prefill=True, profiled=4),
         Server(tree32(1), "draftmark", profiled=ALL),
         Server(tree32(1), "fa3", profiled=1),
         Server(chain(64), "draftmark", LONG, profiled=ALL),

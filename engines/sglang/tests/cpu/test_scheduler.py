@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
-from scheduler import generate, generate_on_ranks, in_a_fork
+from scheduler import generate, generate_on_ranks, in_a_fork, on_a_cpu
+
+from draftmark_sglang.in_process import run_until_done, submit
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
 TOKENS = 24
@@ -91,6 +94,34 @@ def test_overlap_and_mixed_chunks(target: str) -> None:
     chunks = dict(chunked_prefill_size=32, enable_mixed_chunk=True, page_size=16)
     made = in_a_fork(generate, prompts, TOKENS, model_path=target, attention_backend="draftmark", **chunks)
     assert made["texts"] == whole["texts"]
+
+
+def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
+    """`generate`, with an idle batch before every turn of SGLang's loop, as DP attention's ranks have them.
+
+    Its forward is left out: SGLang's rotary embedding for CPUs takes no empty batch.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    scheduler, ran = on_a_cpu(**arguments), []
+    taken = inspect.signature(ForwardBatch.init_new).parameters
+    given = {name: False for name in taken if name == "return_hidden_states_before_norm"}
+
+    def idle() -> None:
+        batch, runner = scheduler.dp_attn_adapter.get_idle_batch(), scheduler.tp_worker.model_runner
+        runner.attn_backend.init_forward_metadata(ForwardBatch.init_new(batch, runner, **given))
+        ran.append(batch.forward_mode.name)
+
+    requests = submit(scheduler, prompts, max_new_tokens)
+    run_until_done(scheduler, requests, idle)
+    return {"texts": [list(one.output_ids)[:max_new_tokens] for one in requests], "idle": ran}
+
+
+def test_idle_batches(target: str, plain: list[list[int]]) -> None:
+    """A batch of nothing leaves no trace."""
+    made = in_a_fork(_idle_between, PROMPTS, TOKENS, model_path=target, attention_backend="draftmark", page_size=16)
+    assert made["texts"] == plain
+    assert len(made["idle"]) > 10 and set(made["idle"]) == {"IDLE"}
 
 
 def test_radix_cache(target: str, eagle: str) -> None:
