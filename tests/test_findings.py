@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from draftmark_contract.judge.engines import engines
 from draftmark_contract.judge.rules import rules
 from tools.docs import findings
@@ -19,6 +21,21 @@ def test_each_finding_was_run_and_ended_as_it_says() -> None:
         assert runs[one.id][one.release]["outcome"] == "wrong", one.id
         assert not one.right or runs[one.id][one.right]["outcome"] == "right", one.id
     assert set(runs) == {one.id for one in findings.read()}
+
+
+def test_what_was_seen_on_a_gpu_is_recorded() -> None:
+    """With its item, wrong in the recorded verdict of that machine, as the page says."""
+    recorded = {
+        (target["target"], said["item"]): said
+        for file in (findings.DOCS.parent / "benchmarks" / "results").glob("judge-*.json")
+        for target in json.loads(file.read_text(encoding="utf-8"))["targets"]
+        for said in target["wrong"]
+    }
+    for one in findings.read():
+        if one.device:
+            said = recorded[one.target, one.item]
+            rows, _, number = one.got.partition(": ")
+            assert rows in said["said"] and number in said["got"] and said["seen_as"] == "defect", one.id
 
 
 def test_each_command_names_a_backend_and_a_rule() -> None:

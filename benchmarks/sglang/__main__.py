@@ -18,13 +18,16 @@ from pathlib import Path
 from .cases import SERVERS, WAVES
 from .models import REAL, REHEARSED, write_models
 
+LAST_WORDS = 80
+"""Lines of the log of a server that was not measured."""
+
 
 class Run:
     """The servers' processes, and what they have measured.
 
     Args:
         ready, each, all_: seconds that a wave may take to start, a server to be measured, and everything.
-        after: a file that says that what else runs on the machine has ended.
+        after: what `benchmarks.sglang.texts` writes when it has ended: nothing is measured beside it, nor if it failed.
     """
 
     def __init__(self, out: Path, ready: float, each: float, all_: float, after: Path | None, rehearsed: bool) -> None:
@@ -45,6 +48,9 @@ class Run:
                 following = members[at + 1] if at + 1 < len(members) else []
                 self._spawn(following)
                 self._start(wave, following)
+                if self._texts_failed():
+                    self._say("no server of draftmark's gave texts: what failed there would fail here")
+                    return
                 for number in wave:
                     self._measure(number)
                 if 2 * sum(self._has("done", number) for number in wave) < len(wave):
@@ -98,6 +104,12 @@ class Run:
     def _waits(self) -> bool:
         return self._after is not None and not self._after.exists()
 
+    def _texts_failed(self) -> bool:
+        """Whether `texts`, which writes the file that is waited for, ran, and draftmark gave none."""
+        if self._after is None or not self._after.exists():
+            return False
+        return not any("texts" in row for row in json.loads(self._after.read_text()) if row["backend"] == "draftmark")
+
     def _lacks(self, what: str, number: int) -> bool:
         return self._alive(number) and not self._has(what, number)
 
@@ -129,7 +141,7 @@ class Run:
         self._out.write_text(json.dumps(self._about | dict(rows=rows, not_measured=missing), indent=1))
 
     def _last_words(self, number: int) -> list[str]:
-        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-40:]
+        return (self._folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-LAST_WORDS:]
 
 
 def _about() -> dict[str, str]:
@@ -149,7 +161,7 @@ def main() -> None:
     parser.add_argument("--ready", type=float, default=300, help="seconds within which a wave must have started")
     parser.add_argument("--each", type=float, default=120, help="seconds within which a server must be measured")
     parser.add_argument("--all", type=float, default=1800, help="seconds for everything")
-    parser.add_argument("--after", type=Path, help="a file: nothing is measured before it exists")
+    parser.add_argument("--after", type=Path, help="the file of benchmarks.sglang.texts: nothing is measured before")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model on a CPU")
     options = parser.parse_args()
     run = Run(options.out, options.ready, options.each, options.all, options.after, options.rehearse)

@@ -7,7 +7,16 @@ from typing import Any
 
 from draftmark_sglang.in_process import eagle_arguments
 
-from .cases import Server
+from .cases import Case, Server
+
+
+def drafting(case: Case, head: Path) -> dict[str, Any]:
+    """SGLang's arguments of a case's drafts."""
+    if case.speculate == "none":
+        return {}
+    if case.speculate == "ngram":
+        return dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=case.num_draft_tokens)
+    return eagle_arguments(head, case.topk, case.num_steps, case.num_draft_tokens)
 
 
 def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> dict[str, Any]:
@@ -31,15 +40,17 @@ def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> d
     )
     if rehearsed:
         arguments |= dict(disable_cuda_graph=True, mem_fraction_static=0.5)
-    if case.speculate == "ngram":
-        arguments |= dict(speculative_algorithm="NGRAM", speculative_num_draft_tokens=case.num_draft_tokens)
-    elif case.speculate != "none":
-        arguments |= eagle_arguments(folder / "draft", case.topk, case.num_steps, case.num_draft_tokens)
-    return arguments
+    return arguments | drafting(case, folder / "draft")
 
 
 def environment(server: Server) -> dict[str, str]:
-    """How much SGLang is told that it accepts; read when it is imported."""
-    if server.case.speculate == "none":
-        return {}
-    return {"SGLANG_SIMULATE_ACC_LEN": str(server.case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+    """How much SGLang is told that it accepts, which it reads when it is imported; and its n-gram corpus's compiler."""
+    case = server.case
+    compiler = NGRAM_COMPILER if case.speculate == "ngram" else {}
+    if case.speculate == "none":
+        return compiler
+    return compiler | {"SGLANG_SIMULATE_ACC_LEN": str(case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+
+
+NGRAM_COMPILER = {"CXX": "c++ -include cstddef"}
+"""0.5.17's n-gram corpus is compiled when it is first used, and leaves an include out."""

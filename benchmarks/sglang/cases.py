@@ -12,7 +12,6 @@ from dataclasses import dataclass
 POINTS = ((1, 1024), (64, 1024), (8, 8192), (16, 1024), (1, 32768))
 LONG = (*POINTS, (1, 8192), (64, 8192))
 FEW = ((1, 1024), (64, 1024))
-NEAR = ((1, 1024), (1, 8192), (8, 8192), (16, 1024), (64, 1024))
 PREFILLS = ((1, 1024), (16, 1024), (1, 32768))
 """Prompts that are prefilled in earnest, where prefill is measured."""
 
@@ -37,6 +36,8 @@ class Case:
     @property
     def name(self) -> str:
         """How rows call it."""
+        if self.speculate == "ngram":
+            return f"ngram({self.num_draft_tokens})"
         shape = "" if self.topk == 1 else f"({self.topk},{self.num_steps},{self.num_draft_tokens})"
         return f"{self.speculate}{shape}"
 
@@ -61,16 +62,14 @@ class Server:
 
     Attributes:
         prefill: whether prefill is measured too.
-        profiled: whether kernels are listed at the first point.
-        runs: how often each point is measured, one round over all of them after the other.
+        profiled: at how many of the points kernels are listed too.
     """
 
     case: Case
     backend: str
     points: tuple[tuple[int, int], ...] = POINTS
     prefill: bool = False
-    profiled: bool = False
-    runs: int = 1
+    profiled: int = 0
 
     @property
     def name(self) -> str:
@@ -118,66 +117,73 @@ def tree48(page_size: int) -> Case:
     return tree(page_size, 8, 6, 48, 5)
 
 
+def ngram(page_size: int) -> Case:
+    """Sixteen nodes that were seen in the text before."""
+    return Case("ngram", page_size, num_draft_tokens=16, accept=3)
+
+
+ALL = len(POINTS)
 WAVES = (
     (
-        Server(plain(64), "draftmark", LONG, prefill=True, profiled=True),
-        Server(plain(64), "fa3", LONG, prefill=True, profiled=True),
-        Server(tree32(64), "draftmark", profiled=True),
-        Server(tree32(64), "fa3", profiled=True),
-        Server(chain(64), "draftmark", LONG, profiled=True),
-        Server(chain(64), "fa3", LONG),
-        Server(tree48(64), "draftmark"),
-        Server(tree48(64), "fa3"),
+        Server(plain(64), "draftmark", LONG, prefill=True, profiled=ALL),
+        Server(plain(64), "fa3", LONG, prefill=True, profiled=4),
+        Server(tree32(1), "draftmark", profiled=ALL),
+        Server(tree32(1), "fa3", profiled=1),
+        Server(chain(64), "draftmark", LONG, profiled=ALL),
+        Server(chain(64), "fa3", LONG, profiled=1),
+        Server(tree16(1), "draftmark", profiled=ALL),
+        Server(tree16(1), "fa3"),
+        Server(tree48(1), "draftmark", profiled=ALL),
+        Server(tree48(1), "fa3"),
     ),
     (
-        Server(tree32(1), "draftmark"),
-        Server(tree32(1), "flashinfer", profiled=True),
-        Server(tree32(1), "triton"),
-        Server(tree32(1), "fa3"),
-        Server(tree48(1), "draftmark"),
-        Server(tree48(1), "flashinfer"),
-        Server(tree48(1), "triton"),
-        Server(plain(64), "triton", LONG, prefill=True),
         Server(plain(64), "flashinfer", LONG, prefill=True),
-    ),
-    (
+        Server(tree32(1), "flashinfer", profiled=1),
+        Server(tree48(1), "flashinfer"),
+        Server(tree16(1), "flashinfer"),
+        Server(ngram(1), "draftmark", profiled=ALL),
+        Server(ngram(1), "fa3"),
+        Server(ngram(1), "flashinfer"),
+        Server(tree32(64), "draftmark", profiled=1),
+        Server(tree32(64), "fa3", profiled=1),
         Server(tree16(64), "draftmark"),
         Server(tree16(64), "fa3"),
-        Server(tree16(64), "flashinfer"),
-        Server(tree16(64), "triton"),
-        Server(tree48(1), "fa3"),
-        Server(tree32(16), "draftmark"),
-        Server(tree32(16), "fa3"),
-        Server(tree32(16), "flashinfer"),
+        Server(tree48(64), "draftmark"),
+        Server(tree48(64), "fa3"),
+        Server(plain(64), "triton", LONG, prefill=True),
     ),
     (
-        Server(tree16(1), "draftmark"),
-        Server(tree16(1), "flashinfer"),
-        Server(tree16(1), "triton"),
-        Server(tree16(1), "fa3"),
-        Server(tree48(64), "flashinfer"),
-        Server(tree48(64), "triton"),
+        Server(tree48(1), "triton"),
+        Server(ngram(64), "draftmark"),
+        Server(ngram(64), "flashinfer"),
+        Server(tree32(16), "draftmark"),
+        Server(tree32(16), "fa3"),
         Server(plain(1), "draftmark", FEW),
         Server(plain(1), "fa3", FEW),
         Server(chain(1), "draftmark", FEW),
+        Server(chain(1), "fa3", FEW),
+        Server(ngram(16), "draftmark"),
+        Server(tree16(64), "flashinfer"),
+        Server(tree32(1), "triton"),
+        Server(chain(64), "flashinfer", LONG),
+        Server(chain(64), "triton", LONG),
     ),
     (
-        Server(plain(64), "draftmark", NEAR, prefill=True, profiled=True, runs=2),
-        Server(plain(64), "fa3", NEAR, prefill=True, profiled=True, runs=2),
-        Server(chain(64), "draftmark", NEAR, runs=2),
-        Server(chain(64), "fa3", NEAR, runs=2),
-        Server(tree32(1), "draftmark", NEAR, profiled=True),
-        Server(tree32(1), "fa3", NEAR, profiled=True),
-        Server(tree16(1), "draftmark", NEAR),
-        Server(tree16(1), "fa3", NEAR),
-        Server(tree32(64), "draftmark", NEAR),
-        Server(tree16(64), "draftmark", NEAR),
-        Server(tree16(64), "fa3", NEAR),
-        Server(plain(64), "triton", NEAR, prefill=True, runs=2),
-        Server(tree32(1), "flashinfer", NEAR),
-        Server(tree16(1), "flashinfer", NEAR),
+        Server(tree16(1), "triton"),
+        Server(ngram(1), "triton"),
+        Server(tree32(16), "flashinfer"),
+        Server(tree16(16), "draftmark"),
+        Server(tree16(16), "fa3"),
+        Server(tree48(16), "draftmark"),
+        Server(tree48(16), "fa3"),
+        Server(plain(16), "draftmark", FEW),
+        Server(plain(16), "fa3", FEW),
+        Server(chain(16), "draftmark", FEW),
+        Server(tree48(64), "flashinfer"),
+        Server(tree48(64), "triton"),
+        Server(tree16(64), "triton"),
     ),
 )
-"""Servers that fit into one GPU together start together, and are measured one after the other; the first are those
-that matter most, should time run out. The fifth asks again, and twice, where rows lay near one another."""
+"""Servers that fit into one GPU together start together, and are measured one after the other; what tells most comes
+first, should time run out. Beside the first wave the servers of `texts` start, so it is smaller."""
 SERVERS = tuple(server for wave in WAVES for server in wave)

@@ -35,11 +35,7 @@ def share_layers() -> None:
 
 
 def share_kv() -> None:
-    """From now on the layers of a pool have one buffer, and a pool is as large as is asked for.
-
-    What SGLang would let it have is what other servers leave, for KV of every layer.
-    """
-    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+    """From now on the layers of a pool have one buffer."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     original = MHATokenToKVPool._create_buffers_normal
@@ -50,6 +46,12 @@ def share_kv() -> None:
         pool.layer_num, pool.k_buffer, pool.v_buffer = layers, pool.k_buffer * layers, pool.v_buffer * layers
 
     MHATokenToKVPool._create_buffers_normal = create
+
+
+def pools_as_asked() -> None:
+    """From now on a pool is as large as is asked for: what SGLang would let it have is what other servers leave."""
+    from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+
     KVCacheConfigurator._profile_available_bytes = lambda configurator, before: UNLIMITED
 
 

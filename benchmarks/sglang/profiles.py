@@ -4,9 +4,42 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+ATTENTION = (
+    *("attend_", "merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),
+    *("flash::", "_fused_metadata", "store_kvcache", "merge_attn_states"),
+    *("BatchPrefill", "BatchDecode", "MergeStates"),
+    *("_fwd_", "_kv_indices", "num_kv_splits"),
+)
+"""Parts of the names of kernels that are attention's alone: draftmark's, FA3's, FlashInfer's, SGLang's Triton ones."""
+Span = tuple[float, float]
+
+
+def is_attention(name: str) -> bool:
+    """Whether a kernel of this name computes attention, stores KV or prepares either."""
+    return any(part in name for part in ATTENTION)
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """How long at least one of these spans lasts."""
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def shares(kernels: list[tuple[str, Span]]) -> tuple[float, float]:
+    """How long any kernel runs, and how long attention's alone do: what a round would be shorter without them.
+
+    A kernel may start before the one it waits for has ended, so that sums of kernels' times count that twice.
+    """
+    busy = covered(span for _, span in kernels)
+    return busy, busy - covered(span for name, span in kernels if not is_attention(name))
 
 
 class Profile:
@@ -38,19 +71,24 @@ class Profile:
         self._profiler.__exit__(None, None, None)
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """µs a round: the wall clock, the GPU's busy time, and its longest kernels with how often each ran."""
+        """µs a round: wall clock, any kernel, attention's alone; and the longest kernels, with how often each ran."""
+        ran = [
+            (event.name, (event.time_range.start, event.time_range.end))
+            for event in self._profiler.events() or []
+            if "CUDA" in str(event.device_type)  # others are the host's calls
+        ]
         times: Counter[str] = Counter()
         counts: Counter[str] = Counter()
-        for event in self._profiler.events() or []:
-            if "CUDA" in str(event.device_type):  # others are the host's calls
-                spent = event.time_range.elapsed_us()
-                times[event.name[:90]] += spent
-                counts[event.name[:90]] += 1
+        for name, (start, stop) in ran:
+            times[name[:90]] += stop - start
+            counts[name[:90]] += 1
         kernels = [
             [name, round(spent / rounds, 1), round(counts[name] / rounds, 1)] for name, spent in times.most_common(30)
         ]
-        wall = (self._ended - self._began) / rounds * 1e6
-        return dict(wall_us=round(wall, 1), gpu_us=round(sum(times.values()) / rounds, 1), kernels=kernels)
+        busy, attention = shares(ran)
+        wall = (self._ended - self._began) * 1e6
+        whole = dict(wall_us=wall, gpu_us=sum(times.values()), busy_us=busy, attention_us=attention)
+        return {name: round(spent / rounds, 1) for name, spent in whole.items()} | dict(kernels=kernels)
 
 
 _CPU = torch.profiler.ProfilerActivity.CPU

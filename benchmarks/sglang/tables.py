@@ -19,9 +19,16 @@ PAGE = ROOT / "docs" / "sglang.md"
 BEGIN, END = "<!-- from benchmarks/results/sglang-h200.json -->", "<!-- end -->"
 OURS = "draftmark"
 NAMES = {"fa3": "FA3", "flashinfer": "FlashInfer", "triton": "Triton"}
-HEADINGS = {"none": "plain", "chain": "a chain of 3 drafts", "tree": "a tree of topk, steps, nodes"}
+HEADINGS = {
+    "none": "plain",
+    "chain": "a chain of 3 drafts",
+    "tree": "a tree of topk, steps, nodes",
+    "ngram": "an n-gram tree of nodes",
+}
 
-HEAD = "| requests × prompt | draftmark | SGLang's best | ratio | others |\n|---|---:|---:|---:|---|\n"
+HEAD = "| requests × prompt | draftmark | SGLang's best | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
+ROUNDS = "| case | backend | round | busy | attention alone | all else | idle |\n|---|---|---:|---:|---:|---:|---:|\n"
+TEXTS = "| backend | case | texts equal to plain decoding's | others, parted at a near tie |\n|---|---|---:|---:|\n"
 
 Row = dict[str, Any]
 
@@ -55,10 +62,10 @@ def write_record(record: Row, out: Path) -> None:
     out.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
-def compared(rows: Iterable[Row]) -> list[tuple[Row, Row, list[Row]]]:
+def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row]]]:
     """Of each case and phase draftmark's fastest row, the fastest of SGLang's own backends, and all others.
 
-    A point that was measured twice counts with the better of both, whoever it is.
+    A point that was measured twice counts with the better of both, whoever it is. None: nothing was measured.
     """
     found = []
     for _, group in _by(rows, "phase", "case"):
@@ -68,10 +75,22 @@ def compared(rows: Iterable[Row]) -> list[tuple[Row, Row, list[Row]]]:
             if key not in best or row["tokens_per_s"] > best[key]["tokens_per_s"]:
                 best[key] = row
         ordered = sorted(best.values(), key=lambda row: -row["tokens_per_s"])
-        ours = next(row for row in ordered if row["backend"] == OURS)
-        peer = next(row for row in ordered if row["backend"] != OURS)
+        ours = next((row for row in ordered if row["backend"] == OURS), None)
+        peer = next((row for row in ordered if row["backend"] != OURS), None)
         found.append((ours, peer, [row for row in ordered if row is not ours and row is not peer]))
     return found
+
+
+def bound(row: Row, profiles: Iterable[Row]) -> float | None:
+    """Tokens a second of a row, if its attention took no time; None where its kernels were not listed with their times.
+
+    A round of as much as was measured, less the µs in which nothing but attention ran.
+    """
+    for one in profiles:
+        if all(one[name] == row[name] for name in ("case", "backend", "page_size")) and "attention_us" in one:
+            spent: float = row["median_round_us"]
+            return row["tokens_per_s"] * spent / (spent - one["attention_us"])
+    return None
 
 
 def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
@@ -83,17 +102,55 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
 
 
 def tables(record: Row) -> str:
-    """All rows: a table for each way to speculate, and one of prefill."""
+    """All rows: a table for each way to speculate, one of prefill; then where rounds go, and whose texts are equal."""
     parts = []
     for (of,), rows in _by([row | dict(of=_of(row)) for row in record["rows"]], "of"):
         parts.append(f"**{of}**\n\n{HEAD}")
-        for ours, peer, others in compared(rows):
-            ratio = ours["tokens_per_s"] / peer["tokens_per_s"]
-            rest = ", ".join(_called(one) for one in others)
-            point = f"{ours['num_reqs']} × {ours['prompt_len'] // 1024}k"
-            parts.append(f"| {point} | {_called(ours, False)} | {_called(peer)} | {ratio:.2f} | {rest} |\n")
+        parts += [_line(*each, record.get("profiles", [])) for each in compared(rows)]
         parts.append("\n")
-    return "".join(parts)
+    return "".join(parts) + rounds(record) + texts(record)
+
+
+def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[Row]) -> str:
+    """A point, and how draftmark's best and SGLang's best compare there."""
+    some = ours or peer or others[0]
+    ratio = most = "–"
+    if ours and peer:
+        ratio = f"{ours['tokens_per_s'] / peer['tokens_per_s']:.2f}"
+        free = bound(ours, profiles) if ours["phase"] != "prefill" else None
+        most = f"{free / peer['tokens_per_s']:.2f}" if free else "–"
+    cells = [f"{some['num_reqs']} × {some['prompt_len'] // 1024}k", _called(ours, False) if ours else "–"]
+    cells += [_called(peer) if peer else "–", ratio, most, ", ".join(_called(one) for one in others)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def rounds(record: Row) -> str:
+    """Where the µs of each profiled round go; the GPU idles for what a round takes beyond that, unprofiled."""
+    measured = {(row["case"], row["backend"], row["page_size"]): row for row in record["rows"]}
+    lines = []
+    for one in record.get("profiles", []):
+        row = measured.get((one["case"], one["backend"], one["page_size"]))
+        if row is None or "attention_us" not in one or "median_round_us" not in row:
+            continue
+        spent, busy, attention = row["median_round_us"], one["busy_us"], one["attention_us"]
+        called = f"{NAMES.get(one['backend'], one['backend'])} (p{one['page_size']})"
+        idle = max(0, spent - busy)
+        lines.append(f"| {one['case']} | {called} | {spent:,.0f} | {busy:,.0f} | {attention:,.0f} |")
+        lines[-1] += f" {busy - attention:,.0f} | {idle:,.0f} |\n"
+    return f"**Where a round goes**, µs\n\n{ROUNDS}{''.join(lines)}\n" if lines else ""
+
+
+def texts(record: Row) -> str:
+    """Texts beside those of plain decoding."""
+    lines = []
+    for one in record.get("equality", []):
+        called = f"| {NAMES.get(one['backend'], one['backend'])} | {one['case']}, page {one['page_size']} |"
+        if "texts" not in one:
+            lines.append(f"{called} {one['result']} | – |\n")
+            continue
+        near = sum(part["near_tie"] for part in one["parted"])
+        lines.append(f"{called} {one['equal']} of {one['texts']} | {near} of {len(one['parted'])} |\n")
+    return f"**Texts**\n\n{TEXTS}{''.join(lines)}\n" if lines else ""
 
 
 def _of(row: Row) -> str:

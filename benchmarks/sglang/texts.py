@@ -1,6 +1,9 @@
 """Texts of chains and trees beside plain decoding's, on a GPU: equal, or parted where two tokens are nearly tied.
 
-python -m benchmarks.sglang.texts OUT.json [--seconds N] [--rehearse]
+python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--rehearse]
+
+With several ranks a server is tensor parallel, a GPU each: its ranks' texts must be the same, and DRAFTMARK_GUARD=1
+compares what each rank runs in every forward.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftmark_sglang.in_process import eagle_arguments, run_until_done, scheduler_of, submit
+from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
 
+from .arguments import NGRAM_COMPILER, drafting
+from .cases import Case, ngram, plain, tree16, tree48
 from .cases import chain as chain_of
-from .cases import plain, tree16, tree48
 from .guessable import VOCABULARY, write_guessable
 from .imports import import_sglang
 
@@ -27,14 +31,21 @@ TOKENS = 96
 LENGTHS = (7, 20, 64, 65, 130, 200, 320, 511)
 SERVED = (
     ("draftmark", plain(64)),
-    ("fa3", plain(64)),
-    ("draftmark", chain_of(64)),
-    ("draftmark", tree16(1)),
     ("draftmark", tree16(64)),
+    ("draftmark", tree16(1)),
+    ("draftmark", chain_of(64)),
+    ("draftmark", plain(1)),
     ("draftmark", tree48(16)),
-    ("triton", tree16(1)),
+    ("draftmark", chain_of(1)),
+    ("draftmark", ngram(64)),
+    ("draftmark", plain(16)),
+    ("fa3", plain(64)),
 )
 """The first is what the others are compared with."""
+ON_RANKS = 2
+"""How many of them several ranks serve."""
+LAST_WORDS = 60
+PORT = 29500
 
 
 def prompts() -> list[list[int]]:
@@ -43,16 +54,35 @@ def prompts() -> list[list[int]]:
     return [[make.randrange(2, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
-def serve(number: int, folder: Path, rehearsed: bool) -> None:
-    """Decode every prompt, together, and write texts and the number of verifications."""
+def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> None:
+    """Decode every prompt, together, and write texts, verifications, and how many forwards all ranks ran alike."""
+    os.environ.update(NGRAM_COMPILER)
     backend, case = SERVED[number]
     import_sglang(rehearsed)
-    backend = backend if backend == "draftmark" or not rehearsed else "torch_native"
-    arguments: dict[str, Any] = dict(
+    from .dummies import pools_as_asked
+
+    pools_as_asked()
+    given = _arguments(backend, case, folder, rehearsed)
+    if ranks > 1:
+        os.environ["DRAFTMARK_GUARD"] = "1"
+        given |= dict(tp_size=ranks, nccl_port=PORT + number, disable_custom_all_reduce=True, rank=rank)
+    scheduler = scheduler_of(**given)
+    running = submit(scheduler, prompts(), TOKENS)
+    run_until_done(scheduler, running)
+    texts = [list(request.output_ids)[:TOKENS] for request in running]
+    verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
+    forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_forwards", None)
+    said = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
+    _file(folder, number, rank).write_text(json.dumps(said))
+    os._exit(0)
+
+
+def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[str, Any]:
+    return dict(
         model_path=str(folder / "target"),
         device="cpu" if rehearsed else "cuda",
         dtype="float32" if rehearsed else "bfloat16",
-        attention_backend=backend,
+        attention_backend=backend if backend == "draftmark" or not rehearsed else "torch_native",
         page_size=case.page_size,
         mem_fraction_static=0.5 if rehearsed else 0.9,
         max_total_tokens=65536,
@@ -60,43 +90,47 @@ def serve(number: int, folder: Path, rehearsed: bool) -> None:
         cuda_graph_bs_decode=[2, 4, 8],  # requests end at different rounds: 3, 5, 6 and 7 are padded
         cuda_graph_backend_prefill="disabled",
         disable_cuda_graph=rehearsed,
-    )
-    if case.speculate != "none":
-        arguments |= eagle_arguments(folder / "draft", case.topk, case.num_steps, case.num_draft_tokens)
-    scheduler = scheduler_of(**arguments)
-    running = submit(scheduler, prompts(), TOKENS)
-    run_until_done(scheduler, running)
-    texts = [list(request.output_ids)[:TOKENS] for request in running]
-    verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
-    (folder / f"texts.{number}.json").write_text(json.dumps(dict(texts=texts, verifications=verifications)))
-    os._exit(0)
+    ) | drafting(case, folder / "draft")
 
 
-def judge(folder: Path, rehearsed: bool) -> list[dict[str, Any]]:
-    """Each server's texts beside the first one's."""
+def judge(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[dict[str, Any]]:
+    """Each server's texts beside the first one's that has any."""
     import torch
     import transformers
 
-    files = [folder / f"texts.{number}.json" for number in range(len(SERVED))]
-    made = [json.loads(file.read_text()) if file.exists() else None for file in files]
-    assert made[0] is not None, "plain decoding gave no texts"
-    device = "cpu" if rehearsed else "cuda"
-    models = [
-        transformers.AutoModelForCausalLM.from_pretrained(folder / "target", dtype=dtype).to(device)
-        for dtype in (torch.float32, torch.bfloat16)
+    made = {number: [_read(_file(folder, number, rank)) for rank in range(ranks)] for number in numbers}
+    whole = [number for number in numbers if all(made[number])]
+    models: list[Any] = []
+    if whole:
+        models = [
+            transformers.AutoModelForCausalLM.from_pretrained(folder / "target", dtype=dtype).to(
+                "cpu" if rehearsed else "cuda"
+            )
+            for dtype in (torch.float32, torch.bfloat16)
+        ]
+    return [
+        _row(number, made[number], made[whole[0]][0]["texts"], models)
+        if number in whole
+        else _about(number) | dict(result="gave no texts", log=_last_words(folder, number, ranks))
+        for number in numbers
     ]
-    rows = []
-    for (backend, case), one in zip(SERVED, made, strict=True):
-        row: dict[str, Any] = dict(backend=backend, case=case.name, page_size=case.page_size)
-        if one is None:
-            rows.append(row | dict(result="gave no texts"))
-            continue
-        parted = [_parting(models, *each) for each in zip(prompts(), made[0]["texts"], one["texts"], strict=True)]
-        found = [part for part in parted if part]
-        row |= dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
-        row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
-        rows.append(row)
-    return rows
+
+
+def _about(number: int) -> dict[str, Any]:
+    backend, case = SERVED[number]
+    return dict(backend=backend, case=case.name, page_size=case.page_size)
+
+
+def _row(number: int, ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[str, Any]:
+    one = ranks[0]
+    parted = [_parting(models, *each) for each in zip(prompts(), plain, one["texts"], strict=True)]
+    found = [part for part in parted if part]
+    row = _about(number) | dict(texts=len(parted), equal=len(parted) - len(found), parted=found)
+    row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
+    if len(ranks) > 1:
+        same = all(other["texts"] == one["texts"] for other in ranks)
+        row |= dict(ranks=len(ranks), ranks_agree=same, forwards_compared=one["forwards_compared"])
+    return row
 
 
 def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any] | None:
@@ -114,32 +148,56 @@ def _parting(models: list[Any], prompt: list[int], plain: list[int], other: list
     return dict(at=at, gap=round(gap, 4), error=round(error, 4), near_tie=gap <= 2 * error)
 
 
+def _file(folder: Path, number: int, rank: int) -> Path:
+    return folder / f"texts.{number}.{rank}.json"
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def _last_words(folder: Path, number: int, ranks: int) -> list[str]:
+    logs = [folder / f"log.{number}.{rank}" for rank in range(ranks)]
+    return [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()[-LAST_WORDS:]]
+
+
+def start(folder: Path, numbers: list[int], ranks: int, rehearsed: bool) -> list[subprocess.Popen[bytes]]:
+    """All servers, all ranks, side by side."""
+    servers = []
+    for number in numbers:
+        for rank in range(ranks):
+            command = [sys.executable, "-m", "benchmarks.sglang.texts", str(folder), "--serve", str(number)]
+            command += ["--rank", str(rank), "--ranks", str(ranks)] + ["--rehearse"] * rehearsed
+            with (folder / f"log.{number}.{rank}").open("wb") as log:
+                servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    return servers
+
+
 def main() -> None:
     """Serve all side by side, and write how they compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang.texts")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of each server")
+    parser.add_argument("--servers", help="their places in SERVED; all of them, or with several ranks the first two")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, in fp32")
     parser.add_argument("--serve", type=int, help="(used by itself)")
+    parser.add_argument("--rank", type=int, default=0, help="(used by itself)")
     options = parser.parse_args()
     if options.serve is not None:
-        serve(options.serve, options.out, options.rehearse)
+        serve(options.serve, options.out, options.rank, options.ranks, options.rehearse)
     folder, began = Path(tempfile.mkdtemp()), time.monotonic()
     write_guessable(folder, "float32" if options.rehearse else "bfloat16")
-    servers = []
-    for number in range(len(SERVED)):
-        command = [sys.executable, "-m", "benchmarks.sglang.texts", str(folder), "--serve", str(number)]
-        with (folder / f"log.{number}").open("wb") as log:
-            command += ["--rehearse"] * options.rehearse
-            servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    numbers = list(range(len(SERVED)))[: ON_RANKS if options.ranks > 1 else None]
+    if options.servers:
+        numbers = [int(one) for one in options.servers.split(",")]
+    servers = start(folder, numbers, options.ranks, options.rehearse)
     while time.monotonic() - began < options.seconds and any(one.poll() is None for one in servers):
         time.sleep(0.1)
     for one in servers:
         one.kill()
-    rows = judge(folder, options.rehearse)
-    for number, row in enumerate(rows):
-        if "result" in row:
-            row["log"] = (folder / f"log.{number}").read_text(errors="replace").strip().splitlines()[-14:]
+    rows = judge(folder, numbers, options.ranks, options.rehearse)
+    for row in rows:
         print({key: value for key, value in row.items() if key != "log"}, flush=True)
     options.out.write_text(json.dumps(rows, indent=1))
 

@@ -27,8 +27,8 @@ from .cases import PREFILLS, SERVERS, Server
 from .imports import import_sglang
 from .profiles import Profile
 
-SKIPPED, ROUNDS, FEWER = 8, 48, 24
-"""Rounds before the clock starts; rounds measured; the same where a round is long."""
+SKIPPED, ROUNDS, FEWER, PROFILED = 6, 40, 16, 6
+"""Rounds before the clock starts; rounds measured; the same where a round is long; rounds whose kernels are listed."""
 
 
 def main(number: int, folder: Path, rehearsed: bool) -> None:
@@ -37,14 +37,15 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     os.environ.update(environment(server))  # before SGLang is imported, which reads it then
     if not rehearsed:
         with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
-            _compile_early(number)
+            _compile_early(number, server)
     import_sglang(rehearsed)
     (folder / f"imported.{number}").touch()
     _wait(folder / f"go.{number}")
-    from .dummies import Prompts, fill, pass_prompts_by, share_kv, share_layers
+    from .dummies import Prompts, fill, pass_prompts_by, pools_as_asked, share_kv, share_layers
 
     share_layers()
     share_kv()
+    pools_as_asked()
     pass_prompts_by()
     if rehearsed:
         server = _small(server)
@@ -55,13 +56,14 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     _wait(folder / f"turn.{number}")
     measured = Measured(server, scheduler, folder / f"rows.{number}.json")
     Prompts.earnest = False
-    for requests, length in server.points * server.runs:
+    for requests, length in server.points:
         measured.decode(requests, length)
-    if server.profiled:
-        measured.profile(*server.points[0])
     Prompts.earnest = True
-    for requests, length in PREFILLS * server.runs if server.prefill and not rehearsed else ():
+    for requests, length in PREFILLS if server.prefill and not rehearsed else ():
         measured.prefill(requests, length)
+    Prompts.earnest = False
+    for number_of_point in range(min(server.profiled, len(server.points))):  # last: a profiler leaves traces
+        measured.profile(number_of_point)
     (folder / f"done.{number}").touch()
     os._exit(0)
 
@@ -93,11 +95,11 @@ class Measured:
             rate = requests * length / (time.perf_counter() - began)
         self._row(requests, length, "prefill", rate)
 
-    def profile(self, requests: int, length: int) -> None:
-        """What the GPU does in a round, kernel by kernel."""
+    def profile(self, number: int) -> None:
+        """What the GPU does in a round of a point that was measured, kernel by kernel."""
         with Profile() as profile:
-            marks = self._run(requests, length, 16, profile)
-        self._rows[0]["profile"] = profile.summary(16) | _rounds([at for at, _ in marks])
+            marks = self._run(*self._server.points[number], PROFILED, profile)
+        self._rows[number]["profile"] = profile.summary(PROFILED) | _rounds([at for at, _ in marks])
         self._keep()
 
     def _run(self, requests: int, length: int, rounds: int, profile: Profile | None = None) -> list[tuple[float, int]]:
@@ -145,7 +147,7 @@ def _small(server: Server) -> Server:
     """The same server for a CPU, where SGLang's own GPU backends are not."""
     own = "torch_native" if server.case.speculate == "none" else "draftmark"
     backend = server.backend if server.backend == "draftmark" else own
-    return Server(server.case, backend, ((1, 64), (3, 40)), False, server.profiled)
+    return Server(server.case, backend, ((1, 64), (3, 40)), profiled=server.profiled)
 
 
 def _wait(file: Path) -> None:
@@ -153,8 +155,12 @@ def _wait(file: Path) -> None:
         time.sleep(0.02)
 
 
-def _compile_early(number: int) -> None:
-    """SGLang compiles three kernels when it first needs them; servers that start together compile one each."""
+def _compile_early(number: int, server: Server) -> None:
+    """SGLang compiles some things when it first needs them; servers that start together compile one each."""
+    if server.case.speculate == "ngram":
+        from sglang.kernels.ops.speculative.ngram_corpus import get_ngram_corpus_cls
+
+        get_ngram_corpus_cls()
     import torch
     from sglang.kernels.ops.activation.activation import activation_module
     from sglang.kernels.ops.attention.rope import _jit_fused_rope_module

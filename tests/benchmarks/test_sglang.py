@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
-from benchmarks.sglang.tables import PAGE, RECORD, compared, page, tables
+from benchmarks.sglang.profiles import covered, is_attention, shares
+from benchmarks.sglang.tables import PAGE, RECORD, bound, compared, page, rounds, tables
 
 H200 = 150e9
 BESIDES_KV = 8e9
@@ -77,5 +79,43 @@ def test_a_peer_is_the_fastest_of_its_kind() -> None:
     ours, peer, others = compared(rows)[0]
     assert (ours["tokens_per_s"], peer["tokens_per_s"]) == (100.0, 50.0)
     assert [one["tokens_per_s"] for one in others] == [90.0, 45.0]
-    line = "| 1 × 1k | 100 (p64) | FA3 50 (p64) | 2.00 | draftmark 90 (p1), Triton 45 (p1) |"
+    line = "| 1 × 1k | 100 (p64) | FA3 50 (p64) | 2.00 | – | draftmark 90 (p1), Triton 45 (p1) |"
     assert line in tables(dict(rows=rows))
+
+
+def test_overlapping_kernels_count_once() -> None:
+    """Attention's share is the time in which nothing else ran, not the sum of its kernels' times."""
+    assert covered([(0, 4), (2, 5), (7, 8)]) == 6
+    kernels = [("attend_uniform", (0.0, 4.0)), ("merge_pieces", (2.0, 5.0)), ("nvjet_sm90_tst", (4.5, 9.0))]
+    assert shares(kernels) == (9.0, 4.5)
+
+
+@pytest.mark.parametrize("record", [json.loads(RECORD.read_text())])
+def test_kernels_of_every_backend_are_told_apart(record: dict[str, Any]) -> None:
+    """Of each recorded round some kernels are attention's, and no matrix product, norm or sampling is."""
+    for one in record["profiles"]:
+        names = [name for name, _, _ in one["kernels"]]
+        assert sum(map(is_attention, names)) >= 2, one["backend"]
+        others = ("nvjet", "splitKreduce", "RMSNorm", "rope", "act_and_mul", "SoftMax", "TopK", "copy_all_layer_kv")
+        assert not [name for name in names if is_attention(name) and any(other in name for other in others)]
+
+
+def test_a_bound_is_the_round_without_attention() -> None:
+    """Of the very row that was profiled, and of no other."""
+    row = dict(phase="verify", case="tree(4,4,16) 1x1024", backend="draftmark", page_size=1, speculate="tree")
+    row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0, median_round_us=10_000.0)
+    profile = dict(case=row["case"], backend="draftmark", page_size=1, busy_us=9_000.0, attention_us=2_000.0)
+    assert bound(row, [profile]) == 500.0
+    assert bound(row | dict(page_size=64), [profile]) is None
+    peer = row | dict(backend="fa3", tokens_per_s=320.0)
+    record = dict(rows=[row, peer], profiles=[profile])
+    assert "| 1 × 1k | 400 (p1) | FA3 320 (p1) | 1.25 | 1.56 |  |" in tables(record)
+    assert "| tree(4,4,16) 1x1024 | draftmark (p1) | 10,000 | 9,000 | 2,000 | 7,000 | 1,000 |" in rounds(record)
+
+
+def test_a_point_that_one_side_lacks_is_shown() -> None:
+    """A call that ends early leaves rows without a peer."""
+    row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
+    row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)
+    text = tables(dict(rows=[row]))
+    assert "**an n-gram tree of nodes (16)**" in text and "| 1 × 1k | 400 (p1) | – | – | – |  |" in text

@@ -77,6 +77,15 @@ def test_verification_masks_are_described_as_they_were(read: Read) -> None:
 
 
 @EACH
+def test_a_second_pool_is_described_as_it_was(read: Read) -> None:
+    """Which layers have one, where a slot of the first lies in it, and both pools by their names."""
+    pool = ast.unparse(defined(read("srt/mem_cache/swa_memory_pool.py"), "SWAKVPool"))
+    fields = ("layers_mapping", "full_to_swa_index_mapping", "full_kv_pool", "swa_kv_pool")
+    assert all(f"self.{field}" in pool for field in fields)
+    assert "(full_attn_layer_id, False)" in pool and "(swa_layer_id, True)" in pool
+
+
+@EACH
 def test_ngram_masks_have_a_switch(read: Read) -> None:
     """A module constant that is read when a round is prepared."""
     source = read("srt/speculative/ngram_worker.py")

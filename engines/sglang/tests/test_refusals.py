@@ -61,6 +61,10 @@ def test_pools() -> None:
 
     class BaseSWAKVPool: ...
 
+    class SWAKVPool(BaseSWAKVPool):
+        def __init__(self, full: Any, windowed: Any) -> None:
+            self.full_kv_pool, self.swa_kv_pool = full, windowed
+
     class MHATokenToKVPool:
         kv_cache_layout, dtype = "nhd", "torch.bfloat16"
 
@@ -71,7 +75,9 @@ def test_pools() -> None:
     narrow = MHATokenToKVPool()
     narrow.dtype = "torch.float8_e5m2"
     assert pool_reasons(MHATokenToKVPool()) == []
-    assert "--disable-hybrid-swa-memory" in pool_reasons(BaseSWAKVPool())[0]
+    assert pool_reasons(SWAKVPool(MHATokenToKVPool(), MHATokenToKVPool())) == []
+    assert pool_reasons(SWAKVPool(MHATokenToKVPool(), other)) == pool_reasons(other)
+    assert "BaseSWAKVPool" in pool_reasons(BaseSWAKVPool())[0]
     assert "MLATokenToKVPool" in pool_reasons(MLATokenToKVPool())[0]
     assert "vectorized_5d" in pool_reasons(other)[0] and "float8_e5m2" in pool_reasons(narrow)[0]
 

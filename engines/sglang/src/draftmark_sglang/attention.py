@@ -23,6 +23,7 @@ from .geometries import geometry_of, needs_host_lengths
 from .layers import attention_layers, shape_of, sinks_of_layers
 from .page_table import as_pages
 from .prefixes import Prefixes
+from .window_pool import WindowPool, windowed_layers
 
 
 class LayerAttention:
@@ -41,6 +42,7 @@ class LayerAttention:
         self._pool = runner.token_to_kv_pool
         self._layers = attention_layers(runner.model)
         self._sinks = sinks_of_layers(runner.model, self._layers)
+        self._windowed = windowed_layers(self._pool)
         self._scales: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         self._caches: dict[int, tuple[torch.Tensor, torch.Tensor, KVCache]] = {}
         self.open(0)
@@ -48,9 +50,15 @@ class LayerAttention:
     def open(self, capture_batch_size: int) -> None:
         """Allocate everything for batches of up to `capture_batch_size` requests, or as many as SGLang serves."""
         device, profile = torch.device(self._facts.device), device_profile(self._facts.device)
-        shapes = {layer.layer_id: shape_of(layer, self._facts, layer.layer_id in self._sinks) for layer in self._layers}
+        shapes = {
+            layer.layer_id: (
+                shape_of(layer, self._facts, layer.layer_id in self._sinks),
+                layer.layer_id in self._windowed,
+            )
+            for layer in self._layers
+        }
         geometries = {
-            shape: geometry_of(self._loaded, shape, self._facts, profile, self._modes, capture_batch_size)
+            shape: geometry_of(self._loaded, shape[0], self._facts, profile, self._modes, capture_batch_size)
             for shape in dict.fromkeys(shapes.values())
         }
         self.arenas = [self._loaded.allocate(geometry, device) for geometry in geometries.values()]
@@ -59,18 +67,19 @@ class LayerAttention:
             for (shape, geometry), arena in zip(geometries.items(), self.arenas, strict=True)
         }
         self._of_layer: dict[int, AttentionBackend] = {layer_id: bound[shape] for layer_id, shape in shapes.items()}
-        self._bound: dict[AttentionShape, AttentionBackend] = bound
+        self._bound: dict[tuple[AttentionShape, bool], AttentionBackend] = bound
         self.geometry = next(iter(geometries.values()))
         self.needs_host_lengths = needs_host_lengths(self._loaded, list(geometries.values()))
         self.buffers = BatchBuffers(self.geometry, device)
         self.prefixes = Prefixes(self.buffers)
+        self._second = WindowPool(self._pool, self.prefixes, self._facts.page_size) if self._windowed else None
         self._batches: dict[tuple[Mode, int, int, bool], ForwardBatch] = {}
         self.tree_ops: TreeOps = self._loaded.tree_ops(self.geometry, device)
 
     @property
     def shapes(self) -> tuple[AttentionShape, ...]:
         """Every distinct shape of the layers."""
-        return tuple(self._bound)
+        return tuple(dict.fromkeys(shape for shape, _ in self._bound))
 
     def uniform(self, mode: Mode, step: int, requests: int, host: HostLengths, *, tree: bool) -> ForwardBatch:
         """A batch over the static buffers. Where the host knows no lengths, all of one size are one and the same."""
@@ -83,13 +92,17 @@ class LayerAttention:
 
     def plan(self, batch: ForwardBatch) -> None:
         """On the host, outside a graph."""
-        for backend in self._bound.values():
-            backend.plan(batch)
+        for (_, windowed), backend in self._bound.items():
+            backend.plan(self._seen(batch, windowed))
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """On the device; captured."""
-        for backend in self._bound.values():
-            backend.write_metadata(batch)
+        for (_, windowed), backend in self._bound.items():
+            backend.write_metadata(self._seen(batch, windowed))
+
+    def _seen(self, batch: ForwardBatch, windowed: bool) -> ForwardBatch:
+        """The batch as layers of the first or the second KV pool see it."""
+        return batch if self._second is None or not windowed else self._second.twin(batch)
 
     def forward(
         self,
@@ -116,6 +129,8 @@ class LayerAttention:
                 f"model had {'some' if sinks is None else 'none'} when SGLang started; use one of SGLang's own backends"
             )
         backend, cache, rows = self._of_layer[layer.layer_id], self._cache(layer), batch.num_rows
+        if self._second is not None:
+            batch = self._seen(batch, layer.layer_id in self._windowed)
         q = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         padded = q.shape[0] > rows

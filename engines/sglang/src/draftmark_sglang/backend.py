@@ -18,6 +18,7 @@ from .facts import facts_of
 from .geometries import modes_of
 from .options import Options
 from .phases import mode_of
+from .ranks import Forwards
 from .refusals import require_served
 
 
@@ -39,6 +40,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self.attention = LayerAttention(runner, loaded, self.facts, modes_of(self.facts))
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self._batch: ForwardBatch | None = None
+        self._forwards = Forwards(any(arena.guarded for arena in self.attention.arenas), self.facts.page_size)
         self._mask, self._seen = self._new_mask(), self._new_cells()
 
     # -- before a forward ---------------------------------------------------------------------------------
@@ -55,6 +57,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Copies of what SGLang owns, and the host's plan: eagerly, before a capture and before each replay."""
+        self._forwards.begin()
         if forward_batch.forward_mode.is_idle() or not forward_batch.batch_size:
             self._batch = None
             return
@@ -67,6 +70,8 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
                 self.attention, forward_batch, mode, req_to_token, seen=self._masks_of(mode), in_capture=in_capture
             )
         self.attention.plan(self._batch)
+        if not in_capture:
+            self._forwards.planned(self._batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """What follows from the copies, and the metadata: the same eagerly, at capture and at replay."""

@@ -12,7 +12,7 @@ class ActiveRound:
     """A process runs one draft model, and its steps one after the other.
 
     Attributes:
-        steps: the container whose round began last; None where draftmark drafts nothing.
+        steps: the container that was made last, or whose round began last; None where draftmark drafts nothing.
     """
 
     steps: DraftSteps | None = None

@@ -50,6 +50,7 @@ class DraftSteps:
         self._batches: list[ForwardBatch] = []
         self._begun = -1
         self._allocate()
+        ACTIVE.steps = self
 
     def _allocate(self) -> None:
         geometry = self.attention.geometry

@@ -79,6 +79,17 @@ def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
         ACTIVE.steps.note_parents(i, result[3][2])
 
 
+def skip_copies(original: Any, *arguments: Any, **named: Any) -> None:
+    """AROUND `duplicate_prefix_tail_to_draft_branches`: branches that share the prefix's last page need no copies.
+
+    SGLang finds what to copy with a boolean index, for which the host waits twice a round.
+    """
+    from .draft_round import ACTIVE
+
+    if ACTIVE.steps is None:
+        original(*arguments, **named)
+
+
 def small_masks(worker: Any, server_args: Any, *arguments: Any, **named: Any) -> None:
     """BEFORE `NGRAMWorker.__init__`: masks of D × D, not rows of ones for the prefix, built in Python."""
     from sglang.srt.arg_groups.overrides import resolved_view
@@ -131,6 +142,13 @@ HOOKS = (
         note_parents,
         EAGLE,
         "a branch cannot know whom it continues",
+    ),
+    Hook(
+        f"{SPECULATIVE}.eagle_worker_common.duplicate_prefix_tail_to_draft_branches",
+        "AROUND",
+        skip_copies,
+        EAGLE,
+        "the host waits in every round of a tree at page sizes above 1",
     ),
     Hook(
         f"{SPECULATIVE}.ngram_worker.NGRAMWorker.__init__",

@@ -101,9 +101,9 @@ def model_reasons(runner: Any) -> list[str]:
 def pool_reasons(pool: Any) -> list[str]:
     """What of SGLang's KV pool is not served."""
     names = [base.__name__ for base in type(pool).__mro__]
-    if "BaseSWAKVPool" in names or "SWAKVPool" in names:
-        return ["layers with a window have a KV pool of their own, with a second page id for each token; give "
-                "--disable-hybrid-swa-memory"]  # fmt: skip
+    if "SWAKVPool" in names:
+        parts = pool_reasons(pool.full_kv_pool) + pool_reasons(pool.swa_kv_pool)
+        return list(dict.fromkeys(parts))
     if "MHATokenToKVPool" not in names:
         return [f"KV pool {names[0]}: served is MHATokenToKVPool, pages of whole tokens and heads"]
     layout = getattr(pool, "kv_cache_layout", "nhd")

@@ -117,12 +117,16 @@ def smollm2(folder: Path) -> Path:
     return folder
 
 
-def tiny_gemma2(folder: Path) -> Path:
-    """A random Gemma-2 of two layers, the first with a window of 16 positions and the row itself."""
+def tiny_gemma2(folder: Path, **pools: object) -> Path:
+    """A random Gemma-2 of two layers, the first with a window of 16 positions and the row itself.
+
+    Args:
+        pools: what its configuration says of KV pools.
+    """
     make = torch.Generator().manual_seed(10)
     more = dict(model_type="gemma2", head_dim=HIDDEN // HEADS, query_pre_attn_scalar=HIDDEN // HEADS, sliding_window=17)
     more |= dict(hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True)
-    more |= dict(attn_logit_softcapping=None, final_logit_softcapping=None, rms_norm_eps=1e-6)
+    more |= dict(attn_logit_softcapping=None, final_logit_softcapping=None, rms_norm_eps=1e-6) | pools
     _config(folder, "Gemma2ForCausalLM", LAYERS, **more)
     weights = {
         "model.embed_tokens.weight": 0.3 * torch.randn(VOCABULARY, HIDDEN, generator=make),

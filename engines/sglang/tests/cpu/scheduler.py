@@ -70,16 +70,23 @@ def on_a_cpu(environment: dict[str, str] | None = None, **arguments: Any) -> Any
     return scheduler_of(environment, **(ON_A_CPU | arguments))
 
 
-def generate_on_ranks(ranks: int, prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> list[Any]:
-    """`generate` on every rank of a tensor-parallel run, over gloo: each rank's answer."""
+def generate_on_ranks(
+    ranks: int,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    function: Callable[..., Any] | None = None,
+    **arguments: Any,
+) -> list[Any]:
+    """`generate`, or another function, on every rank of a tensor-parallel run, over gloo: each rank's answer."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     together = dict(tp_size=ranks, nccl_port=port) | arguments
-    together["environment"] = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # or it wants a NUMA node each
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks)}  # or it wants a NUMA node each
+    together["environment"] = bind | arguments.get("environment", {})
 
     def one(rank: int) -> Any:
-        return in_a_fork(generate, prompts, max_new_tokens, rank=rank, **together)
+        return in_a_fork(function or generate, prompts, max_new_tokens, rank=rank, **together)
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(one, range(ranks)))
@@ -98,6 +105,7 @@ def generate(
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),
         "backend": type(backend).__name__,
         **(_shapes(backend.attention) if hasattr(backend, "attention") else {}),
+        "steps_compared": backend._forwards.compared if hasattr(backend, "_forwards") else 0,
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import textwrap
+from typing import Any
 
 import pytest
-from scheduler import in_a_fork, on_a_cpu
+from scheduler import generate, in_a_fork, on_a_cpu
 
 from draftmark_sglang.hooks import HOOKS
+from draftmark_sglang.in_process import eagle_arguments
 
 
 def _source(target: str) -> str:
@@ -42,6 +44,22 @@ def test_draft_extend_graphs_go_by_class() -> None:
 
     assert isinstance(TritonAttnBackend, ABCMeta)
     assert "TritonAttnBackend" in inspect.getsource(eagle_worker_v2)
+
+
+def test_branches_are_given_no_copies(target: str, eagle: str) -> None:
+    """Of the prefix's last page, at page sizes above 1: every round of a tree would wait for them."""
+
+    def served() -> Any:
+        from sglang.srt.speculative import eagle_worker_common
+
+        def copies(*arguments: Any) -> None:
+            raise AssertionError("the prefix's last page is copied")
+
+        eagle_worker_common.duplicate_prefix_tail_to_draft_branches = copies
+        return generate([[3, 5, 7, 9]], 8, model_path=target, attention_backend="draftmark", page_size=16, **drafts)
+
+    drafts = dict(eagle_arguments(eagle, 4, 3, 8))
+    assert in_a_fork(served)["verifies"] > 0
 
 
 def test_a_hook_that_did_not_take_hold_is_refused(target: str, eagle: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
-from scheduler import generate, generate_on_ranks, in_a_fork
+from scheduler import generate, generate_on_ranks, in_a_fork, on_a_cpu
+
+from draftmark_sglang.in_process import run_until_done, submit
 
 PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60]]
 TOKENS = 24
@@ -93,6 +96,34 @@ def test_overlap_and_mixed_chunks(target: str) -> None:
     assert made["texts"] == whole["texts"]
 
 
+def _idle_between(prompts: list[list[int]], max_new_tokens: int, **arguments: Any) -> dict[str, Any]:
+    """`generate`, with an idle batch before every turn of SGLang's loop, as DP attention's ranks have them.
+
+    Its forward is left out: SGLang's rotary embedding for CPUs takes no empty batch.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    scheduler, ran = on_a_cpu(**arguments), []
+    taken = inspect.signature(ForwardBatch.init_new).parameters
+    given = {name: False for name in taken if name == "return_hidden_states_before_norm"}
+
+    def idle() -> None:
+        batch, runner = scheduler.dp_attn_adapter.get_idle_batch(), scheduler.tp_worker.model_runner
+        runner.attn_backend.init_forward_metadata(ForwardBatch.init_new(batch, runner, **given))
+        ran.append(batch.forward_mode.name)
+
+    requests = submit(scheduler, prompts, max_new_tokens)
+    run_until_done(scheduler, requests, idle)
+    return {"texts": [list(one.output_ids)[:max_new_tokens] for one in requests], "idle": ran}
+
+
+def test_idle_batches(target: str, plain: list[list[int]]) -> None:
+    """A batch of nothing leaves no trace."""
+    made = in_a_fork(_idle_between, PROMPTS, TOKENS, model_path=target, attention_backend="draftmark", page_size=16)
+    assert made["texts"] == plain
+    assert len(made["idle"]) > 10 and set(made["idle"]) == {"IDLE"}
+
+
 def test_radix_cache(target: str, eagle: str) -> None:
     """A prompt that is in the radix cache already continues as one that is not."""
     prompts = [[11, 12, 13, 14] * 10] * 3
@@ -114,12 +145,72 @@ def test_sliding_window(folder: Any) -> None:
     assert made["texts"] == plain["texts"]
 
 
+def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
+    """`generate`, with the two KV pools that SGLang gives other such models, and how many slots the second freed."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+    derive, free = ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa
+    freed = []
+
+    def two_pools(self: Any) -> None:
+        self.disable_hybrid_swa_memory = False
+        derive(self)
+
+    def counted(self: Any, slots: Any) -> None:
+        freed.append(len(slots))
+        free(self, slots)
+
+    ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa = two_pools, counted
+    return generate(*arguments, **named) | dict(freed=sum(freed))
+
+
+@pytest.mark.parametrize(("page_size", "drafts"), [(1, NGRAM), (16, {}), (16, NGRAM)], ids=["1", "16-plain", "16"])
+def test_a_pool_for_layers_with_a_window(page_size: int, drafts: dict[str, Any], folder: Any) -> None:
+    """Their KV lies in slots of its own, which are freed behind the window; texts are those of one pool."""
+    import models
+
+    gemma = str(models.tiny_gemma2(folder / "gemma2"))
+    hybrid = str(models.tiny_gemma2(folder / "hybrid", is_hybrid_swa=True, hybrid_layer_pattern=[1, 0]))
+    prompts = [[5 + n, 7, 9, 11] * (10 + n) for n in range(6)]
+    plain = in_a_fork(generate, prompts, TOKENS, model_path=gemma, attention_backend="torch_native")
+    served = dict(model_path=hybrid, attention_backend="draftmark", page_size=page_size)
+    served |= dict(max_total_tokens=1536, swa_full_tokens_ratio=0.25)  # slots of the first pool are none of the second
+    made = in_a_fork(_in_two_pools, prompts, TOKENS, **served, **drafts)
+    assert made["texts"] == plain["texts"]
+    assert made["freed"] >= 16, "nothing left the window"
+
+
 def test_two_ranks(target: str, eagle: str, plain: list[list[int]]) -> None:
-    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts of one."""
-    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle))
+    """Tensor parallelism: each rank has its own heads and its own KV, and all ranks the texts and the steps of one."""
+    guarded = dict(environment={"DRAFTMARK_GUARD": "1"})
+    made = generate_on_ranks(2, PROMPTS, TOKENS, model_path=target, page_size=16, **TREE, **_drafts(eagle), **guarded)
     assert [one["texts"] for one in made] == [plain, plain]
     assert [one["heads"] for one in made] == [[(2, 1)], [(2, 1)]]
+    assert [one["steps_compared"] for one in made] == [made[0]["steps_compared"]] * 2
+    assert made[0]["steps_compared"] > 10
     assert all(len(PROMPTS) * TOKENS - one["verifies"] >= 30 for one in made)
+
+
+def _longer_on_rank_1(*arguments: Any, rank: int, **named: Any) -> dict[str, Any]:
+    from draftmark_sglang.prefixes import Prefixes
+
+    write = Prefixes.write
+
+    def longer(self: Any, batch: Any, counted: int) -> None:
+        write(self, batch, counted)
+        batch.prefix_lens.add_(rank)
+
+    Prefixes.write = longer
+    return generate(*arguments, rank=rank, **named)
+
+
+def test_ranks_that_disagree(target: str) -> None:
+    """A rank whose lengths are one off is told from the others, on every rank."""
+    served = dict(model_path=target, page_size=16, attention_backend="draftmark")
+    guarded = dict(environment={"DRAFTMARK_GUARD": "1"}, function=_longer_on_rank_1)
+    with pytest.raises(RuntimeError, match="ranks 1 disagree with rank 0 about the prefix lengths"):
+        generate_on_ranks(2, PROMPTS, TOKENS, **served, **guarded)
 
 
 def test_fp8_kv(target: str, eagle: str) -> None:
