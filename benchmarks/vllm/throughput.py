@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .engines import SHAPES, Engine, prompts
 
+LONG_PREFILL = 1 << 14
+"""Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 PERIOD = 32
 """Tokens after which the prompts of n-gram cases begin again."""
 
@@ -18,19 +20,26 @@ class Case:
 
     Attributes:
         steps: decode or verify steps to time; 0 times the prefill alone.
-        uneven: every other prompt never repeats itself, so that steps have requests with drafts and without. A head
-            drafts for all of them: there the other half of the requests only ends sooner.
+        uneven: every other prompt never repeats itself, so that steps have requests with n-gram drafts and without.
+        turns: how often it is timed; 0 for as often as the others.
     """
 
     batch: int
     context: int
     steps: int = 0
     uneven: bool = False
+    turns: int = 0
 
     @property
     def name(self) -> str:
         """As in ``64x1k``."""
         return f"{self.batch}x{self.context // 1024}k" + ("-uneven" if self.uneven else "")
+
+    def asked_of(self, engine: Engine) -> bool:
+        """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven."""
+        if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
+            return False
+        return not engine.only or self.name in engine.only
 
 
 class Watch:
@@ -131,6 +140,20 @@ def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
             found[1::2] = prompts(case.batch, case.context, vocabulary)[1::2]
         _made[case, period] = found
     return _made[case, period]
+
+
+def phases(engine: Engine) -> tuple[str, ...]:
+    """What an engine can be timed in."""
+    return ("verify",) if engine.drafts else ("decode", "prefill")
+
+
+def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
+    """Run each of an engine's cases once, briefly: kernels compile at their first call."""
+    for phase in phases(engine):
+        for case in cases.get(phase, ()):
+            long = not case.steps and case.batch * case.context > LONG_PREFILL
+            if case.asked_of(engine) and not long:
+                run(replace(case, steps=min(case.steps, 4)), llm, engine)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ mode: each batch is validated, and vLLM's KV slots are compared with those that 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from draftmark import Form
+from draftmark.reference import ReferencePlugin
 from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
 
@@ -65,6 +68,17 @@ def test_texts_without_the_debug_mode(folder: Path) -> None:
     arguments = {"block_size": 16, "max_num_batched_tokens": 64, "speculative_config": NGRAM}
     said = Asked(tiny(folder), "reference", settings={"debug": False}, arguments=arguments).run()
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+
+
+@pytest.mark.parametrize(("forms", "drafts"), [((), None), ((Form.ENGINE_SLOTS,), NGRAM)], ids=["none", "slots"])
+def test_a_backend_that_takes_little_of_vllms_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
+) -> None:
+    """vLLM keeps K apart from V for it, its page table is of the core's width, and without slots it works them out."""
+    monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, forms=forms))
+    said = ours(tiny(folder), 16, speculative_config=drafts)
+    assert said.tokens == plain(tiny(folder)).tokens
+    assert (said.accepted > 0) is (drafts is not None)
 
 
 def test_preempted_requests_go_on(folder: Path) -> None:

@@ -9,8 +9,11 @@ from draftmark.runtime import ForwardBatch, slots_of, validate
 from draftmark_engines import EngineError
 
 
-def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
+def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) -> None:
     """Check a batch against its geometry, and vLLM's KV slots against those that follow from its page table.
+
+    Args:
+        slots: int64 ``[rows of the batch]``, vLLM's, whether the backend takes them or works them out.
 
     Raises:
         BatchError: a tensor contradicts the geometry.
@@ -20,7 +23,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
     starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
     for request in range(batch.num_reqs):
         first, rows = starts[request], starts[request + 1] - starts[request]
-        given = _given(batch)[first : first + rows]
+        given = slots[first : first + rows]
         if not len(given) or int(given.max()) < 0:
             continue
         positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
@@ -36,7 +39,3 @@ def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
                 "report it with vLLM's version and arguments"
             )
 
-
-def _given(batch: ForwardBatch) -> torch.Tensor:
-    assert batch.slots is not None, "vLLM brings its slots"
-    return batch.slots
