@@ -164,8 +164,9 @@ class Benchmark:
 
     def _profiles(self, fleet: Fleet, ready: list[int], phase: str, case: Case) -> None:
         for number in ready:
-            engine = fleet.engines[number]
-            if self.left() < 0 or engine.backend not in self.plan["profile"]["of"] or not _asked(phase, case, engine):
+            engine, about = fleet.engines[number], self.plan["profile"]
+            meant = engine.backend in about["of"] and engine.page_size == about["page_size"]
+            if self.left() < 0 or not meant or not _asked(phase, case, engine):
                 continue
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
             drafter = {"drafter": engine.drafter} if engine.drafts else {}

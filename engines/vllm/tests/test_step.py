@@ -187,6 +187,17 @@ def test_the_debug_mode_finds_a_wrong_slot() -> None:
         check_batch(buffers().forward(made.step, span, geometry), geometry, made.step.slots)
 
 
+def test_the_debug_mode_lets_vllms_dummies_pass() -> None:
+    """Before a capture vLLM runs requests of null pages, whose slots are whatever was there."""
+    problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
+    made, ours = Made(problem), served(problem)
+    made.step.page_table.zero_()
+    made.step.slots.fill_(0)
+    (span,) = spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
+    geometry = ours.geometry(span.mode)
+    check_batch(buffers().forward(made.step, span, geometry), geometry, made.step.slots)
+
+
 def test_the_debug_mode_finds_a_narrow_page_table() -> None:
     """A table that could not hold a request at the wall is refused."""
     problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)

@@ -24,7 +24,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
     for request in range(batch.num_reqs):
         first, rows = starts[request], starts[request + 1] - starts[request]
         given = slots[first : first + rows]
-        if not len(given) or int(given.max()) < 0:
+        if not len(given) or int(given.max()) < 0 or _is_dummy(batch, request, prefixes[request], geometry):
             continue
         positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
         # Where the wall trims a drafter, vLLM stores nothing, and there may be no page.
@@ -39,3 +39,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
                 "report it with vLLM's version and arguments"
             )
 
+
+def _is_dummy(batch: ForwardBatch, request: int, prefix: int, geometry: Geometry) -> bool:
+    """Whether a request is one of vLLM's dummies, of warm-ups: its pages are the null page, which no live row has."""
+    return int(batch.page_table[request, prefix // geometry.attention.page_size]) == 0
