@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 from draftmark import Form
 from draftmark.reference import ReferencePlugin
-from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
+from engines.vllm.tests.engine_models import eagle_head, smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -103,6 +103,22 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
 
 
+def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's suffix decoding, over a stand-in for the package that it asks for."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
+    said = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
+    assert said.tokens == plain(tiny(folder)).tokens and said.accepted > 0
+    assert said.drafted < 4 * said.rounds, "each round had as many drafts"
+
+
+def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
+    """EAGLE's first form, with a random head whose drafts are hardly ever accepted."""
+    head = eagle_head(folder, tiny(folder))
+    drafts = {"method": "eagle", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
+    said = ours(tiny(folder), 16, speculative_config=drafts)
+    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+
+
 def test_a_window(folder: Path) -> None:
     """A Mistral whose window is shorter than its texts."""
     model = tiny(folder, "mistral", sliding_window=32)
@@ -153,6 +169,22 @@ def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
     )
     wanted = [tokens[:SLOW_NEW_TOKENS] for tokens in plain(model).tokens]
     assert asked.run().tokens == wanted
+
+
+def test_fp8_pages_in_the_engine(folder: Path) -> None:
+    """e4m3 KV with the layers' scales, by cuda_triton in Triton's interpreter: a text parts at near ties alone."""
+    model = tiny(folder)
+    wanted = plain(model, logprobs=True)
+    said = Asked(
+        model,
+        "cuda_triton",
+        new_tokens=SLOW_NEW_TOKENS,
+        environment={"TRITON_INTERPRET": "1"},
+        arguments={"block_size": 16, "kv_cache_dtype": "fp8_e4m3"},
+    ).run()
+    for one, other, ahead in zip(said.tokens, wanted.tokens, wanted.ahead, strict=True):
+        parts = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        assert parts is None or ahead[parts] < NEAR, f"at {parts}: {one} instead of {other}, ahead {ahead[parts]}"
 
 
 def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:
