@@ -41,7 +41,8 @@ def kv_cache(
     scaled = k_scale is not None and v_scale is not None
     typed = pages.view(FP8) if scaled else pages
     if is_apart(pages, num_kv_heads):
-        k, v = (typed[:, half].unflatten(-1, (num_kv_heads, -1)) for half in (0, 1))
+        by_head = (*typed[:, 0].shape[:2], num_kv_heads, -1)
+        k, v = typed[:, 0].view(by_head), typed[:, 1].view(by_head)
     else:
         by_token = typed.transpose(1, 2)
         k, v = by_token[:, :, :num_kv_heads], by_token[:, :, num_kv_heads:]
