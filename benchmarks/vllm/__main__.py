@@ -1,9 +1,10 @@
 """python -m benchmarks.vllm PLAN.json --out RESULT.json: vLLM engines side by side, and what they say.
 
 A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
-{phases and cases again}, "equality": [ENGINE, …]}``, with fields of `engines.Engine` and `throughput.Case`. All engines
-start and warm up together; then they take turns, case by case, over and over. The file is written after every row.
-What is most wanted stands first: the first case of each phase is run, then the second.
+{phases and cases again}, "equality": [ENGINE, …], "drafting": [ENGINE, …]}``, with fields of `engines.Engine` and
+`throughput.Case`. All engines start and warm up together; texts are said while the large engines still start; then
+those take turns, case by case, over and over. The file is written after every row. What is most wanted stands first:
+the first case of each phase is run, then the second; profiles come behind the case of the number ``profile_after``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from .drafting import drafted
 from .engines import SHAPES, Engine, say
 from .equality import compare, texts
-from .fleet import Fleet
+from .fleet import Fleet, idle
 from .profile import profiles
-from .throughput import Case, medians, run
+from .throughput import LONG_PREFILL, Case, medians, phases, run, warm
 
 PACKAGES = (
     "vllm",
@@ -45,9 +47,10 @@ MEMORIZER = "memorizer"
 """The model of the texts, by its name in a plan."""
 START = 40
 """Seconds that small engines need, compiled for the first time."""
+LISTS = ("equality", "rows", "drafting", "profiles", "failed", "not_run")
+SMALL = 40
+"""Engines of one fleet at most: the numbers of the next begin behind."""
 PHASES = ("decode", "verify", "prefill")
-LONG_PREFILL = 1 << 14
-"""Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 
 
 class Benchmark:
@@ -79,41 +82,73 @@ class Benchmark:
         say(row)
         self.out.write_text(json.dumps(self.result, indent=1) + "\n")
 
-    def throughput(self) -> None:
-        """Time every engine in every case of its phases, in turns."""
+    def run(self) -> None:
+        """All of the plan."""
+        large = self._large()
+        drafting = self._small("drafting", SMALL)
+        self.equality()
+        try:
+            if large is not None:
+                self._throughput(large)
+            if drafting is not None:
+                self._drafting(drafting)
+        finally:
+            for fleet in (large, drafting):
+                if fleet is not None:
+                    fleet.close()
+
+    def _cases(self) -> dict[str, list[Case]]:
+        return {phase: [Case(**one) for one in given] for phase, given in self.plan.get("cases", {}).items()}
+
+    def _large(self) -> Fleet | None:
+        """Start the engines that are timed, if there are any."""
         engines = [Engine(**one) for one in self.plan.get("throughput", ())]
         if not engines:
-            return
-        cases = {phase: [Case(**one) for one in given] for phase, given in self.plan["cases"].items()}
+            return None
         weights = elements(engines[0]) if any(one.shared for one in engines) else 0
         kv_bytes = max(one.kv_bytes or 0 for one in engines)
         for one in engines:
             one.arguments(self.folder)  # writes the folders of the models, which all processes read
-        fleet = Fleet(engines, self.folder, partial(_warm, cases), self.device, weights, kv_bytes + (1 << 20))
+        return Fleet(engines, self.folder, partial(warm, self._cases()), self.device, weights, kv_bytes + (1 << 20))
+
+    def _small(self, name: str, first: int) -> Fleet | None:
+        """Start engines with a checkpoint, if there are any and their checkpoint."""
+        engines = [Engine(**one) for one in self.plan.get(name, ())]
+        if not engines:
+            return None
+        missing = {one.checkpoint or "" for one in engines if not (self.folder / (one.checkpoint or "")).exists()}
+        if missing:
+            self.result["not_run"].append(f"{name}: there is no {', '.join(sorted(missing))}")
+            return None
+        return Fleet(engines, self.folder, idle, self.device, first=first)
+
+    def _throughput(self, fleet: Fleet) -> None:
+        """Time every engine in every case of its phases, in turns."""
+        cases, engines = self._cases(), fleet.engines
         try:
             ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             self.result["start_s"] = {str(number): fleet.ready_s[number] for number in ready}
             # The first case of each phase, then the second: a run that ends early has something of each.
-            for beside in itertools.zip_longest(*(cases.get(phase, ()) for phase in PHASES)):
+            rounds = list(itertools.zip_longest(*(cases.get(phase, ()) for phase in PHASES)))
+            after = self.plan.get("profile_after", len(rounds))
+            for number, beside in enumerate(rounds, 1):
                 for phase, case in zip(PHASES, beside, strict=True):
                     if case is not None:
                         self._turns(fleet, ready, phase, case)
-            for phase in PHASES:
-                for case in self.plan.get("profile", {}).get(phase, ()):
-                    self._profiles(fleet, ready, phase, Case(**case))
+                if number == after:
+                    self._all_profiles(fleet, ready)
         finally:
             for number, why in fleet.failed.items():
                 self.add("failed", {"engine": number, "backend": engines[number].backend, "why": why})
-            fleet.close()
 
     def _turns(self, fleet: Fleet, ready: list[int], phase: str, case: Case) -> None:
-        numbers = [number for number in ready if phase in _phases(fleet.engines[number])]
+        numbers = [number for number in ready if _asked(phase, case, fleet.engines[number])]
         if self.left() < 0:
             self.result["not_run"].append(f"{phase} {case.name}")
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
         long = not case.steps and case.batch * case.context > LONG_PREFILL
-        for turn in range(2 if long else self.repeat):
+        for turn in range((case.turns or (1 if long else self.repeat)) + long):
             for number in numbers:
                 row = fleet.ask(number, partial(run, case))
                 if "failed" not in row and not (long and not turn):  # `_warm` has left long ones out
@@ -122,10 +157,16 @@ class Benchmark:
             if found[number]:
                 self.add("rows", medians(found[number]))
 
+    def _all_profiles(self, fleet: Fleet, ready: list[int]) -> None:
+        for phase in PHASES:
+            for case in self.plan.get("profile", {}).get(phase, ()):
+                self._profiles(fleet, ready, phase, Case(**case))
+
     def _profiles(self, fleet: Fleet, ready: list[int], phase: str, case: Case) -> None:
         for number in ready:
-            engine = fleet.engines[number]
-            if self.left() < 0 or phase not in _phases(engine):
+            engine, about = fleet.engines[number], self.plan["profile"]
+            meant = engine.backend in about["of"] and engine.page_size == about["page_size"]
+            if self.left() < 0 or not meant or not _asked(phase, case, engine):
                 continue
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
             drafter = {"drafter": engine.drafter} if engine.drafts else {}
@@ -133,48 +174,55 @@ class Benchmark:
 
     def equality(self) -> None:
         """Let every engine of the plan say its texts, all at once, and keep the tokens."""
-        engines = [Engine(**one) for one in self.plan.get("equality", ())]
-        if engines and self.left() < START:
+        if self.plan.get("equality") and self.left() < START:
             self.result["not_run"].append("equality")
-            return
-        if not engines:
             return
         if self._training is not None and self._training.wait():
             self.result["not_run"].append("equality: the model was not trained")
             return
-        fleet = Fleet(engines, self.folder, _ready, self.device)
+        fleet = self._small("equality", 2 * SMALL)
+        if fleet is None:
+            return
         try:
-            fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
+            fleet.wait(min(self.plan.get("text_seconds", 150), self.left()), self.left())
             said = fleet.ask_all(partial(texts, self.folder))
-            first = next((said[number] for number in range(len(engines)) if isinstance(said[number], list)), [])
-            for number, engine in enumerate(engines):
-                about = {name: getattr(engine, name) for name in ("backend", "dtype", "page_size", "drafts", "eager")}
+            first = next((found for _, found in sorted(said.items()) if isinstance(found, list)), [])
+            for number, engine in enumerate(fleet.engines):
                 found = said[number]
                 if isinstance(found, dict):
-                    self.add("failed", {**about, "why": found["failed"]})
+                    self.add("failed", {**_about(engine), "why": found["failed"]})
                 else:
-                    self.add("equality", {**about, **compare(found, first), "tokens": found})
+                    self.add("equality", {**_about(engine), **compare(found, first), "tokens": found})
         finally:
             fleet.close()
 
+    def _drafting(self, fleet: Fleet) -> None:
+        """Tokens a second and a round of the same model with other drafts, in turns."""
+        ready = fleet.wait(self.plan.get("start_seconds", 150), self.left())
+        found: dict[int, list[dict[str, Any]]] = {number: [] for number in ready}
+        for turn in range(1 + self.repeat):
+            for number in ready:
+                row = fleet.ask(number, partial(drafted, self.folder)) if self.left() > 0 else {"failed": "no time"}
+                if turn and "failed" not in row:  # the first compiles kernels
+                    found[number].append(row)
+        for number, engine in enumerate(fleet.engines):
+            if found.get(number):
+                self.add("drafting", {**_about(engine), **medians(found[number])})
+            else:
+                self.add("failed", {**_about(engine), "why": fleet.failed.get(number, "no time")})
 
-def _phases(engine: Engine) -> tuple[str, ...]:
-    return ("verify",) if engine.drafts else ("decode", "prefill")
+
+ABOUT = ("backend", "dtype", "page_size", "num_gpus", "drafts", "eager")
 
 
-def _warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
-    """Run each of an engine's cases once, briefly: kernels compile at their first call."""
-    from dataclasses import replace
-
-    for phase in _phases(engine):
-        for case in cases.get(phase, ()):
-            if not case.steps and case.batch * case.context > LONG_PREFILL:
-                continue
-            run(replace(case, steps=min(case.steps, 4)), llm, engine)
+def _about(engine: Engine) -> dict[str, Any]:
+    """What an engine of texts is."""
+    about = {name: getattr(engine, name) for name in ABOUT}
+    return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 
-def _ready(llm: Any, engine: Engine) -> None:
-    """Texts need no warm-up."""
+def _asked(phase: str, case: Case, engine: Engine) -> bool:
+    return phase in phases(engine) and case.asked_of(engine)
 
 
 def elements(engine: Engine) -> int:
@@ -193,7 +241,7 @@ def _head() -> dict[str, Any]:
         except md.PackageNotFoundError:
             continue
     head = {"schema": 1, "device": _device(), "commit": os.environ.get("DRAFTMARK_COMMIT", "unknown")}
-    return {**head, "versions": versions, "equality": [], "rows": [], "profiles": [], "failed": [], "not_run": []}
+    return {**head, "versions": versions, **{name: [] for name in LISTS}}
 
 
 def _device() -> str:
@@ -216,8 +264,7 @@ def main() -> None:
     benchmark = Benchmark(parser.parse_args())
     from vllm import LLM  # noqa: F401  # once, before the processes are forked; `import vllm` alone loads hardly anything
 
-    benchmark.throughput()
-    benchmark.equality()
+    benchmark.run()
     benchmark.out.write_text(json.dumps(benchmark.result, indent=1) + "\n")
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ SHAPES = {
     },
 }
 OURS = "CUSTOM"
+LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 HEAD_VOCABULARY = 4
 """A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
 
@@ -53,7 +54,14 @@ class Engine:
         shared: weights and KV lie in the memory of a `fleet`.
         kv_bytes: of the KV pages; None lets vLLM measure.
         skip_prefill: requests may have their KV without computing it, see `connector`.
-        checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one.
+        checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one. Its
+            EAGLE-3 head is the folder CHECKPOINT-head.
+        shortest_ngram, longest_ngram: tokens that vLLM's own n-gram drafts follow.
+        trees: drafts are trees, by the opt-in worker: looked up, or combs of a head.
+        also_captured: sizes of steps that are captured besides, in rows.
+        only: names of the cases that are asked of it; all of its phases if empty.
+        packages: a folder of packages that come before all others, such as a FlashInfer of another release.
+        environment: of its process.
     """
 
     shape: str
@@ -75,6 +83,13 @@ class Engine:
     kv_bytes: int | None = None
     skip_prefill: bool = False
     checkpoint: str | None = None
+    trees: bool = False
+    shortest_ngram: int = 1
+    longest_ngram: int = 3
+    also_captured: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+    packages: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         """`LLM`'s arguments."""
@@ -82,7 +97,7 @@ class Engine:
 
         name, _, ours = self.backend.partition(":")
         # Rows of whole graphs, and of the pieces that uneven steps are padded to.
-        captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches)})
+        captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches), *self.also_captured})
         more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
         if name == OURS and ours:
             more["additional_config"] = {"draftmark": {"backend": ours, "debug": self.debug}}
@@ -92,6 +107,11 @@ class Engine:
             more["kv_cache_memory_bytes"] = self.kv_bytes
         if self.skip_prefill:
             more["kv_transfer_config"] = CONFIG
+        if self.trees:
+            more |= {"worker_cls": _tree_worker(), "async_scheduling": False}
+        if self.packages:
+            # What it tunes are no attention kernels, and it loads packages that FlashInfer's own need not.
+            more["kernel_config"] = {"enable_flashinfer_autotune": False}
         return {
             "model": str(folder / self.checkpoint if self.checkpoint else model(folder, self)),
             "load_format": LOAD_FORMAT if self.shared else "auto" if self._has_weights else "dummy",
@@ -113,10 +133,13 @@ class Engine:
     def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
         """`LLM`'s `speculative_config`."""
         config: dict[str, Any] = {"method": self.drafter, "num_speculative_tokens": self.drafts}
-        if self.drafter == "ngram":
-            config |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        if self.drafter == "ngram" and self.trees:
+            config |= {"method": "custom_class", "model": LOOK_UP}
+        elif self.drafter == "ngram":
+            config |= {"prompt_lookup_max": self.longest_ngram, "prompt_lookup_min": self.shortest_ngram}
         else:
-            config |= {"model": str(head(folder, self)), "attention_backend": backend}
+            given = folder / f"{self.checkpoint}-head" if self.checkpoint else head(folder, self)
+            config |= {"model": str(given), "attention_backend": backend}
         if self.acceptance is not None:
             config["rejection_sample_method"] = "synthetic"
             config["synthetic_acceptance_rates"] = [self.acceptance ** (n + 1) for n in range(self.drafts)]
@@ -125,6 +148,12 @@ class Engine:
     @property
     def _has_weights(self) -> bool:
         return self.random_weights or self.checkpoint is not None
+
+
+def _tree_worker() -> str:
+    from vllm.platforms import current_platform
+
+    return f"draftmark_vllm.trees.worker.{'CpuTreeWorker' if current_platform.is_cpu() else 'TreeWorker'}"
 
 
 def model(folder: Path, engine: Engine) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import sys
 import threading
 import time
 import traceback
@@ -31,10 +32,18 @@ class Fleet:
     Args:
         warm: what each does before it is ready.
         weights, kv_bytes: of the shared memory; 0 for none.
+        first: number of the first engine; those of fleets that live side by side are apart, as their folders and ports.
     """
 
     def __init__(
-        self, engines: Sequence[Engine], folder: Path, warm: Work, device: str, weights: int = 0, kv_bytes: int = 0
+        self,
+        engines: Sequence[Engine],
+        folder: Path,
+        warm: Work,
+        device: str,
+        weights: int = 0,
+        kv_bytes: int = 0,
+        first: int = 0,
     ) -> None:
         self.engines, self.failed, self.ready_s = list(engines), {}, {}
         context, began = multiprocessing.get_context("fork"), time.monotonic()
@@ -42,11 +51,14 @@ class Fleet:
         if weights:
             self._keeper, self._keeper_link = _start(context, _keep, weights, kv_bytes, device, len(self.engines))
             self._handles = self._keeper_link.recv()
-        lock = context.Lock()
+        # Of a kind that both ways to start a process can be given; its name is gone when nobody here holds it.
+        self._lock = lock = multiprocessing.get_context("spawn").Lock()
         self._links, self._processes = [], []
         for number, engine in enumerate(self.engines):
             handle = self._handles[number] if weights and engine.shared else None
-            process, link = _start(context, _serve, engine, folder, warm, number, handle, lock)
+            # What vLLM imports hangs on what is installed, so an engine with packages of its own imports it anew.
+            how = multiprocessing.get_context("spawn" if engine.packages else "fork")
+            process, link = _start(how, _serve, engine, folder, warm, first + number, handle, lock)
             self._processes.append(process)
             self._links.append(link)
 
@@ -110,6 +122,10 @@ class Fleet:
             process.join()
 
 
+def idle(llm: Any, engine: Engine) -> None:
+    """What an engine does before it is ready that needs no warm-up."""
+
+
 def _start(context: Any, target: Any, *given: Any) -> tuple[Any, Any]:
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(*given, theirs), daemon=False)
@@ -144,6 +160,7 @@ def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> N
 def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any) -> None:
     try:
         began = time.monotonic()
+        _set_up(engine)
         # Each looks for free ports behind its own, and compiles into a folder of its own.
         os.environ["VLLM_PORT"] = str(21000 + 100 * number)
         os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
@@ -164,6 +181,14 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes 
         traceback.print_exc()
         link.send({"failed": f"{type(error).__name__}: {str(error)[-600:]}"})
     os._exit(0)  # vLLM's own shutdown may wait for what is gone
+
+
+def _set_up(engine: Engine) -> None:
+    """The engine's environment and packages, for its process and for those that it starts."""
+    os.environ.update(engine.environment)
+    if engine.packages:
+        sys.path.insert(0, engine.packages)
+        os.environ["PYTHONPATH"] = os.pathsep.join([engine.packages, os.environ.get("PYTHONPATH", "")])
 
 
 def _map(handle: bytes, lock: Any) -> None:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-LISTS = ("equality", "rows", "profiles")
+LISTS = ("equality", "rows", "drafting", "profiles")
 OF_A_RUN = ("device", "commit", "versions", "start_s", "failed", "not_run")
 
 
@@ -21,7 +21,7 @@ def gather(record: dict[str, Any], result: dict[str, Any], run: str, about: str)
     Raises:
         ValueError: a text of the result is not judged, so it would be recorded with all its tokens.
     """
-    unjudged = [row["backend"] for row in result["equality"] if "wrong_texts" not in row]
+    unjudged = [row["backend"] for row in result["equality"] + result.get("drafting", []) if "wrong_texts" not in row]
     if unjudged:
         raise ValueError(f"texts of {', '.join(unjudged)} are not judged; run python -m benchmarks.vllm.judged before")
     runs = {

@@ -1,8 +1,9 @@
-"""python -m benchmarks.vllm.judged RESULT.json MODEL: hold a result's texts against float32, by draftmark's one rule.
+"""python -m benchmarks.vllm.judged RESULT.json MODELS: hold a result's texts against float32, by draftmark's one rule.
 
 Every token of every text must be the best of its row in float32, or lie below it by no more than rounding explains, and
 where two texts part both tokens must (`draftmark_speculative.agreement`). The verdict is written into the result, and
-the tokens, which it rests on, are left out. The model is on the host: no engine and no device is needed.
+the tokens, which it rests on, are left out. The models, in folders ``MODELS/memorizer`` for texts and
+``MODELS/smollm2`` for what drafts gave, are on the host: no engine and no device is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+MODELS = {"equality": "memorizer", "drafting": "smollm2"}
+"""A result's lists with texts, and the checkpoint of each."""
 
 
 def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
@@ -22,6 +26,7 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
     kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
     return {
         **kept,
+        "texts": len(texts),
         "equal": len(texts) - len(found.differences),
         "tokens": sum(map(len, texts)),
         "near_ties": found.near_ties,
@@ -31,23 +36,30 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
     }
 
 
-def main() -> None:
-    """Judge every row with texts, beside the first of its dtype; in float32 nothing is excused."""
+def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Judge rows of one model, each beside the first of its dtype."""
     from draftmark_speculative.models import load_model
 
+    if not rows:
+        return []
+    prompts, judged = json.loads((folder / "prompts.json").read_text()), []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        same, model = [row for row in rows if row["dtype"] == dtype], load_model(folder, dtype=dtype)
+        judged += [judge(row, model, prompts, same[0]["tokens"]) for row in same]
+    return judged
+
+
+def main() -> None:
+    """Judge every row with texts; in float32 nothing is excused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("models", type=Path)
     asked = parser.parse_args()
-    result, prompts = json.loads(asked.result.read_text()), json.loads((asked.model / "prompts.json").read_text())
-    rows = result["equality"]
-    judged = []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        same, model = [row for row in rows if row["dtype"] == dtype], load_model(asked.model, dtype=dtype)
-        judged += [judge(row, model, prompts, same[0]["tokens"]) for row in same]
-    result["equality"] = judged
-    for row in result["equality"]:
-        print({name: row[name] for name in row if name != "eager"})
+    result = json.loads(asked.result.read_text())
+    for name, checkpoint in MODELS.items():
+        result[name] = judge_all(result.get(name, []), asked.models / checkpoint)
+        for row in result[name]:
+            print({key: row[key] for key in row if key not in ("eager", "all")})
     asked.result.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,6 +1,7 @@
-"""python -m benchmarks.vllm.tables RECORD.json [--write PAGE.md]: throughput beside the best of vLLM's own, every row.
+"""python -m benchmarks.vllm.tables RECORD.json [--write PAGE.md]: a record's tables, every row of it.
 
-Without --write the tables are printed. It replaces what stands between the two marks of a page.
+Throughput beside the best of vLLM's own, texts, and what drafts give. Without --write the tables are printed. With it
+they replace what stands between a page's marks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+PARTS = ("throughput", "texts", "drafts")
 BEGIN, END = "<!-- throughput: written by benchmarks.vllm.tables -->", "<!-- /throughput -->"
 OURS = "CUSTOM:"
 PHASES = {"decode": 0, "verify": 1, "prefill": 2}
@@ -83,17 +85,60 @@ def tables(record: dict[str, Any]) -> str:
     return "\n\n".join(found)
 
 
-def write(page: str, made: str) -> str:
-    """A page's text with the tables between its marks.
+def texts(record: dict[str, Any]) -> str:
+    """Every engine that said texts: how many are those of the first engine of its dtype, and how far one may part."""
+    titles = ["backend", "dtype", "pages", "GPUs", "drafts", "texts", "equal", "part at near ties", "wrong"]
+    lines = [_line(titles), _line(["---", "---", "---:", "---:", "---", *["---:"] * 4])]
+    for row in record.get("equality", ()):
+        counts = [row["texts"], row["equal"], row["near_ties"], len(row["wrong_texts"])]
+        about = [_name(row), row["dtype"], row["page_size"], row.get("num_gpus", 1), _drafts(row)]
+        lines.append(_line([str(one) for one in (*about, *counts)]))
+    return "\n".join(lines)
+
+
+def drafts(record: dict[str, Any]) -> str:
+    """Tokens a round and a second of one model with other drafts; a sentence where none were timed."""
+    rows = record.get("drafting", ())
+    if not rows:
+        return "On a GPU no tree has been timed in vLLM yet."
+    titles = ["backend", "drafts", "rows verified", "tokens a round", "ms a step", "tokens/s", "texts equal"]
+    lines = [_line(titles), _line(["---", "---", *["---:"] * 5])]
+    for row in rows:
+        equal = f"{row['equal']} of {row['texts']}"
+        numbers = [f"{row['tokens_per_round']:.2f}", f"{row['step_ms']:.2f}", f"{row['tokens_per_s']:,.0f}", equal]
+        lines.append(_line([_name(row), _drafts(row), str(1 + row["drafts"]), *numbers]))
+    return "\n".join(lines)
+
+
+def _name(row: dict[str, Any]) -> str:
+    backend = str(row["backend"])
+    return f"`{backend.removeprefix(OURS)}`" if backend.startswith(OURS) else backend
+
+
+def _drafts(row: dict[str, Any]) -> str:
+    if not row["drafts"]:
+        return "none"
+    kind = "trees" if row.get("trees") else "chain"
+    return f"{DRAFTERS[row.get('drafter', 'ngram')]}, {kind} of {row['drafts']}"
+
+
+def written(record: dict[str, Any]) -> dict[str, str]:
+    """The parts of a page, by their names."""
+    return dict(zip(PARTS, (tables(record), texts(record), drafts(record)), strict=True))
+
+
+def write(page: str, made: str, part: str = "throughput") -> str:
+    """A page's text with a part's tables between its marks.
 
     Raises:
         ValueError: the marks are not there.
     """
-    before, begun, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
+    begin, end = (one.replace("throughput", part) for one in (BEGIN, END))
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
     if not begun or not ended:
-        raise ValueError(f"the page has no {BEGIN!r} … {END!r}; add the two lines where the tables shall stand")
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+        raise ValueError(f"the page has no {begin!r} … {end!r}; add the two lines where the tables shall stand")
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -123,11 +168,14 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--write", type=Path, metavar="PAGE.md")
     asked = parser.parse_args()
-    made = tables(json.loads(asked.record.read_text()))
+    made = written(json.loads(asked.record.read_text()))
     if asked.write is None:
-        print(made)
-    else:
-        asked.write.write_text(write(asked.write.read_text(), made))
+        print("\n\n".join(made.values()))
+        return
+    page = asked.write.read_text()
+    for part, text in made.items():
+        page = write(page, text, part)
+    asked.write.write_text(page)
 
 
 if __name__ == "__main__":

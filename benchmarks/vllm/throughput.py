@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .engines import SHAPES, Engine, prompts
 
+LONG_PREFILL = 1 << 14
+"""Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 PERIOD = 32
 """Tokens after which the prompts of n-gram cases begin again."""
 
@@ -18,19 +21,26 @@ class Case:
 
     Attributes:
         steps: decode or verify steps to time; 0 times the prefill alone.
-        uneven: every other prompt never repeats itself, so that steps have requests with drafts and without. A head
-            drafts for all of them: there the other half of the requests only ends sooner.
+        uneven: every other prompt never repeats itself, so that steps have requests with n-gram drafts and without.
+        turns: how often it is timed; 0 for as often as the others.
     """
 
     batch: int
     context: int
     steps: int = 0
     uneven: bool = False
+    turns: int = 0
 
     @property
     def name(self) -> str:
         """As in ``64x1k``."""
         return f"{self.batch}x{self.context // 1024}k" + ("-uneven" if self.uneven else "")
+
+    def asked_of(self, engine: Engine) -> bool:
+        """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven."""
+        if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
+            return False
+        return not engine.only or self.name in engine.only
 
 
 class Watch:
@@ -53,16 +63,18 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     loop = llm.llm_engine
     skipped = bool(case.steps and engine.skip_prefill)
     asked = _prompts(case, engine)
-    counts = {str(number): 0 for number in range(case.batch)}
+    names = [f"{next(_runs)} {number}" for number in range(case.batch)]
+    counts = dict.fromkeys(names, 0)
     if not case.steps:
         watch.begin()
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
-        loop.add_request(str(number), prompt, _sampling(case, engine, skipped, number, prompt))
+        loop.add_request(names[number], prompt, _sampling(case, engine, skipped, number, prompt))
     first, at_first, steps = 0.0, 0, 0
-    while loop.has_unfinished_requests():
+    while loop.has_unfinished_requests() and (skipped or steps < case.steps or not first):
         for out in loop.step():
-            counts[out.request_id] = len(out.outputs[0].token_ids)
+            if out.request_id in counts:
+                counts[out.request_id] = len(out.outputs[0].token_ids)
         steps += bool(first)
         if not first and all(counts.values()):
             first, at_first = time.perf_counter(), sum(counts.values())
@@ -70,6 +82,8 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
                 watch.begin()
     ended = time.perf_counter()
     watch.end()
+    if loop.has_unfinished_requests():
+        loop.abort_request(names)
     return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps)
 
 
@@ -108,10 +122,13 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     from .connector import THERE
 
     alone = case.uneven and number % 2 == 1
+    # Where prompts are computed one after another, the first requests decode meanwhile; none ends before the last step.
+    computed = 0 if skipped or not case.steps else case.batch * case.context
+    ahead = 2 + 5 * computed // (4 * engine.max_num_batched_tokens) if computed else 0
     all_accepted = engine.acceptance == 1 and not alone
     return SamplingParams(
         temperature=0,
-        max_tokens=1 + case.steps * (1 + engine.drafts if all_accepted else 1),
+        max_tokens=1 + (case.steps + ahead) * (1 + engine.drafts if all_accepted else 1),
         ignore_eos=True,
         detokenize=False,
         allowed_token_ids=prompt["prompt_token_ids"][:1] if all_accepted and engine.drafter == "ngram" else None,
@@ -119,6 +136,8 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     )
 
 
+_runs = itertools.count()
+"""Names of requests are never used again: steps of one that was ended may be under way."""
 _made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
 
 
@@ -131,6 +150,20 @@ def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
             found[1::2] = prompts(case.batch, case.context, vocabulary)[1::2]
         _made[case, period] = found
     return _made[case, period]
+
+
+def phases(engine: Engine) -> tuple[str, ...]:
+    """What an engine can be timed in."""
+    return ("verify",) if engine.drafts else ("decode", "prefill")
+
+
+def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
+    """Run each of an engine's cases once, briefly: kernels compile at their first call."""
+    for phase in phases(engine):
+        for case in cases.get(phase, ()):
+            long = not case.steps and case.batch * case.context > LONG_PREFILL
+            if case.asked_of(engine) and not long:
+                run(replace(case, steps=min(case.steps, 4)), llm, engine)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import Memory, make
 from benchmarks.vllm.profile import busy, profiles
-from benchmarks.vllm.throughput import Case, medians
+from benchmarks.vllm.throughput import Case, medians, run
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
 PLANS = sorted(FOLDER.glob("h200-*.json"))
@@ -28,7 +29,7 @@ HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16
 def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
     """Every entry has fields that there are, no engine stands there twice, and each has pages for its largest case."""
     read = json.loads(plan.read_text())
-    asked = read.get("throughput", []) + read.get("equality", [])
+    asked = read.get("throughput", []) + read.get("equality", []) + read.get("drafting", [])
     assert asked and len({json.dumps(one, sort_keys=True) for one in asked}) == len(asked)
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
@@ -39,18 +40,33 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
 
 
 def test_the_largest_plan_has_every_kind_of_row() -> None:
-    """Decode and both kinds of drafts, of each backend; 1 to 256 requests, 1k to 32k tokens, and uneven drafts."""
+    """Decode and both kinds of drafts, two page sizes, vLLM's three backends beside ours; 1 to 256 requests, 1k to 32k
+    tokens, and uneven drafts, whose rows are a captured size."""
     plan = json.loads((FOLDER / "h200-plan.json").read_text())
     engines = [Engine(**one) for one in plan["throughput"]]
-    kinds = {(one.drafts, one.drafter if one.drafts else "") for one in engines}
-    assert {(one.backend, one.drafts, one.drafter) for one in engines} >= {
-        (backend, 4, drafter)
-        for backend in ("CUSTOM:cuda_triton", "FLASH_ATTN", "TRITON_ATTN")
-        for drafter in ("ngram", "eagle3")
-    }
-    assert kinds == {(0, ""), (4, "ngram"), (4, "eagle3")}
-    names = {Case(**one).name for one in plan["cases"]["verify"]}
-    assert names >= {"1x1k", "16x1k", "64x1k", "256x1k", "16x8k", "64x8k", "1x32k", "64x1k-uneven"}
+    kinds = {(one.backend, one.page_size, one.drafter if one.drafts else "") for one in engines}
+    ours, theirs = "CUSTOM:cuda_triton", "FLASH_ATTN"
+    both = {(name, page, drafter) for name in (ours, theirs) for page in (16, 64) for drafter in ("", "eagle3")}
+    assert kinds >= both | {(name, 16, "ngram") for name in (ours, theirs)}
+    others = {"TRITON_ATTN", "FLASHINFER", "CUSTOM:cuda_trtllm", "CUSTOM:cuda_flashinfer"}
+    assert {one.backend for one in engines} == {ours, theirs} | others
+    cases = {phase: [Case(**one) for one in given] for phase, given in plan["cases"].items()}
+    for phase, names in {"decode": set(), "verify": {"64x1k-uneven", "16x1k-uneven"}}.items():
+        every = {"1x1k", "16x1k", "64x1k", "256x1k", "1x8k", "16x8k", "64x8k", "8x32k", "1x32k"}
+        assert {case.name for case in cases[phase]} == every | names
+    for engine in engines:
+        for case in (one for one in cases["verify"] if one.uneven and engine.drafter == "ngram" and engine.drafts):
+            assert case.batch // 2 * (2 + engine.drafts) in engine.also_captured
+        assert set(engine.only) <= {case.name for given in cases.values() for case in given}
+
+
+def test_uneven_steps_are_asked_of_looked_up_drafts_alone() -> None:
+    """A head drafts for every request; and an engine may be asked a few cases only."""
+    case, usual = Case(64, 1024, 4, uneven=True), {"shape": "small-shape", "backend": "A", "page_size": 16}
+    assert case.asked_of(Engine(**usual, drafts=4))
+    assert not case.asked_of(Engine(**usual)) and not case.asked_of(Engine(**usual, drafts=4, drafter="eagle3"))
+    assert not case.asked_of(Engine(**usual, drafts=4, only=("64x1k",)))
+    assert Case(64, 1024, 4).asked_of(Engine(**usual, drafts=4, only=("64x1k",)))
 
 
 def test_a_head_drafts_fewer_tokens_where_its_output_is_its_own(tmp_path: Path) -> None:
@@ -140,11 +156,15 @@ class OneRequest:
     """Stands in for vLLM's loop: each step multiplies, and gives its only request one token more."""
 
     def __init__(self) -> None:
-        self.llm_engine, self._left, self._made = self, 0, 0
+        self.llm_engine, self._left, self._made, self.name, self.ended = self, 0, 0, "", []
 
     def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
         """Take it."""
-        self._left, self._made = sampling.max_tokens, 0
+        self.name, self._left, self._made = name, sampling.max_tokens, 0
+
+    def abort_request(self, names: list[str]) -> None:
+        """End it."""
+        self.ended, self._left = names, 0
 
     def has_unfinished_requests(self) -> bool:
         """Whether a token is missing."""
@@ -154,7 +174,7 @@ class OneRequest:
         """Make one."""
         self._left, self._made = self._left - 1, self._made + 1
         torch.ones(64, 64) @ torch.ones(64, 64)
-        return [SimpleNamespace(request_id="0", outputs=[SimpleNamespace(token_ids=[0] * self._made)])]
+        return [SimpleNamespace(request_id=self.name, outputs=[SimpleNamespace(token_ids=[0] * self._made)])]
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -169,6 +189,19 @@ def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPat
     assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
     assert found["torch_ms"] > 0 and found["functions_ms"] > 0
     assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no device here
+
+
+@pytest.mark.parametrize("skip_prefill", [True, False])
+def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where prompts are computed, requests have tokens to spare, and what is left behind the last step is ended."""
+    vllm = SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(THERE={}))
+    loop = OneRequest()
+    engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
+    row = run(Case(1, 1024, 3), loop, engine)
+    assert (row["steps"], row["tokens"]) == (3, 3)
+    assert loop.ended == ([] if skip_prefill else [loop.name])
 
 
 def test_a_device_is_busy_once() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.vllm.gather import gather
-from benchmarks.vllm.tables import BEGIN, END, pairs, table, tables, write
+from benchmarks.vllm.tables import BEGIN, END, drafts, pairs, table, texts, write, written
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
@@ -49,7 +49,8 @@ def test_no_recorded_text_is_wrong() -> None:
 def test_the_page_has_every_row() -> None:
     """Its tables are written from the record."""
     page = (ROOT / "docs" / "vllm.md").read_text()
-    assert write(page, tables(RECORD)) == page
+    for part, text in written(RECORD).items():
+        assert write(page, text, part) == page
     ours = [row for row in RECORD["rows"] if row["backend"].startswith("CUSTOM:")]
     throughput = page.partition(BEGIN)[2].partition(END)[0]
     rows = [line for line in throughput.splitlines() if line.startswith(("| decode", "| verify", "| prefill"))]
@@ -81,6 +82,18 @@ def test_what_differs_among_rows_is_a_column() -> None:
     shared, _, head, _, *lines = table(rows).splitlines()
     assert shared == "All rows: `a`, 1 GPU." and "| requests x tokens | pages | tokens/s |" in head
     assert [line.split(" | ")[2] for line in lines] == ["pages of 16", "pages of 64"]
+
+
+def test_texts_and_drafts_have_tables_of_their_own() -> None:
+    """One line an engine; a record without drafts says so."""
+    said = {"dtype": "bfloat16", "texts": 8, "equal": 7, "near_ties": 1, "wrong_texts": []}
+    trees = {"drafts": 6, "drafter": "eagle3", "trees": True, "tokens_per_round": 2.914, "step_ms": 3.5}
+    row = {"backend": "CUSTOM:a", "page_size": 16, "tokens_per_s": 1234.5, **said, **trees}
+    found = texts({"equality": [row, {"backend": "B", "page_size": 64, "num_gpus": 2, "drafts": 0, **said}]})
+    assert "| `a` | bfloat16 | 16 | 1 | EAGLE-3, trees of 6 | 8 | 7 | 1 | 0 |" in found
+    assert "| B | bfloat16 | 64 | 2 | none | 8 | 7 | 1 | 0 |" in found
+    assert "| `a` | EAGLE-3, trees of 6 | 7 | 2.91 | 3.50 | 1,234 | 7 of 8 |" in drafts({"drafting": [row]})
+    assert "no tree has been timed" in drafts({})
 
 
 def test_a_run_takes_the_place_of_one_of_its_name() -> None:

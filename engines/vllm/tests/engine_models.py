@@ -68,3 +68,24 @@ def smollm2_head(folder: Path) -> str:
         assert spec and spec.submodule_search_locations, "pip install heads/smollm2_135m"
         convert(Path(next(iter(spec.submodule_search_locations))), Path(smollm2(folder)), path)
     return str(path)
+
+
+def eagle_head(folder: Path, target: str) -> str:
+    """Write a random EAGLE head for a tiny Llama: one layer behind a projection of token and feature."""
+    from safetensors.torch import load_file, save_file
+
+    path, generator = folder / "eagle-head", torch.Generator().manual_seed(0)
+    if not (path / "config.json").exists():
+        path.mkdir(parents=True)
+        layer = "model.layers.0."
+        tensors = {
+            name.removeprefix("model."): tensor
+            for name, tensor in load_file(Path(target) / "model.safetensors").items()
+            if name.startswith(layer) and name != f"{layer}input_layernorm.weight"
+        }
+        hidden = TINY["hidden_size"]
+        tensors["fc.weight"] = torch.randn(hidden, 2 * hidden, generator=generator) / hidden**0.5
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((Path(target) / "config.json").read_text()) | {"num_hidden_layers": 1}
+        (path / "config.json").write_text(json.dumps(config))
+    return str(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, load
+from draftmark import AttentionShape, DeviceProfile, Form, load
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineLimits
 from draftmark_vllm.pages import kv_cache
@@ -188,10 +189,19 @@ class Made:
         return torch.cat(found)
 
 
-def served(problem: Problem, backend: str = "reference", device: str = "cpu") -> Served:
-    """The backends of a problem."""
-    where = torch.device(device)
-    return Served(load(backend), [problem.shape], limits(problem.verify_rows), DeviceProfile(), where)
+def served(
+    problem: Problem, backend: str = "reference", device: str = "cpu", forms: tuple[Form, ...] = tuple(Form)
+) -> Served:
+    """The backends of a problem, of which a backend takes no more than `forms` of what vLLM brings of its own."""
+    loaded = copy(load(backend))
+    loaded.info = replace(loaded.info, forms=tuple(one for one in loaded.info.forms if one in forms))
+    return Served(loaded, [problem.shape], limits(problem.verify_rows), DeviceProfile(), torch.device(device))
+
+
+def apart(pages: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """vLLM's memory of the same KV, with K of all pages in front of V of all pages."""
+    halves = [one.transpose(1, 2).flatten(2) for one in (pages[:, :num_kv_heads], pages[:, num_kv_heads:])]
+    return torch.stack(halves).transpose(0, 1)
 
 
 def attention(

@@ -117,7 +117,7 @@ def test_kv_can_be_laid_out_token_by_token(read: Read) -> None:
         return
     assert {"customize_spec", "supported_kv_cache_layouts"} <= names
     interface = read("v1/kv_cache_interface.py")
-    assert "LBNHC" in fields(class_of(read("v1/kv_cache_layout.py"), "KVCacheLayout"))
+    assert {"LBNHC", "LHBNC"} <= fields(class_of(read("v1/kv_cache_layout.py"), "KVCacheLayout"))
     spec = fields(class_of(interface, "AttentionSpec"))
     assert {"num_head_slots", "state_content_bytes", "num_kv_heads", "head_size", "head_size_v", "dtype"} <= spec
 

@@ -6,6 +6,7 @@ mode: each batch is validated, and vLLM's KV slots are compared with those that 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
+from draftmark import Form
+from draftmark.reference import ReferencePlugin
+from engines.vllm.tests.engine_models import eagle_head, smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -67,6 +70,17 @@ def test_texts_without_the_debug_mode(folder: Path) -> None:
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
 
 
+@pytest.mark.parametrize(("forms", "drafts"), [((), None), ((Form.ENGINE_SLOTS,), NGRAM)], ids=["none", "slots"])
+def test_a_backend_that_takes_little_of_vllms_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, forms: tuple[Form, ...], drafts: dict[str, object] | None
+) -> None:
+    """vLLM keeps K apart from V for it, its page table is of the core's width, and without slots it works them out."""
+    monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, forms=forms))
+    said = ours(tiny(folder), 16, speculative_config=drafts)
+    assert said.tokens == plain(tiny(folder)).tokens
+    assert (said.accepted > 0) is (drafts is not None)
+
+
 def test_preempted_requests_go_on(folder: Path) -> None:
     """With room for few pages requests are sent back and prefilled again, from cached pages where there are some."""
     said = ours(tiny(folder), 16, num_gpu_blocks_override=24, speculative_config=NGRAM)
@@ -86,6 +100,22 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
             "attention_backend": "CUSTOM",
         },
     )
+    assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
+
+
+def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's suffix decoding, over a stand-in for the package that it asks for."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
+    said = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
+    assert said.tokens == plain(tiny(folder)).tokens and said.accepted > 0
+    assert said.drafted < 4 * said.rounds, "each round had as many drafts"
+
+
+def test_an_eagle_head_drafts_in_our_pages(folder: Path) -> None:
+    """EAGLE's first form, with a random head whose drafts are hardly ever accepted."""
+    head = eagle_head(folder, tiny(folder))
+    drafts = {"method": "eagle", "model": head, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
+    said = ours(tiny(folder), 16, speculative_config=drafts)
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
 
 
@@ -139,6 +169,22 @@ def test_triton_kernels_on_vllms_pages(folder: Path) -> None:
     )
     wanted = [tokens[:SLOW_NEW_TOKENS] for tokens in plain(model).tokens]
     assert asked.run().tokens == wanted
+
+
+def test_fp8_pages_in_the_engine(folder: Path) -> None:
+    """e4m3 KV with the layers' scales, by cuda_triton in Triton's interpreter: a text parts at near ties alone."""
+    model = tiny(folder)
+    wanted = plain(model, logprobs=True)
+    said = Asked(
+        model,
+        "cuda_triton",
+        new_tokens=SLOW_NEW_TOKENS,
+        environment={"TRITON_INTERPRET": "1"},
+        arguments={"block_size": 16, "kv_cache_dtype": "fp8_e4m3"},
+    ).run()
+    for one, other, ahead in zip(said.tokens, wanted.tokens, wanted.ahead, strict=True):
+        parts = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        assert parts is None or ahead[parts] < NEAR, f"at {parts}: {one} instead of {other}, ahead {ahead[parts]}"
 
 
 def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:

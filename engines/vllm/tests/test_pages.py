@@ -19,6 +19,17 @@ def test_k_and_v_are_rows_of_one_pitch(heads: int) -> None:
     assert memory[2, 5].flatten().tolist() == [1.0] * heads * 8 + [2.0] * heads * 8
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_k_may_lie_apart_from_v(heads: int) -> None:
+    """Of all pages K comes first, then V: both are contiguous, and every byte belongs to exactly one of them."""
+    memory = torch.zeros(2, 4, 16, heads * 8)
+    cache = kv_cache(memory.transpose(0, 1), heads, None, None)
+    assert cache.k.shape == cache.v.shape == (4, 16, heads, 8)
+    assert cache.k.is_contiguous() and cache.v.is_contiguous()
+    cache.k.add_(1), cache.v.add_(2)
+    assert bool((memory[0] == 1).all()) and bool((memory[1] == 2).all())
+
+
 def test_fp8_may_come_as_bytes() -> None:
     """With scales the pages are e4m3, however vLLM types them."""
     memory, scale = torch.zeros(2, 16, 4, 8, dtype=torch.uint8), torch.tensor(0.5)

@@ -8,13 +8,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftmark import BatchError, Mode
+from draftmark import BatchError, Form, Mode
 from draftmark_engines import EngineError
 from draftmark_vllm.checking import check_batch
 from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.spans import spans
 from draftmark_vllm.step import StepBuffers, refresh
-from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Made, Problem, Request, attention, random_problem, served
+from engines.vllm.tests.handmade import (
+    MAX_REQS,
+    MAX_TOKENS,
+    Made,
+    Problem,
+    Request,
+    apart,
+    attention,
+    random_problem,
+    served,
+)
 
 DECODES = (Request(17, 1), Request(0, 1), Request(95, 1))
 
@@ -50,6 +60,40 @@ def test_layers_with_sinks_match_dense_attention(backend: str) -> None:
         pytest.importorskip("triton")
     for seed in range(30 if backend == "reference" else 5):
         assert_right(random_problem(seed, sinks=True, head_dim=32), backend)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_backend_may_take_nothing_of_vllms_own(seed: int) -> None:
+    """Its table has the core's width, it works slots out itself, and K lies apart from V: the same attention, and every
+    row's KV where vLLM wanted it. With drafts it takes vLLM's slots."""
+    problem = random_problem(seed)
+    requests = tuple(replace(one, unstored=()) for one in problem.requests)
+    problem = replace(problem, requests=requests, surplus=0, padding=0)
+    forms = (Form.ENGINE_SLOTS,) if problem.verify_rows > 1 else ()
+    made, ours = Made(problem), served(problem, forms=forms)
+    geometry, heads = ours.any.few, problem.shape.num_kv_heads
+    assert geometry.forms == forms
+    pages = apart(made.pages, heads)
+    cache = kv_cache(pages, heads, None, None)
+    assert cache.k.is_contiguous() and cache.v.is_contiguous()
+    held = StepBuffers(MAX_REQS, MAX_TOKENS, torch.device("cpu"), geometry.max_pages_per_req)
+    for span in spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged):
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        of_span = ours.geometry(span.mode)
+        check_batch(held.forward(made.step, span, of_span), of_span, made.step.slots[rows])
+    found = attention(made, ours, held, cache)
+    worst = (found.double() - made.wanted).abs().max().item()
+    assert worst < 2e-5, f"{worst} on\n{problem}"
+    for row, slot in enumerate(made.step.slots.tolist()):
+        assert torch.equal(cache.k.flatten(0, 1)[slot], made.k[row]), f"row {row} of\n{problem}"
+        assert torch.equal(cache.v.flatten(0, 1)[slot], made.v[row]), f"row {row} of\n{problem}"
+
+
+def test_drafts_need_a_backend_that_takes_vllms_slots() -> None:
+    """Of drafts at the longest context vLLM stores nothing, which a page table does not say."""
+    problem = next(one for one in map(random_problem, range(99)) if one.verify_rows > 1)
+    with pytest.raises(EngineError, match="backend reference works KV slots out itself"):
+        served(problem, forms=(Form.ENGINE_TABLE, Form.STRIDED_KV))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -137,7 +181,8 @@ def test_the_debug_mode_accepts_vllms_slots(seed: int) -> None:
     made, ours, kept = Made(problem), served(problem), buffers()
     for span in spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged):
         geometry = ours.geometry(span.mode)
-        check_batch(kept.forward(made.step, span, geometry), geometry)
+        rows = slice(span.first_row, span.first_row + span.num_rows)
+        check_batch(kept.forward(made.step, span, geometry), geometry, made.step.slots[rows])
 
 
 def test_the_debug_mode_finds_a_wrong_slot() -> None:
@@ -148,7 +193,18 @@ def test_the_debug_mode_finds_a_wrong_slot() -> None:
     (span,) = spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
     geometry = ours.geometry(span.mode)
     with pytest.raises(EngineError, match="request 1 of a decode batch stores"):
-        check_batch(buffers().forward(made.step, span, geometry), geometry)
+        check_batch(buffers().forward(made.step, span, geometry), geometry, made.step.slots)
+
+
+def test_the_debug_mode_lets_vllms_dummies_pass() -> None:
+    """Before a capture vLLM runs requests of null pages, whose slots are whatever was there."""
+    problem = replace(random_problem(0, page_size=16), requests=DECODES, padding=0, surplus=0)
+    made, ours = Made(problem), served(problem)
+    made.step.page_table.zero_()
+    made.step.slots.fill_(0)
+    (span,) = spans(made.step.query_start_host, made.step.num_rows, problem.verify_rows, ours.any.ragged)
+    geometry = ours.geometry(span.mode)
+    check_batch(buffers().forward(made.step, span, geometry), geometry, made.step.slots)
 
 
 def test_the_debug_mode_finds_a_narrow_page_table() -> None:
@@ -159,7 +215,7 @@ def test_the_debug_mode_finds_a_narrow_page_table() -> None:
     (span,) = spans(step.query_start_host, step.num_rows, problem.verify_rows, ours.any.ragged)
     geometry = ours.geometry(span.mode)
     with pytest.raises(BatchError, match="page_table"):
-        check_batch(buffers().forward(step, span, geometry), geometry)
+        check_batch(buffers().forward(step, span, geometry), geometry, step.slots)
 
 
 def test_a_request_may_read_pages_that_another_one_fills_in_the_same_step() -> None:

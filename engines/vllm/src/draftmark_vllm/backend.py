@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 
+from draftmark import Form
 from draftmark_engines import EngineError
 
 from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
@@ -27,6 +28,9 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
     forward_includes_kv_cache_update: bool = True
+    # K apart from V, for a backend that takes no views of packed pages. vLLM asks about the layout without a
+    # configuration, and asks behind `supports_combination`, in each of its processes.
+    kv_apart: ClassVar[bool] = False
 
     @staticmethod
     def get_name() -> str:
@@ -108,6 +112,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
             made = Geometries.of(backend, shape, engine_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
+        cls.kv_apart = Form.STRIDED_KV not in made.few.forms
         if serves_trees(config) and not made.ragged:
             return f"backend {backend.info.name} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
         return None
@@ -116,34 +121,41 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
-        """Layer by layer, page by page, token by token."""
+        """Layer by layer, page by page, token by token; or in each layer K of all pages and then V."""
         from vllm.v1.kv_cache_layout import KVCacheLayout
 
-        return (KVCacheLayout.LBNHC,)
+        return (KVCacheLayout.LHBNC if cls.kv_apart else KVCacheLayout.LBNHC,)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Of a token K heads first, then V heads; see `pages`."""
+        """Of a token K heads first, then V heads, or all K in one slot and all V in another; see `pages`."""
         if spec.state_content_bytes is not None or spec.head_size != spec.head_size_v:
             return spec
-        return replace(
-            spec,
-            num_head_slots=head_slots(spec.num_kv_heads),
-            state_content_bytes=spec.head_size * spec.dtype.itemsize,
-        )
+        slots, width = cls._slots(spec.num_kv_heads, spec.head_size)
+        return replace(spec, num_head_slots=slots, state_content_bytes=width * spec.dtype.itemsize)
+
+    @classmethod
+    def _slots(cls, num_kv_heads: int, head_size: int) -> tuple[int, int]:
+        """Slots of a token in a page, and elements of each."""
+        return (2, num_kv_heads * head_size) if cls.kv_apart else (head_slots(num_kv_heads), head_size)
 
     # -- layout of KV to 0.28 -----------------------------------------------------------------------------
 
-    @staticmethod
+    @classmethod
     def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+        cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
         """The logical page; see `pages`."""
-        return (num_blocks, head_slots(num_kv_heads), block_size, head_size)
+        slots, width = cls._slots(num_kv_heads, head_size)
+        return (num_blocks, slots, block_size, width)
 
-    @staticmethod
-    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """Token by token in memory; with layers, each page holds all of them."""
+    @classmethod
+    def get_kv_cache_stride_order(cls, include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Token by token in memory, with layers each page holds all of them; or K of all pages and then V."""
+        if cls.kv_apart and include_num_layers_dimension:
+            raise NotImplementedError("K apart from V is a layer's own")
+        if cls.kv_apart:
+            return (1, 0, 2, 3)
         return (1, 0, 3, 2, 4) if include_num_layers_dimension else (0, 2, 1, 3)
 
     @classmethod

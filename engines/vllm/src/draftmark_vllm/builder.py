@@ -9,7 +9,7 @@ import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 
-from draftmark import AttentionShape, HostLengthsNeed, Mode
+from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
 from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
 
 from . import reservation
@@ -18,7 +18,7 @@ from .limits import chosen_backend, engine_limits, profile_of, serves_trees
 from .served import Geometries, Served
 from .settings import Settings
 from .spans import spans
-from .step import Step, StepBuffers, refresh
+from .step import Step, StepBuffers, part, refresh
 from .trees.step_trees import current
 from .trees.tails import TreeTails
 
@@ -53,7 +53,9 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
         backend = chosen_backend(vllm_config, device.type)
         self._served = Served(backend, self._shapes(), limits, profile_of(device), device)
-        self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device)
+        geometry = self._served.any.few
+        columns = 0 if Form.ENGINE_TABLE in geometry.forms else geometry.max_pages_per_req
+        self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device, columns)
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
         # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
@@ -98,14 +100,14 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
             if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
                 batch = replace(batch, tail=self._tails.write(span, current()))
             if self._debug and not capture:
-                self._check(batch)
+                self._check(batch, part(step.slots, span.first_row, span.num_rows))
             self._served.prepare(batch)
             parts.append((span.first_row, batch, self._served.of(span.mode)))
         return StepMetadata(tuple(parts), step.seq_lens)
 
-    def _check(self, batch: ForwardBatch) -> None:
+    def _check(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
         geometry = self._served.geometry(batch.mode)
-        check_batch(batch, geometry)
+        check_batch(batch, geometry, slots)
         if self._guard is not None:
             self._guard.observe(step_digest(batch, geometry.attention.page_size))
 

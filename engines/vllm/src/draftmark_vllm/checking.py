@@ -9,8 +9,11 @@ from draftmark.runtime import ForwardBatch, slots_of, validate
 from draftmark_engines import EngineError
 
 
-def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
+def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) -> None:
     """Check a batch against its geometry, and vLLM's KV slots against those that follow from its page table.
+
+    Args:
+        slots: int64 ``[rows of the batch]``, vLLM's, whether the backend takes them or works them out.
 
     Raises:
         BatchError: a tensor contradicts the geometry.
@@ -20,8 +23,8 @@ def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
     starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
     for request in range(batch.num_reqs):
         first, rows = starts[request], starts[request + 1] - starts[request]
-        given = _given(batch)[first : first + rows]
-        if not len(given) or int(given.max()) < 0:
+        given = slots[first : first + rows]
+        if not len(given) or int(given.max()) < 0 or _is_dummy(batch, request, prefixes[request], geometry):
             continue
         positions = torch.arange(prefixes[request], prefixes[request] + rows, device=batch.device)
         # Where the wall trims a drafter, vLLM stores nothing, and there may be no page.
@@ -37,6 +40,6 @@ def check_batch(batch: ForwardBatch, geometry: Geometry) -> None:
             )
 
 
-def _given(batch: ForwardBatch) -> torch.Tensor:
-    assert batch.slots is not None, "vLLM brings its slots"
-    return batch.slots
+def _is_dummy(batch: ForwardBatch, request: int, prefix: int, geometry: Geometry) -> bool:
+    """Whether a request is one of vLLM's dummies, of warm-ups: its pages are the null page, which no live row has."""
+    return int(batch.page_table[request, prefix // geometry.attention.page_size]) == 0

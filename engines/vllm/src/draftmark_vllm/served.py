@@ -12,10 +12,16 @@ import torch
 
 from draftmark import AttentionShape, DeviceProfile, Form, Geometry, HostLengthsNeed, LoadedBackend, Mode
 from draftmark.runtime import AttentionBackend, ForwardBatch
-from draftmark_engines import EngineLimits, geometry_for
+from draftmark_engines import EngineError, EngineLimits, geometry_for
 
 FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
-"""vLLM places KV itself, brings a page table of its own width, and keeps K and V in one tensor."""
+"""vLLM places KV itself, brings a page table of its own width, and keeps K and V in one tensor. For a backend that does
+not take one of them the adapter brings the core's own instead."""
+
+
+def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
+    """Of what vLLM brings of its own, what the backend takes as it is."""
+    return tuple(form for form in FORMS if form in backend.info.forms)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,14 @@ class Geometries:
             EngineError: the backend does not serve them; with its reasons.
         """
         verify = (Mode.VERIFY, Mode.RAGGED_VERIFY) if limits.num_draft_tokens > 1 else ()
-        few = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), FORMS)
-        return cls(few, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), FORMS))
+        forms = forms_of(backend)
+        if verify and Form.ENGINE_SLOTS not in forms:
+            raise EngineError(
+                f"backend {backend.info.name} works KV slots out itself, but of drafts at the longest context vLLM "
+                "stores nothing; leave the drafts out, or choose a backend that takes an engine's slots"
+            )
+        few = geometry_for(backend, shape, limits, device, (Mode.DECODE, *verify), forms)
+        return cls(few, geometry_for(backend, shape, limits, device, (Mode.EXTEND,), forms))
 
     def each(self) -> tuple[Geometry, Geometry]:
         """Both."""

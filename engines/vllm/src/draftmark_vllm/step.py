@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmark import Geometry, Mode
+from draftmark import Form, Geometry, Mode
 from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound
 
 from .spans import Span
@@ -47,24 +47,27 @@ class StepBuffers:
 
     Args:
         max_reqs, max_rows: of the largest step.
+        table_columns: pages of a request in a table of the core's own width, for a backend that takes no other; 0 for
+            one that takes vLLM's as it is.
     """
 
-    def __init__(self, max_reqs: int, max_rows: int, device: torch.device) -> None:
+    def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         self._prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
+        self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, span: Span, geometry: Geometry) -> ForwardBatch:
-        """Give a span as a batch; launches at most four small kernels and waits for nothing."""
+        """Give a span as a batch; launches at most five small kernels and waits for nothing."""
         first, reqs, row, rows = span.first_req, span.padded_reqs, span.first_row, span.num_rows
         batch = ForwardBatch(
             mode=span.mode,
             step=0,
             prefix_lens=self._prefix_lens[first : first + reqs],
             q_indptr=self._indptr(step, span),
-            page_table=part(step.page_table, first, reqs),
+            page_table=self._page_table(part(step.page_table, first, reqs), first),
             tail=CAUSAL,
             # No backend reads them in these modes; where vLLM does not tell them they are zeros.
             positions=part(self._positions if step.positions is None else step.positions, row, rows),
@@ -73,10 +76,19 @@ class StepBuffers:
             q_lens=span.q_lens,
             tail_lens=span.q_lens,
             num_rows=rows,
-            slots=part(step.slots, row, rows),
+            slots=part(step.slots, row, rows) if Form.ENGINE_SLOTS in geometry.forms else None,
         )
         refresh(batch, part(step.seq_lens, first, reqs))
         return batch
+
+    def _page_table(self, theirs: torch.Tensor, first: int) -> torch.Tensor:
+        """vLLM's table of a span; or its first columns, in memory of our own, so that a graph finds it there."""
+        columns = self._table.shape[1]
+        if not columns:
+            return theirs
+        ours = self._table[first : first + len(theirs)]
+        ours[:, : theirs.shape[1]].copy_(theirs[:, :columns])
+        return ours
 
     def _indptr(self, step: Step, span: Span) -> torch.Tensor:
         if span.mode in UNIFORM:

@@ -11,6 +11,9 @@ from draftmark.tree import pack_bits
 from ..spans import Span
 from .step_trees import Parents, StepTrees, chain
 
+REMEMBERED = 256
+"""Tails that are kept: a head's combs are the same in each step, and to work one out takes longer than to copy it."""
+
 
 class TreeTails:
     """Tails of VERIFY and RAGGED_VERIFY batches of one geometry."""
@@ -20,6 +23,7 @@ class TreeTails:
         rows = geometry.max_reqs * self._nodes
         self._mask = torch.zeros(rows, self._words, dtype=torch.int32, device=device)
         self._depth = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._known: dict[tuple[bool, tuple[int, ...], tuple[Parents, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, span: Span, trees: StepTrees | None) -> Tree:
         """Fill the tail of a span. Where no tree is told, as at capture, each request's rows are a chain.
@@ -31,27 +35,36 @@ class TreeTails:
         Returns:
             Views of static memory, valid until the next call.
         """
-        parents = torch.tensor(self._padded(span, trees), dtype=torch.int64).to(self._mask.device)
-        reach = ancestors(parents)
-        mask, depth = pack_bits(reach.flatten(0, 1), self._words), depths(reach).flatten()
-        uniform = span.mode is Mode.VERIFY
-        if not uniform:
-            nodes = [r * self._nodes + n for r, count in enumerate(span.q_lens) for n in range(count)]
-            at = torch.tensor(nodes, dtype=torch.int64).to(self._mask.device)
-            mask, depth = mask[at], depth[at]
-        rows = len(mask)
+        asked = span.mode is Mode.VERIFY, span.q_lens, self._padded(span, trees)
+        if asked not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[asked] = self._tail(*asked)
+        mask, depth = self._known[asked]
+        rows, uniform = len(mask), asked[0]
         self._mask[:rows].copy_(mask)
         self._depth[:rows].copy_(depth)
         by_slot = self._depth[:rows].view(-1, self._nodes) if uniform else self._depth[:rows]
         return Tree(self._mask[:rows], by_slot)
 
-    def _padded(self, span: Span, trees: StepTrees | None) -> list[list[int]]:
+    def _tail(
+        self, uniform: bool, q_lens: tuple[int, ...], each: tuple[Parents, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mask and depths of requests with these parents, row by row."""
+        reach = ancestors(torch.tensor(each, dtype=torch.int64))
+        mask, depth = pack_bits(reach.flatten(0, 1), self._words), depths(reach).flatten()
+        if not uniform:
+            at = torch.tensor([r * self._nodes + n for r, count in enumerate(q_lens) for n in range(count)])
+            mask, depth = mask[at], depth[at]
+        return mask.to(self._mask.device), depth.to(self._depth.device)
+
+    def _padded(self, span: Span, trees: StepTrees | None) -> tuple[Parents, ...]:
         """Parents of every request of a span; nodes that a request has not hang on its root, as unused ones do."""
-        found = []
+        found: list[Parents] = []
         for number, count in enumerate(span.q_lens):
             known: Parents | None = None
             if trees is not None and span.first_req + number < len(trees.parents):
                 known = trees.parents[span.first_req + number]
             parents = chain(count) if known is None else known
-            found.append([*parents, *([0] * (self._nodes - len(parents)))])
-        return found
+            found.append((*parents, *([0] * (self._nodes - len(parents)))))
+        return tuple(found)

@@ -1,0 +1,101 @@
+"""What vLLM's own predicates say of a model that is not served, before anything is allocated; needs vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from draftmark_engines import EngineError
+from draftmark_vllm import impl
+from draftmark_vllm.backend import DraftmarkBackend
+
+USUAL = {
+    "head_size": 64,
+    "dtype": torch.bfloat16,
+    "kv_cache_dtype": "auto",
+    "block_size": 16,
+    "use_mla": False,
+    "has_sink": False,
+    "use_sparse": False,
+    "use_mm_prefix": False,
+    "use_per_head_quant_scales": False,
+    "device_capability": None,
+    "attn_type": "decoder",
+}
+
+
+@pytest.fixture(autouse=True)
+def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A model of 8 heads, served by the reference."""
+    model = SimpleNamespace(
+        get_num_attention_heads=lambda parallel: 8, get_num_kv_heads=lambda parallel: 2, max_model_len=256
+    )
+    made = SimpleNamespace(
+        model_config=model,
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
+        parallel_config=SimpleNamespace(),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        speculative_config=None,
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
+        additional_config={"draftmark": {"backend": "reference"}},
+    )
+    monkeypatch.setattr("vllm.config.get_current_vllm_config", lambda: made)
+    monkeypatch.setattr(impl, "get_current_vllm_config", lambda: made)
+    return made
+
+
+def test_a_usual_model_is_served() -> None:
+    """Nothing is said against it."""
+    assert not DraftmarkBackend.validate_configuration(**USUAL)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"use_mla": True}, "MLA"),
+        ({"use_sparse": True}, "sparse"),
+        ({"use_mm_prefix": True}, "multimodal"),
+        ({"use_per_head_quant_scales": True}, "per-head"),
+        ({"attn_type": "encoder_only"}, "encoder_only"),
+        ({"attn_type": "encoder_decoder"}, "encoder_decoder"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
+        ({"block_size": 24}, "block_size"),
+        ({"dtype": torch.float64}, "dtype"),
+        ({"kv_cache_dtype": "fp8"}, "the reference stores KV as float32"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_what_is_not_served_is_refused_by_the_predicates(asked: dict[str, Any], said: str) -> None:
+    """One sentence each, of vLLM's or of the backend that serves."""
+    reasons = DraftmarkBackend.validate_configuration(**{**USUAL, **asked})
+    assert any(said in reason for reason in reasons), reasons
+
+
+def test_kv_sharing_fast_prefill_is_refused(config: SimpleNamespace) -> None:
+    """With the way out."""
+    config.cache_config.kv_sharing_fast_prefill = True
+    assert any("leave --kv-sharing-fast-prefill out" in one for one in DraftmarkBackend.validate_configuration(**USUAL))
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        ({"alibi_slopes": [0.5] * 8}, "the model has ALiBi slopes"),
+        ({"attn_type": "encoder"}, "attention of type encoder is not served"),
+        ({"use_irope": True}, "the layer has use_irope"),
+    ],
+)
+def test_a_layer_with_more_is_refused(layer: dict[str, Any], said: str) -> None:
+    """As vLLM builds it, which is before it loads weights."""
+    with pytest.raises(EngineError, match=said):
+        impl.DraftmarkImpl(8, 64, 0.125, 2, **layer)
+
+
+def test_no_context_parallelism() -> None:
+    """vLLM asks a layer's implementation whether it gives the log-sum-exp that ranks would merge by."""
+    assert not impl.DraftmarkImpl.can_return_lse_for_decode
