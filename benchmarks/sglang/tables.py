@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "sglang-h200.json"
+EARLIER = RECORD.with_name("sglang-h200-earlier.json")
 PAGE = ROOT / "docs" / "sglang.md"
 BEGIN, END = "<!-- from benchmarks/results/sglang-h200.json -->", "<!-- end -->"
 OURS = "draftmark"
@@ -28,6 +29,7 @@ HEADINGS = {
 
 HEAD = "| requests × prompt | draftmark | SGLang's best | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
 ROUNDS = "| case | backend | round | busy | attention alone | all else | idle |\n|---|---|---:|---:|---:|---:|---:|\n"
+THEN = "| case | page | draftmark | FA3 | FlashInfer | Triton |\n|---|---:|---:|---:|---:|---:|\n"
 TEXTS = "| backend | case | texts equal to plain decoding's | others, parted at a near tie |\n|---|---|---:|---:|\n"
 
 Row = dict[str, Any]
@@ -88,8 +90,8 @@ def bound(row: Row, profiles: Iterable[Row]) -> float | None:
     """
     for one in profiles:
         if all(one[name] == row[name] for name in ("case", "backend", "page_size")) and "attention_us" in one:
-            spent: float = row["median_round_us"]
-            return row["tokens_per_s"] * spent / (spent - one["attention_us"])
+            spent, rate = float(row["median_round_us"]), float(row["tokens_per_s"])
+            return rate * spent / (spent - float(one["attention_us"]))
     return None
 
 
@@ -101,14 +103,17 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
     return [(key, list(group)) for key, group in groupby(ordered, lambda row: tuple(row[name] for name in names))]
 
 
-def tables(record: Row) -> str:
-    """All rows: a table for each way to speculate, one of prefill; then where rounds go, and whose texts are equal."""
+def tables(record: Row, earlier: Row | None = None) -> str:
+    """All rows: a table for each way to speculate, one of prefill; then where rounds go, and whose texts are equal.
+
+    Last what an earlier run alone measured.
+    """
     parts = []
     for (of,), rows in _by([row | dict(of=_of(row)) for row in record["rows"]], "of"):
         parts.append(f"**{of}**\n\n{HEAD}")
         parts += [_line(*each, record.get("profiles", [])) for each in compared(rows)]
         parts.append("\n")
-    return "".join(parts) + rounds(record) + texts(record)
+    return "".join(parts) + rounds(record) + texts(record) + (then(record, earlier) if earlier else "")
 
 
 def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[Row]) -> str:
@@ -126,7 +131,8 @@ def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[
 
 def rounds(record: Row) -> str:
     """Where the µs of each profiled round go; the GPU idles for what a round takes beyond that, unprofiled."""
-    measured = {(row["case"], row["backend"], row["page_size"]): row for row in record["rows"]}
+    decoding = [row for row in record["rows"] if row["phase"] != "prefill"]  # a prefill has the same case as a decode
+    measured = {(row["case"], row["backend"], row["page_size"]): row for row in decoding}
     lines = []
     for one in record.get("profiles", []):
         row = measured.get((one["case"], one["backend"], one["page_size"]))
@@ -140,6 +146,26 @@ def rounds(record: Row) -> str:
     return f"**Where a round goes**, µs\n\n{ROUNDS}{''.join(lines)}\n" if lines else ""
 
 
+def then(record: Row, earlier: Row) -> str:
+    """Tokens a second of an earlier run: the points of which a backend was not measured again, with all that were then.
+
+    No ratio: what ran beside the two runs differs, and so only a line's own cells may be compared.
+    """
+    measured = {_where(row) for row in record["rows"]}
+    lines = []
+    for (_, case, size), rows in _by(earlier["rows"], "phase", "case", "page_size"):
+        if all(_where(row) in measured for row in rows):
+            continue
+        rates = {row["backend"]: row["tokens_per_s"] for row in sorted(rows, key=lambda row: row["tokens_per_s"])}
+        called = case.replace("none", "prefill") if rows[0]["phase"] == "prefill" else case
+        cells = [f"{rates[name]:,.0f}" if name in rates else "–" for name in (OURS, *NAMES)]
+        lines.append(f"| {called} | {size} | {' | '.join(cells)} |\n")
+    about = (
+        f"**An earlier run** (commit {earlier['commit']}, {earlier['date']}), where it measured more; tokens a second"
+    )
+    return f"{about}\n\n{THEN}{''.join(lines)}\n" if lines else ""
+
+
 def texts(record: Row) -> str:
     """Texts beside those of plain decoding."""
     lines = []
@@ -151,6 +177,10 @@ def texts(record: Row) -> str:
         near = sum(part["near_tie"] for part in one["parted"])
         lines.append(f"{called} {one['equal']} of {one['texts']} | {near} of {len(one['parted'])} |\n")
     return f"**Texts**\n\n{TEXTS}{''.join(lines)}\n" if lines else ""
+
+
+def _where(row: Row) -> tuple[str, str, str, int]:
+    return row["phase"], row["case"], row["backend"], row["page_size"]
 
 
 def _of(row: Row) -> str:
@@ -167,10 +197,10 @@ def _called(row: Row, named: bool = True) -> str:
     return f"{name}{row['tokens_per_s']:,.0f} (p{row['page_size']})"
 
 
-def page(text: str, record: Row) -> str:
+def page(text: str, record: Row, earlier: Row | None = None) -> str:
     """The page with its tables made anew."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(record)}{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{tables(record, earlier)}{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
@@ -180,7 +210,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.of:
         write_record(record_of(*(json.loads(one.read_text()) for one in options.of)), RECORD)
-    PAGE.write_text(page(PAGE.read_text(), json.loads(RECORD.read_text())))
+    record, earlier = (json.loads(one.read_text()) for one in (RECORD, EARLIER))
+    PAGE.write_text(page(PAGE.read_text(), record, earlier))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
 from benchmarks.sglang.profiles import covered, is_attention, shares
-from benchmarks.sglang.tables import PAGE, RECORD, bound, compared, page, rounds, tables
+from benchmarks.sglang.tables import EARLIER, PAGE, RECORD, bound, compared, page, rounds, tables, then
 
 H200 = 150e9
 BESIDES_KV = 8e9
@@ -41,10 +42,11 @@ def test_every_peer_has_draftmark_beside_it() -> None:
     assert {(server.case, server.points) for server in SERVERS} == ours
 
 
-def test_a_recorded_row_is_one_of_the_plan() -> None:
+@pytest.mark.parametrize("path", [RECORD, EARLIER], ids=lambda path: path.stem)
+def test_a_recorded_row_is_one_of_the_plan(path: Path) -> None:
     """Its server is planned, measures that point, and its name says what it is."""
     planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
-    for row in json.loads(RECORD.read_text())["rows"]:
+    for row in json.loads(path.read_text())["rows"]:
         name, point = row["case"].split()
         server = planned[name, row["page_size"], row["backend"]]
         assert point == f"{row['num_reqs']}x{row['prompt_len']}" and row["num_gpus"] == 1
@@ -53,18 +55,19 @@ def test_a_recorded_row_is_one_of_the_plan() -> None:
         assert row["tokens_per_s"] > 0
 
 
-def test_the_record_says_what_it_is() -> None:
+@pytest.mark.parametrize("path", [RECORD, EARLIER], ids=lambda path: path.stem)
+def test_the_record_says_what_it_is(path: Path) -> None:
     """Machine, versions, commit, what ran beside, whose texts were compared, and what was not measured."""
-    record = json.loads(RECORD.read_text())
+    record = json.loads(path.read_text())
     assert record["schema"] == 1 and record["versions"].keys() == {"torch", "sglang"}
-    assert all(record[name] for name in ("device", "commit", "model", "how", "beside", "not_measured"))
+    assert all(record[name] for name in ("device", "commit", "date", "model", "how", "beside", "not_measured"))
     assert all(one["equal"] + len(one["parted"]) == one["texts"] for one in record["equality"])
 
 
 def test_the_page_shows_the_record() -> None:
     """`python -m benchmarks.sglang.tables` writes it."""
     text = PAGE.read_text()
-    assert page(text, json.loads(RECORD.read_text())) == text
+    assert page(text, json.loads(RECORD.read_text()), json.loads(EARLIER.read_text())) == text
 
 
 def test_a_peer_is_the_fastest_of_its_kind() -> None:
@@ -113,9 +116,27 @@ def test_a_bound_is_the_round_without_attention() -> None:
     assert "| tree(4,4,16) 1x1024 | draftmark (p1) | 10,000 | 9,000 | 2,000 | 7,000 | 1,000 |" in rounds(record)
 
 
+def test_a_prefill_hides_no_round() -> None:
+    """Plain decoding and a prefill of the same prompt have one name, and only a decode has rounds."""
+    row = dict(phase="decode", case="none 1x1024", backend="draftmark", page_size=64, median_round_us=5_000.0)
+    profile = dict(case=row["case"], backend="draftmark", page_size=64, busy_us=4_900.0, attention_us=300.0)
+    record = dict(rows=[row, row | dict(phase="prefill")], profiles=[profile])
+    assert "| none 1x1024 | draftmark (p64) | 5,000 | 4,900 | 300 | 4,600 | 100 |" in rounds(record)
+
+
 def test_a_point_that_one_side_lacks_is_shown() -> None:
     """A call that ends early leaves rows without a peer."""
     row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)
     text = tables(dict(rows=[row]))
     assert "**an n-gram tree of nodes (16)**" in text and "| 1 × 1k | 400 (p1) | – | – | – |  |" in text
+
+
+def test_two_runs_share_no_ratio() -> None:
+    """Of an earlier run a point is shown with all of that run's backends, where one of them was not measured again."""
+    row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=1)
+    ours, peer, other = (row | dict(backend=name, tokens_per_s=9.0) for name in ("draftmark", "fa3", "triton"))
+    before = dict(commit="c", date="d", rows=[one | dict(tokens_per_s=7.0) for one in (ours, peer, other)])
+    assert then(dict(rows=[ours, peer, other]), before) == ""
+    text = then(dict(rows=[ours, peer]), before)
+    assert text.endswith("| tree(4,4,16) 1x1024 | 1 | 7 | 7 | – | 7 |\n\n")
