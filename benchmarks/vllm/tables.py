@@ -76,12 +76,12 @@ def _line(cells: list[str]) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Every run's, behind what is said about it."""
+    """Every run's, behind what is said about it and the commit that ran."""
     found = []
     for name, run in record["runs"].items():
         rows = [row for row in record["rows"] if row["run"] == name]
         if rows:
-            found.append(f"**{run['about']}**\n\n{table(rows)}")
+            found.append(f"**{run['about']}** (commit {run['commit']})\n\n{table(rows)}")
     return "\n\n".join(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.vllm.gather import gather
-from benchmarks.vllm.tables import BEGIN, END, drafts, pairs, table, texts, write, written
+from benchmarks.vllm.tables import BEGIN, END, drafts, pairs, table, tables, texts, write, written
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
@@ -103,6 +103,29 @@ def test_a_run_takes_the_place_of_one_of_its_name() -> None:
     again = gather(one, {**result, "rows": [row("B", 2.0)], "commit": "e"}, "x", "third")
     assert [(found["run"], found["backend"]) for found in again["rows"]] == [("y", "A"), ("x", "B")]
     assert again["runs"]["x"] == {"about": "third", "device": "d", "commit": "e", "versions": {}}
+
+
+def test_a_run_whose_name_is_taken_may_be_kept() -> None:
+    """Under another name, behind the new one, with all that was recorded of it."""
+    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
+    one = gather(gather({}, result, "x", "first"), {**result, "rows": [row("A", 3.0)]}, "y", "second")
+    newer = {**result, "rows": [row("A", 2.0), row("CUSTOM:b", 2.0)], "commit": "e"}
+    again = gather(one, newer, "x", "third", keep=("old", "what x was"))
+    assert list(again["runs"]) == ["x", "old", "y"]
+    assert again["runs"]["old"] == {**one["runs"]["x"], "about": "what x was"}
+    speeds = sorted((found["run"], found["tokens_per_s"]) for found in again["rows"])
+    assert speeds == [("old", 1.0), ("x", 2.0), ("x", 2.0), ("y", 3.0)]
+    newest = tables({**again, "rows": [found for found in again["rows"] if found["run"] == "x"]})
+    assert newest.startswith("**third** (commit e)\n\nAll rows: `b`")
+
+
+def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:
+    """And the refusal names both."""
+    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [], "profiles": []}
+    with pytest.raises(ValueError, match="'x' to 'old', but the record has no run 'x'; its runs are \\[\\]"):
+        gather({}, result, "x", "first", keep=("old", "what x was"))
+    with pytest.raises(ValueError, match="'x' to 'x', but the record has a run 'x' already"):
+        gather(gather({}, result, "x", "first"), result, "x", "second", keep=("x", "what x was"))
 
 
 def test_texts_are_recorded_only_when_they_are_judged() -> None:
