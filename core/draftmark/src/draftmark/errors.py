@@ -24,10 +24,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 
 class DraftmarkError(Exception):
-    """Root of every deliberate error; catch it to catch them all."""
+    """Root of every deliberate error; catch it to catch them all. It can be pickled: workers send theirs home."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own calls the class with the message alone, which an error of several arguments does not take;
+        # a pool whose worker sends such an error breaks, and says nothing of why.
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[DraftmarkError], args: tuple[Any, ...]) -> DraftmarkError:
+    return kind.__new__(kind, *args)
 
 
 class GeometryError(DraftmarkError, ValueError):
