@@ -40,6 +40,7 @@ LEFT_OUT = {
     "engine": "rows that the device decides and other forms are draftmark's own interface",
     "late": "the interpreter runs at once",
     "memory": "its buffers are its own",
+    "sinks": "no scene has a layer with attention sinks yet",
     "production": "interpreted kernels take their time for long contexts",
     "metadata": "the triton target is judged by what it computes; the others by their own metadata, as sizing.covers",
 }
