@@ -1,4 +1,4 @@
-"""Recorded results: what any reader may read."""
+"""Recorded results, and the plans of runs: what any reader may read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RESULTS = sorted((Path(__file__).parent.parent / "benchmarks" / "results").glob("*.json"))
+RESULTS = sorted((Path(__file__).parent.parent / "benchmarks").rglob("*.json"))
 FOLDERS = re.compile(r"/(?:root|home|tmp|work|Users|mnt|workspace)/[\w.-]+")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from benchmarks.spans import Span, covered
 
 ATTENTION = (
     *("attend_", "merge_pieces", "write_rows", "write_uniform", "write_ragged", "write_tail"),
@@ -16,21 +17,11 @@ ATTENTION = (
     *("_fwd_", "_kv_indices", "num_kv_splits"),
 )
 """Parts of the names of kernels that are attention's alone: draftmark's, FA3's, FlashInfer's, SGLang's Triton ones."""
-Span = tuple[float, float]
 
 
 def is_attention(name: str) -> bool:
     """Whether a kernel of this name computes attention, stores KV or prepares either."""
     return any(part in name for part in ATTENTION)
-
-
-def covered(spans: Iterable[Span]) -> float:
-    """How long at least one of these spans lasts."""
-    total, end = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
 
 
 def shares(kernels: list[tuple[str, Span]]) -> tuple[float, float]:

@@ -60,7 +60,8 @@ class Engine:
         trees: drafts are trees, by the opt-in worker: looked up, or combs of a head.
         also_captured: sizes of steps that are captured besides, in rows.
         only: names of the cases that are asked of it; all of its phases if empty.
-        packages: a folder of packages that come before all others, such as a FlashInfer of another release.
+        packages: a folder of packages that come before all others, such as a FlashInfer of another release, by its name
+            in the folder of models.
         environment: of its process.
     """
 

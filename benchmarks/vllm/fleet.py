@@ -160,7 +160,7 @@ def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> N
 def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any) -> None:
     try:
         began = time.monotonic()
-        _set_up(engine)
+        _set_up(engine, folder)
         # Each looks for free ports behind its own, and compiles into a folder of its own.
         os.environ["VLLM_PORT"] = str(21000 + 100 * number)
         os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
@@ -183,12 +183,13 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes 
     os._exit(0)  # vLLM's own shutdown may wait for what is gone
 
 
-def _set_up(engine: Engine) -> None:
+def _set_up(engine: Engine, folder: Path) -> None:
     """The engine's environment and packages, for its process and for those that it starts."""
     os.environ.update(engine.environment)
     if engine.packages:
-        sys.path.insert(0, engine.packages)
-        os.environ["PYTHONPATH"] = os.pathsep.join([engine.packages, os.environ.get("PYTHONPATH", "")])
+        packages = str(folder.absolute() / engine.packages)
+        sys.path.insert(0, packages)
+        os.environ["PYTHONPATH"] = os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])
 
 
 def _map(handle: bytes, lock: Any) -> None:

@@ -7,6 +7,8 @@ import pstats
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.spans import covered
+
 from .engines import Engine
 from .throughput import Case, Watch, run
 
@@ -53,7 +55,7 @@ class Torch(Watch):
         calls = [(one.key, one.count, one.self_cpu_time_total) for one in average if one.device_type == DeviceType.CPU]
         span = max((end for _, end in ranges), default=0) - min((start for start, _ in ranges), default=0)
         return {
-            "device_busy_us": round(busy(ranges) / steps, 1),
+            "device_busy_us": round(covered(ranges) / steps, 1),
             "device_span_us": round(span / steps, 1),
             "kernels": top(kernels, steps),
             "host_calls": top(calls, steps),
@@ -103,12 +105,3 @@ def top(rows: Iterable[tuple[str, int, float]], steps: int) -> list[dict[str, An
         {"name": name[:NAME], "calls": round(calls / steps, 1), "us": round(us / steps, 1)}
         for name, calls, us in ordered
     ]
-
-
-def busy(ranges: list[tuple[float, float]]) -> float:
-    """How long at least one of some ranges of time goes on."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(ranges):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
-from benchmarks.sglang.profiles import covered, is_attention, shares
+from benchmarks.sglang.profiles import is_attention, shares
 from benchmarks.sglang.tables import EARLIER, PAGE, RECORD, bound, compared, page, rounds, tables, then
+from benchmarks.spans import covered
 
 H200 = 150e9
 BESIDES_KV = 8e9

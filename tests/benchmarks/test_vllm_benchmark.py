@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.spans import covered
 from benchmarks.vllm import fleet
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import Memory, make
-from benchmarks.vllm.profile import busy, profiles
+from benchmarks.vllm.profile import profiles
 from benchmarks.vllm.throughput import Case, medians, run
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
@@ -206,8 +208,8 @@ def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool, monkeypatch
 
 def test_a_device_is_busy_once() -> None:
     """However many kernels run at a time; what lies between them does not count."""
-    assert busy([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (10.0, 11.0)]) == 6.0
-    assert busy([]) == 0.0
+    assert covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (10.0, 11.0)]) == 6.0
+    assert covered([]) == 0.0
 
 
 def test_the_median_of_repetitions_counts() -> None:
@@ -243,3 +245,13 @@ def test_a_text_that_is_not_the_models_is_found() -> None:
         worst = int(hf(torch.tensor([prompt])).logits[0, -1].argmin())
     bad = judge({**row, "tokens": [[worst, *right[1:]]]}, model, [prompt], [right])
     assert (bad["equal"], bad["wrong_texts"]) == (0, [0])
+
+
+def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their name in the folder of models, for the engine's process and for those that it starts."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "before")
+    fleet._set_up(Engine(**HEAD, packages="flashinfer-0.7.2"), tmp_path)
+    found = str(tmp_path / "flashinfer-0.7.2")
+    assert sys.path[0] == found
+    assert os.environ["PYTHONPATH"] == os.pathsep.join([found, "before"])

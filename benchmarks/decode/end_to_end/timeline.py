@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.origin import RESULTS
+from benchmarks.spans import covered
 from draftmark.transfer import AsyncHostCopy
 from draftmark_speculative import Engine
 
@@ -43,8 +44,8 @@ def timeline(engine: Engine, rounds: int = 12) -> dict[str, Any]:
     for event in kernels:
         by_name[event.name] += event.time_range.elapsed_us()
         spans.setdefault(_kind(event.name), []).append((event.time_range.start, event.time_range.end))
-    busy = _union([span for kind in spans.values() for span in kind])
-    by_kind = Counter({kind: _union(found) for kind, found in spans.items()})
+    busy = covered([span for kind in spans.values() for span in kind])
+    by_kind = Counter({kind: covered(found) for kind, found in spans.items()})
     return {
         "rounds": rounds, "overlap": engine.config.overlap, "round_us": round((host + waited) / rounds * 1e6, 1),
         "host_us": round(host / rounds * 1e6, 1), "waited_us": round(waited / rounds * 1e6, 1),
@@ -103,14 +104,6 @@ def _host(engine: Engine, rounds: int) -> tuple[float, float]:
     finally:
         AsyncHostCopy.wait = wait  # type: ignore[method-assign]
     return total - waited, waited
-
-
-def _union(spans: list[tuple[float, float]]) -> float:
-    total, end = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
 
 
 def _kind(name: str) -> str:
