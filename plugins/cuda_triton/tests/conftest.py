@@ -213,7 +213,7 @@ def run_uniform() -> Callable[..., Result]:
         pdl = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 9
         shape = launch.Attention(hkv, p.group, dim, page, p.scale, p.cap, p.window_left, pdl)
         extent = launch.Extent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
-        work, slots = poison(pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
+        work, slots = poison(2 * pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
         launch.write_metadata(shape, tile, extent, pieces, p.prefix_lens, p.page_table, slots, work)
         parts = 2 * pieces * hkv * tiling.row_tiles(tile, p.q_len, p.group) * tile.block_m
         out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)

@@ -168,7 +168,7 @@ def test_replay_follows_the_lengths(bench, members):
     q = torch.zeros_like(problems[0].q)
     prefix = torch.zeros(2, dtype=torch.int32, device="cuda")
     table = torch.zeros(2, width, dtype=torch.int32, device="cuda")
-    work, slots = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
+    work, slots = bench.poison(2 * pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
     parts, weights = bench.poison(2 * pieces * 2 * tile.block_m, 128), bench.poison(2 * pieces * 2 * tile.block_m)
     outs, queries = [torch.zeros_like(q) for _ in range(2)], torch.zeros_like(q)
 
@@ -211,7 +211,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_has_ended(bench, memb
     tile, pieces = tiling.Tile(64, 64, 4, 3, 2, members=1, min_tiles=1) if members else tiling.Tile(16, 64, 4, 3, 2), 17
     problem = bench.problem(3, (700, 64), 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
     shape, extent = launch.Attention(2, 4, 128, 64, 128**-0.5, pdl=True), launch.Extent(2, 1, 1, 2)
-    work, slots = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
+    work, slots = bench.poison(2 * pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)
     parts, weights = bench.poison(2 * pieces * 2 * tile.block_m, 128), bench.poison(2 * pieces * 2 * tile.block_m)
     outs = bench.poison(64, *problem.q.shape, dtype=torch.bfloat16)
     q, k, v = (torch.full_like(one, float("nan")) for one in (problem.q, problem.k, problem.v))
@@ -273,7 +273,7 @@ def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left
         q, k, v, prefix, indptr, pages, mask, depth = (x.to(device) for x in tensors)
         shape = launch.Attention(heads[1], 7, dim, page, dim**-0.5, 0.0, window_left, pdl=device == "cuda")
         extent = launch.Extent(len(lens), most, most, budget, not block)
-        work = torch.full((5, 4), -7, dtype=torch.int32, device=device)
+        work = torch.full((10, 4), -7, dtype=torch.int32, device=device)
         slots, out = torch.zeros(budget, dtype=torch.int64, device=device), torch.full_like(q, float("nan"))
         parts = 2 * 5 * heads[1] * tiling.row_tiles(tile, most, 7) * tile.block_m
         launch.write_metadata(shape, tile, extent, 5, prefix, pages, slots, work, indptr)

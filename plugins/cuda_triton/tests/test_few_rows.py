@@ -77,7 +77,7 @@ def run(
     k, v = strided(k, layout), strided(v, layout)
     shape = launch.Attention(HEADS[1], HEADS[0] // HEADS[1], DIM, page, DIM**-0.5, cap, window_left)
     tile, extent = tiling.Tile(16, 32, 4, 2, 2), launch.Extent(len(lens), most, most, budget, ragged)
-    work, mapping = bench.poison(pieces, 4, dtype=torch.int32), bench.poison(budget, dtype=torch.int64)
+    work, mapping = bench.poison(2 * pieces, 4, dtype=torch.int32), bench.poison(budget, dtype=torch.int64)
     parts = 2 * pieces * HEADS[1] * tiling.row_tiles(tile, most, shape.group) * tile.block_m
     out = bench.poison(budget, HEADS[0], DIM)
     launch.write_metadata(shape, tile, extent, pieces, prefix, table, mapping, work, indptr)

@@ -16,13 +16,13 @@ from draftmark import Geometry
 from . import boxes
 from .flavours import compiled_or_interpreted
 from .starting import start
-from .tiling import ITEM_COST, Tile, next_power_of_two, ragged_tiles, row_tiles
+from .tiling import ITEM_COST, SPARED_KEYS, Tile, next_power_of_two, places, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
 """Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
-MERGE_CELLS = 8192
-"""fp32 values that one step of a merge program holds in registers."""
+MERGE_CELLS = 4096
+"""fp32 values that one step of a merge program, a warp, holds in registers."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
 """Tails as the kernels name them; see `kernels.tile`."""
 
@@ -116,10 +116,10 @@ def write_metadata(
     start(
         compiled_or_interpreted(work).schedule.write_uniform, grid,
         prefix_lens, _or(q_indptr, prefix_lens), page_table, given_slots, slot_mapping, work, extent.num_reqs, rows,
-        extent.q_len,
-        extent.tail_len, pieces, page_table.stride(0), shape.window_left, PAGE=shape.page_size, BLOCK_N=tile.block_n,
-        WINDOW=shape.window, RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=tile.min_tiles,
-        ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
+        extent.q_len, extent.tail_len, pieces, page_table.stride(0), shape.window_left, places(tile, pieces),
+        SPARED_KEYS // tile.block_n, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
+        RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=tile.min_tiles, ITEM_COST=ITEM_COST,
+        BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 
@@ -192,8 +192,8 @@ def attend(
         )  # fmt: skip
     if pieces > 1:
         _merge(
-            shape, tile, extent, pieces, tiles * tile.block_m, prefix_lens, _or(q_indptr, prefix_lens), work,
-            partial_out, partial_lse, out, lse, sinks,
+            shape, extent, pieces, tiles * tile.block_m, _or(q_indptr, prefix_lens), work, partial_out, partial_lse,
+            out, lse, sinks,
         )  # fmt: skip
 
 
@@ -282,11 +282,9 @@ def _attend_hopper(
 
 def _merge(
     shape: Attention,
-    tile: Tile,
     extent: Extent,
     pieces: int,
     height: int,
-    prefix_lens: torch.Tensor,
     q_indptr: torch.Tensor,
     work: torch.Tensor,
     partial_out: torch.Tensor,
@@ -295,19 +293,19 @@ def _merge(
     lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    rows = extent.q_len * shape.group
+    kernel, rows = compiled_or_interpreted(out).merge.merge_pieces, extent.q_len * shape.group
+    # In the interpreter a program costs milliseconds, whatever it holds.
+    cells = MERGE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * MERGE_CELLS
     block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
-    block_rows = max(1, min(next_power_of_two(rows), MERGE_CELLS // (block_pieces * shape.block_d)))
-    by_request = extent.num_reqs < pieces - 1
-    grid = (triton.cdiv(rows, block_rows), shape.num_kv_heads, extent.num_reqs if by_request else pieces - 1)
+    block_cols = min(shape.block_d, max(32, cells // block_pieces))
+    block_rows = max(1, min(next_power_of_two(rows), cells // (block_pieces * block_cols)))
+    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
     start(
-        compiled_or_interpreted(out).merge.merge_pieces, grid,
-        partial_out, partial_lse, work, prefix_lens, q_indptr, sinks, out, lse,
-        extent.q_len, extent.tail_len, shape.group, pieces, height, shape.window_left, out.stride(0), out.stride(1),
-        TILE_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, BLOCK_ROWS=block_rows,
-        BLOCK_PIECES=block_pieces, BY_REQUEST=by_request, BLOCK_CUTS=next_power_of_two(pieces),
-        WINDOW=shape.window, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None, PDL=shape.pdl,
-        **_dependent(shape),
+        kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, pieces - 1)),
+        partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.q_len, shape.group, pieces, height,
+        out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols,
+        BLOCK_PIECES=block_pieces, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None,
+        PDL=shape.pdl, num_warps=1, **_dependent(shape),
     )  # fmt: skip
 
 

@@ -40,8 +40,9 @@ def few_rows_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferSpec]:
     # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
     pieces, rows = maximum(*(one[0] for one in cuts)), maximum(*(one[1] for one in cuts))
     formula, dim = "2 · pieces · KV heads · row tiles · block_m", geometry.attention.head_dim
+    schedule = "2 · pieces; pieces = 2 · SMs / (KV heads · row tiles)"
     return [
-        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (pieces, 4), "int32", Unit.ROWS, "2 · SMs / (KV heads · row tiles)"),
+        BufferSpec(WORK, Role.SPLIT_SCHEDULE, (2 * pieces, 4), "int32", Unit.ROWS, schedule),
         BufferSpec(PARTIAL_OUT, Role.PARTIAL_OUT, (rows, dim), "float32", Unit.ROWS, formula),
         BufferSpec(PARTIAL_LSE, Role.PARTIAL_LSE, (rows,), "float32", Unit.ROWS, formula),
     ]
@@ -67,4 +68,4 @@ def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
 def few_rows_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:
     """Bytes of schedule and partials that a batch of at most q_len rows a request takes; of partials, at most."""
     pieces, rows = cut(geometry, q_len, num_reqs)
-    return {WORK: pieces * 4 * 4, PARTIAL_OUT: rows * geometry.attention.head_dim * 4, PARTIAL_LSE: rows * 4}
+    return {WORK: 2 * pieces * 4 * 4, PARTIAL_OUT: rows * geometry.attention.head_dim * 4, PARTIAL_LSE: rows * 4}

@@ -15,6 +15,8 @@ MIN_TILES = 2
 """Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
+SPARED_KEYS = 384
+"""Keys that a request may be longer than its fair share before it is cut: what a merge costs, 2 to 3 µs."""
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
@@ -260,6 +262,11 @@ def whole(pieces: int, num_reqs: int) -> int:
     """
     even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
     return even if num_reqs > pieces and 20 * even >= 19 * pieces else pieces
+
+
+def places(tile: Tile, pieces: int) -> int:
+    """Pieces that together read as fast as all do: one program of `hopper` fills a multiprocessor's memory pipe."""
+    return max(1, pieces // tile.programs_per_sm) if tile.members else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:

@@ -8,11 +8,13 @@ program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 
 import triton
 import triton.language as tl
 
-from .reduce import running_total, total
-from .split import piece, surplus, tile_range
+from .reduce import largest, running_total, total
+from .split import begun_before, piece, surplus, tile_range
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table"])
+@triton.jit(
+    do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table", "places", "spared"]
+)
 def write_uniform(
     prefix_lens,
     q_indptr,
@@ -27,6 +29,8 @@ def write_uniform(
     pieces,
     stride_table,
     window_left,
+    places,
+    spared,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -43,8 +47,11 @@ def write_uniform(
     Args:
         slot_mapping: int64 ``[num_rows]``, out: page · P + offset of position L + T - q + j; -1 of a row that belongs
             to no request. GIVEN: the engine's slots, as they are.
-        work: int32 ``[pieces, 4]``, out: request, first tile, length of the piece (0: idle), unused. A request is
-            ITEM_COST longer than its tiles; a piece may begin in that surplus.
+        work: int32 ``[2 · pieces, 4]``, out. A piece: request, first tile, length (0: idle), unused. A request is
+            ITEM_COST longer than its tiles; a piece may begin in that surplus. Behind the pieces, the requests that
+            they cut: request, first piece, number of pieces (0: no request), whether another comes first in that piece.
+        places, spared: requests that are about as long as each other have a piece each, and none is cut: where the
+            longest is no more than `spared` tiles longer than the line's share for each of `places`.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -80,8 +87,13 @@ def write_uniform(
         )
         length = tl.where(exists, end - first + surplus(slots, ITEM_COST, RAGGED), 0)
         upto = running_total(length)
+        begin, line = upto - length, total(length, 0)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
-        start, share = piece(total(length, 0), number, pieces, MIN_TILES)
+        start, share = piece(line, number, pieces, MIN_TILES)
+        uncut = (num_reqs <= pieces) & (largest(length, 0) <= line // places + spared)
+        own = index[None, :] == number[:, None]
+        start = tl.where(uncut, total(tl.where(own, begin[None, :], 0), 1), start)
+        share = tl.where(uncut, total(tl.where(own, length[None, :], 0), 1), share)
         passed = (upto[None, :] <= start[:, None]) & exists[None, :]
         owner = tl.minimum(total(passed.to(tl.int32), 1), num_reqs - 1)
         before = total(tl.where(passed, length[None, :], 0), 1)
@@ -90,6 +102,18 @@ def write_uniform(
         tl.store(work + number * 4, owner, mask=written)
         tl.store(work + number * 4 + 1, origin + start - before, mask=written)
         tl.store(work + number * 4 + 2, share, mask=written)
+        if pid == 0:
+            holder = begun_before(begin + 1, line, pieces, MIN_TILES) - 1
+            parts = begun_before(begin + end - first, line, pieces, MIN_TILES) - holder
+            held_from, _ = piece(line, holder, pieces, MIN_TILES)
+            is_cut = exists & (end > first) & (parts > 1) & (uncut == 0)
+            cut = work + (pieces + running_total(is_cut.to(tl.int32)) - 1) * 4
+            tl.store(cut, index, mask=is_cut)
+            tl.store(cut + 1, holder, mask=is_cut)
+            tl.store(cut + 2, parts, mask=is_cut)
+            tl.store(cut + 3, (held_from < begin).to(tl.int32), mask=is_cut)
+            left_over = (index >= total(is_cut.to(tl.int32), 0)) & (index < pieces - 1)
+            tl.store(work + (pieces + index) * 4 + 2, index * 0, mask=left_over)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tiles", "stride_table"])

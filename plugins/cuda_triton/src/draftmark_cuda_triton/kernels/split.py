@@ -6,6 +6,7 @@
                                                         is what DRAM likes. Wherever a cut falls inside a request,
                                                         its parts are merged later.
 
+Requests that are about as long as each other have a piece each instead: nothing to merge, and nothing waits longer.
 A ragged batch is as balanced as an even one: a piece leaves at most two unfinished requests, and what a request
 costs beside its tiles (filling the pipeline, the masked tile, storing) counts as ITEM_COST tiles more.
 Everything derives from prefix_lens on the device: no host length, no sync (sglang#26738 cannot happen).
@@ -50,11 +51,26 @@ def surplus(tail_len, ITEM_COST: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @inline
-def piece(total, index, pieces, MIN_TILES: tl.constexpr):
-    """Start and length of piece `index` of a line of `total`: equal pieces, none shorter than MIN_TILES but one."""
+def shares(total, pieces, MIN_TILES: tl.constexpr):
+    """How many pieces of a line of `total` have work, how much each has, and how many of the first have one more."""
     active = tl.minimum(tl.maximum(total // MIN_TILES, 1), pieces)
     base = total // active
-    extra = total - base * active
+    return active, base, total - base * active
+
+
+@inline
+def piece(total, index, pieces, MIN_TILES: tl.constexpr):
+    """Start and length of piece `index` of a line of `total`: equal pieces, none shorter than MIN_TILES but one."""
+    active, base, extra = shares(total, pieces, MIN_TILES)
     start = index * base + tl.minimum(index, extra)
     length = tl.where(index < active, base + tl.where(index < extra, 1, 0), 0)
     return start, length
+
+
+@inline
+def begun_before(place, total, pieces, MIN_TILES: tl.constexpr):
+    """How many pieces start before a place of the line: `piece`, the other way round."""
+    active, base, extra = shares(total, pieces, MIN_TILES)
+    longer = extra * (base + 1)
+    behind = extra + (place - longer + base - 1) // tl.maximum(base, 1)
+    return tl.minimum(tl.where(place <= longer, (place + base) // (base + 1), behind), active)
