@@ -15,8 +15,8 @@ MIN_TILES = 2
 """Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
-SPARED_KEYS = 384
-"""Keys that a request may be longer than its fair share before it is cut: what a merge costs, 2 to 3 µs."""
+LONG_KEYS = 4096
+"""Keys of an average request from which a batch has a piece a multiprocessor: the second program has little to hide."""
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
@@ -265,8 +265,8 @@ def whole(pieces: int, num_reqs: int) -> int:
 
 
 def places(tile: Tile, pieces: int) -> int:
-    """Pieces that together read as fast as all do: one program of `hopper` fills a multiprocessor's memory pipe."""
-    return max(1, pieces // tile.programs_per_sm) if tile.members else pieces
+    """Pieces for one program a multiprocessor, where that reads as fast: `hopper`, but for keys that are widened."""
+    return max(1, pieces // tile.programs_per_sm) if tile.members and not tile.narrow else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:

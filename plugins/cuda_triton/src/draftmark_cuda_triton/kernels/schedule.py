@@ -8,13 +8,11 @@ program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 
 import triton
 import triton.language as tl
 
-from .reduce import largest, running_total, total
+from .reduce import running_total, total
 from .split import begun_before, piece, surplus, tile_range
 
 
-@triton.jit(
-    do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table", "places", "spared"]
-)
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table", "places", "long"])
 def write_uniform(
     prefix_lens,
     q_indptr,
@@ -30,7 +28,7 @@ def write_uniform(
     stride_table,
     window_left,
     places,
-    spared,
+    long,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -50,8 +48,7 @@ def write_uniform(
         work: int32 ``[2 · pieces, 4]``, out. A piece: request, first tile, length (0: idle), unused. A request is
             ITEM_COST longer than its tiles; a piece may begin in that surplus. Behind the pieces, the requests that
             they cut: request, first piece, number of pieces (0: no request), whether another comes first in that piece.
-        places, spared: requests that are about as long as each other have a piece each, and none is cut: where the
-            longest is no more than `spared` tiles longer than the line's share for each of `places`.
+        places: pieces of a batch whose requests have `long` tiles or more on average; others are spread over all.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -88,12 +85,10 @@ def write_uniform(
         length = tl.where(exists, end - first + surplus(slots, ITEM_COST, RAGGED), 0)
         upto = running_total(length)
         begin, line = upto - length, total(length, 0)
+        # Programs that share a multiprocessor hide each other's first and last tiles, and have more to merge.
+        used = tl.where(line >= long * num_reqs, places, pieces)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
-        start, share = piece(line, number, pieces, MIN_TILES)
-        uncut = (num_reqs <= pieces) & (largest(length, 0) <= line // places + spared)
-        own = index[None, :] == number[:, None]
-        start = tl.where(uncut, total(tl.where(own, begin[None, :], 0), 1), start)
-        share = tl.where(uncut, total(tl.where(own, length[None, :], 0), 1), share)
+        start, share = piece(line, number, used, MIN_TILES)
         passed = (upto[None, :] <= start[:, None]) & exists[None, :]
         owner = tl.minimum(total(passed.to(tl.int32), 1), num_reqs - 1)
         before = total(tl.where(passed, length[None, :], 0), 1)
@@ -103,10 +98,10 @@ def write_uniform(
         tl.store(work + number * 4 + 1, origin + start - before, mask=written)
         tl.store(work + number * 4 + 2, share, mask=written)
         if pid == 0:
-            holder = begun_before(begin + 1, line, pieces, MIN_TILES) - 1
-            parts = begun_before(begin + end - first, line, pieces, MIN_TILES) - holder
-            held_from, _ = piece(line, holder, pieces, MIN_TILES)
-            is_cut = exists & (end > first) & (parts > 1) & (uncut == 0)
+            holder = begun_before(begin + 1, line, used, MIN_TILES) - 1
+            parts = begun_before(begin + end - first, line, used, MIN_TILES) - holder
+            held_from, _ = piece(line, holder, used, MIN_TILES)
+            is_cut = exists & (end > first) & (parts > 1)
             cut = work + (pieces + running_total(is_cut.to(tl.int32)) - 1) * 4
             tl.store(cut, index, mask=is_cut)
             tl.store(cut + 1, holder, mask=is_cut)

@@ -6,7 +6,6 @@
                                                         is what DRAM likes. Wherever a cut falls inside a request,
                                                         its parts are merged later.
 
-Requests that are about as long as each other have a piece each instead: nothing to merge, and nothing waits longer.
 A ragged batch is as balanced as an even one: a piece leaves at most two unfinished requests, and what a request
 costs beside its tiles (filling the pipeline, the masked tile, storing) counts as ITEM_COST tiles more.
 Everything derives from prefix_lens on the device: no host length, no sync (sglang#26738 cannot happen).
