@@ -9,10 +9,8 @@ import torch
 from . import boxes
 from .tiling import Tile
 
-UNIT_BYTES = 16
-"""What one `cp.async` brings, and the unit of the strides that a gathering kernel takes."""
-FOLD_REGISTERS = 216
-"""Registers of a thread of a folding warp group, of two beside four gathering warps; those have 72."""
+FOLD_REGISTERS = 224
+"""Registers of a thread of a folding warp group, of two beside four gathering warps; those have 56."""
 
 
 def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tuple[tuple[Any, Any], tuple[int, ...]]:
@@ -22,13 +20,13 @@ def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tup
         k, v: ``[pages, P, KV heads, head_dim]``, which `boxes.describable` has found good for either way.
     """
     if tile.gather:
-        return (k, v), (*units(k), *units(v))
+        return (k, v), (*pitches(k), *pitches(v))
     return (boxes.describe(k, page_size, tile), boxes.describe(v, page_size, tile)), (k.shape[0],)
 
 
-def units(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of pages, slots and heads in units of 16 bytes; a stride of more than 2**31 elements is one of 2**28."""
-    return tuple(stride * tensor.element_size() // UNIT_BYTES for stride in tensor.stride()[:3])
+def pitches(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of pages, slots and heads in bytes."""
+    return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
 
 
 def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int, page_size: int) -> dict[str, Any]:

@@ -22,26 +22,23 @@ GATHERERS = gl.constexpr(4)
 """Warps that gather: a warp group, which one fetching warp occupies as well."""
 GATHER_THREADS = gl.constexpr(32 * GATHERERS.value)
 """What arrives at a barrier for a tile of K, or of V."""
-GATHER_REGISTERS = gl.constexpr(72)
-UNIT = gl.constexpr(8)
-"""Elements of 16 bytes, in which strides are told: the compiler then knows that an address is a multiple of them."""
+GATHER_REGISTERS = gl.constexpr(56)
 
 
 @gluon.constexpr_function
-def spread_of(rows, width, warps):
-    """Who copies which 16 bytes of a tile ``[rows, width]``: a row's threads are neighbours in a warp."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
+def spread_of(block_d, warps):
+    """Who copies which 16 bytes of a tile: a row's threads are neighbours in a warp."""
+    return gl.BlockedLayout([1, 8], [256 // block_d, block_d // 8], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def asked_of(rows, width, warps):
-    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that the warp will copy."""
-    side_by_side = 256 // width
-    lanes = [[side_by_side * warps * 2**i] for i in range((rows // (side_by_side * warps)).bit_length() - 1)]
-    high = [[2**i] for i in range(side_by_side.bit_length() - 1)]
-    lanes += [[0]] * (5 - len(lanes) - len(high)) + high
-    warp_bases = [[side_by_side * 2**i] for i in range(warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout([], lanes, warp_bases, [], [rows])
+def asked_of(rows, block_d, warps):
+    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that it copies by `spread_of`."""
+    beside = 256 // block_d
+    steps = [[beside * warps * 2**i] for i in range((rows // (beside * warps)).bit_length() - 1)]
+    own = [[2**i] for i in range(beside.bit_length() - 1)]
+    lanes = steps + [[0]] * (5 - len(steps) - len(own)) + own
+    return gl.DistributedLinearLayout([], lanes, [[beside * 2**i] for i in range(warps.bit_length() - 1)], [], [rows])
 
 
 @gluon.jit
@@ -52,13 +49,38 @@ def ask_for_pages(page_row, tile, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.conste
 
 
 @gluon.jit
-def rows_at(source, page, position, head, PAGE: gl.constexpr):
-    """Offsets of keys, 64-bit: page · P passes 2**31 in a large pool (vllm#47671)."""
-    _, stride_page, stride_slot, stride_head = source
-    at = page.to(gl.int64) * stride_page + head.to(gl.int64) * stride_head
+def far(base, index, stride):
+    """base + index · stride, 64-bit (page · P passes 2**31 in a large pool, vllm#47671): one instruction where the
+    compiler would widen both factors first, and multiply them in five.
+    """
+    if stride.dtype == gl.int64:
+        return base + index.to(gl.int64) * stride
+    else:
+        return gl.inline_asm_elementwise(
+            "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [index, stride, base], dtype=gl.int64, is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def copy_keys(
+    source, place, pages, tile, head, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr, spread: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy a tile of K, or of V, to its place in the ring.
+
+    Args:
+        source: pointer to ``[pages, P, heads, dim]``, and its first three strides in bytes, multiples of 16.
+        pages: page id of each row.
+    """
+    tensor, stride_page, stride_slot, stride_head = source
+    position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, gl.SliceLayout(1, spread))
+    at = far(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
     if PAGE > 1:
-        at += (position % PAGE).to(gl.int64) * stride_slot
-    return at * UNIT
+        at = far(at, position % PAGE, stride_slot)
+    # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
+    rows = gl.multiple_of(at.to(tensor.dtype), 16)
+    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, spread))
+    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < HEAD_DIM)[None, :])
 
 
 @gluon.jit
@@ -66,29 +88,23 @@ def gather_tiles(
     k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, PAGE: gl.constexpr,
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them.
-
-    Args:
-        k_source, v_source: pointer to ``[pages, P, heads, dim]``, and its first three strides in units of 16 bytes.
-    """
+    """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
     k_ring, v_ring, k_full, v_full, empty = ring
-    spread: gl.constexpr = spread_of(BLOCK_N, BLOCK_D, gl.num_warps())
+    spread: gl.constexpr = spread_of(BLOCK_D, gl.num_warps())
     asked: gl.constexpr = asked_of(BLOCK_N, BLOCK_D, gl.num_warps())
-    rows: gl.constexpr = gl.SliceLayout(1, spread)
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, spread))
-    pages = ask_for_pages(page_row, first, kv_len, PAGE, BLOCK_N, asked)
+    coming = ask_for_pages(page_row, first, kv_len, PAGE, BLOCK_N, asked)
     for tile in range(first, stop):
-        page = gl.convert_layout(pages, rows)
-        # A tile ahead, so that ids travel while keys do and while the ring is full.
-        pages = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, PAGE, BLOCK_N, asked)
-        position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, rows)
-        there = here[:, None] & (col < HEAD_DIM)[None, :]
-        k_rows = k_source[0] + rows_at(k_source, page, position, head, PAGE)[:, None] + col[None, :]
-        v_rows = v_source[0] + rows_at(v_source, page, position, head, PAGE)[:, None] + col[None, :]
+        pages = gl.convert_layout(coming, gl.SliceLayout(1, spread))
+        # Ids of the next tile travel while this one's keys do, and while the ring is full.
+        coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, PAGE, BLOCK_N, asked)
         mbarrier.wait(empty.index(slot), phase ^ 1)
-        copy_rows(k_ring.index(slot), k_rows, mask=there)
+        copy_keys(
+            k_source, k_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
+        )  # fmt: skip
         async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
-        copy_rows(v_ring.index(slot), v_rows, mask=there)
+        copy_keys(
+            v_source, v_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
+        )  # fmt: skip
         async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
         slot, phase = next_slot(slot, phase, STAGES)
     return slot, phase

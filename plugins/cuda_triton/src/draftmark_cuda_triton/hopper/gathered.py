@@ -40,7 +40,7 @@ def attend_gathered(
     WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
     ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; strides in units of 16 bytes."""
+    """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     BLOCK_M: gl.constexpr = 64 * MEMBERS
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
@@ -122,7 +122,7 @@ def attend_gathered_ragged(
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr,
     OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; strides in units of 16 bytes."""
+    """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     BLOCK_M: gl.constexpr = 64 * MEMBERS
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
