@@ -118,7 +118,8 @@ class Model:
         gather, mask, roles = boxes.hopper().gather, boxes.hopper().mask, boxes.hopper().roles
         language = SimpleNamespace(
             int64=np.int64, num_warps=lambda: 4, SliceLayout=lambda dim, of: of, multiple_of=lambda x, n: x,
-            arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)), convert_layout=lambda x, layout: x,
+            arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)),
+            convert_layout=lambda x, layout: x,
             load=lambda at, mask, other: Value(at.read(mask.data), np.int32),
             minimum=lambda a, b: Value(np.minimum(_plain(a), _plain(b))),
             where=lambda c, a, b: Value(np.where(_plain(c), _plain(a), _plain(b))),

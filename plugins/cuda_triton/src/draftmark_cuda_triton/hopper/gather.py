@@ -12,10 +12,10 @@ between the two, behind its wait (`roles.wait_for_tile`).
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from .mask import key_positions
-from .names import async_copy, copy_rows
+from .names import copy_rows
 from .roles import next_slot
 
 GATHERERS = gl.constexpr(4)
