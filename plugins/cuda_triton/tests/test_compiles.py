@@ -52,6 +52,8 @@ USUAL = [
     Case(16, tree=True),
     Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True),
     Case(page_size=64, fp8=True),
+    Case(page_size=1),
+    Case(16, page_size=4, tree=True),
 ]
 OTHERS = [
     Case(0, heads=(64, 8), head_dim=64, sinks=True),
@@ -72,6 +74,12 @@ OTHERS = [
     Case(8, heads=(16, 4), head_dim=256, page_size=64, ragged=True),
     Case(0, dtype=torch.float32),
     Case(5, dtype=torch.float16, page_size=1),
+    Case(64, page_size=1, tree=True),
+    Case(0, page_size=1),
+    Case(0, heads=(16, 4), head_dim=256, page_size=2, window=100, cap=30.0),
+    Case(16, heads=(64, 8), head_dim=64, page_size=20, tree=True, ragged=True, window=127, sinks=True),
+    Case(3, heads=(16, 4), head_dim=72, page_size=5, tree=True, dtype=torch.float16),
+    Case(1, page_size=1, fp8=True),
 ]
 
 
@@ -130,7 +138,14 @@ def test_kernels_compile_for_hopper(compiled, case):
 
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
 
-CASES_OF_GRIDS = [Case(), Case(16, tree=True), Case(3, ragged=True), Case(1, page_size=4), Case(fp8=True)]
+CASES_OF_GRIDS = {
+    Case(): "attend_uniform",
+    Case(16, tree=True): "attend_uniform",
+    Case(3, ragged=True): "attend_uniform",
+    Case(1, page_size=4): "attend_gathered",
+    Case(1, page_size=4, fp8=True): "attend_uniform",
+    Case(fp8=True): "attend_narrow",
+}
 
 
 @pytest.mark.parametrize("case", CASES_OF_GRIDS, ids=str)
@@ -143,12 +158,12 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
     for module in (flavours._load(flavours.OWN, False), boxes.hopper()):
         for kernel in (
             module.uniform.attend_uniform,
-            *([module.narrow.attend_narrow] if hasattr(module, "narrow") else []),
+            *([module.narrow.attend_narrow, module.gathered.attend_gathered] if hasattr(module, "narrow") else []),
             *([module.merge.merge_pieces] if hasattr(module, "merge") else []),
         ):
             for cache, *_ in kernel.device_caches.values():
                 found |= {(one.name, one.hash): one for one in cache.values()}
-    assert {name for name, _ in found} >= {"attend_narrow" if case.fp8 else "attend_uniform", "merge_pieces"}
+    assert {name for name, _ in found} >= {CASES_OF_GRIDS[case], "merge_pieces"}
     for (name, _), one in found.items():
         order = ACCESS.findall(one.asm["ptx"])
         wait = order.index("griddepcontrol.wait")
@@ -156,6 +171,31 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
         assert order[wait + 1] == "griddepcontrol.launch_dependents", name
         assert order.count("griddepcontrol.launch_dependents") == 1, name
         assert wait == 0 if name != "merge_pieces" else "st.global" not in order[:wait], name
+
+
+STEP = re.compile(r"mbarrier\.try_wait|fence\.proxy\.async|wgmma\.mma_async")
+COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*")
+
+
+@pytest.mark.parametrize("case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True)], ids=str)
+def test_gathered_keys_come_16_bytes_at_a_time_and_are_fenced(compiled, case):
+    """No copy falls apart into elements, every thread arrives uncounted, and no product reads a tile before a fence."""
+    gathered = boxes.hopper().gathered.attend_gathered
+    gathered.device_caches.clear()
+    compile_for(case, 90)
+    (kernel,) = [one for caches in gathered.device_caches.values() for one in caches[0].values()]
+    ptx, keys = kernel.asm["ptx"], 128 if case.q_len > 1 else 64
+    copies = COPY.findall(ptx)
+    assert len(copies) == 2 * keys * 256 // 16 // 128
+    assert all(".cg." in copy and "0x10" in copy for copy in copies)
+    assert ptx.count("cp.async.mbarrier.arrive.noinc") == ptx.count("cp.async.mbarrier.arrive") == 2
+    steps = STEP.findall(ptx)
+    waits = [
+        i for i, step in enumerate(steps) if step == "mbarrier.try_wait" and "wgmma" in "".join(steps[i + 1 : i + 3])
+    ]
+    assert waits and all(steps[i + 1] == "fence.proxy.async" for i in waits)
+    products = [i for i, step in enumerate(steps) if step == "wgmma.mma_async"]
+    assert all(steps[i - 1] != "mbarrier.try_wait" for i in products)
 
 
 @pytest.mark.slow

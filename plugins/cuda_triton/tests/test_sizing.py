@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
@@ -90,8 +92,8 @@ def test_sizing_knows_every_tile(arch, dtypes):
             shape = AttentionShape(32, 8, head_dim, page_size, *dtypes)
             known = tiling.candidates(shape, device)
             for q_len in (1, 2, 4, 5, 16, 17, 64, 4096):
-                assert tiling.choose(shape, device, q_len) in known
-                assert tiling.choose(shape, device, q_len, extend=True) in known
+                for extend in (False, True):
+                    assert replace(tiling.choose(shape, device, q_len, extend), gather=False) in known
 
 
 @pytest.mark.parametrize(("head_dim", "q_len", "height"), [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from draftmark import AttentionShape, DeviceProfile
@@ -64,3 +66,33 @@ def test_joined_row_tiles_fit_the_partials_of_all_pieces(pieces, max_kv_len, q_l
     room = tiling.partial_rows(shape(16), TILE, pieces, q_len)
     assert tiling.partial_rows(shape(16), tile, few, q_len) <= room
     assert few <= pieces
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 12, 20, 100])
+@pytest.mark.parametrize("q_len", [1, 16, 64])
+def test_pages_without_boxes_are_gathered_into_the_tile_of_pages_with(page_size, q_len):
+    """Only who brings the keys differs, so that schedule, partials and folds are those of pages of 64."""
+    device = DeviceProfile("cuda", 90, 132)
+    boxed, gathered = (tiling.choose(AttentionShape(32, 8, 128, page), device, q_len) for page in (64, page_size))
+    assert (boxed.gather, gathered.gather) == (False, True)
+    assert replace(gathered, gather=False) == boxed
+
+
+def test_keys_are_gathered_on_hopper_only_and_as_wide_as_q():
+    """e4m3 in such pages, float32, and other architectures are read by the kernels of every GPU."""
+    hopper = DeviceProfile("cuda", 90, 132)
+    for device, names in (
+        (hopper, ("bfloat16", "float8_e4m3fn")),
+        (hopper, ("float32", "float32")),
+        (DeviceProfile("cuda", 80, 108), ("bfloat16", "bfloat16")),
+        (DeviceProfile("cuda", 100, 148), ("bfloat16", "bfloat16")),
+    ):
+        tile = tiling.choose(AttentionShape(32, 8, 128, 1, *names), device, 1)
+        assert (tile.members, tile.gather) == (0, False)
+
+
+def test_a_cache_that_no_box_describes_is_not_gathered_either():
+    """Both want addresses and strides of 16 bytes."""
+    device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 1)
+    tile = tiling.for_cache(attention, device, tiling.choose(attention, device, 1), True, False)
+    assert (tile.members, tile.gather) == (0, False)

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from draftmark import Geometry
 
-from . import boxes
+from . import boxes, gathering
 from .flavours import compiled_or_interpreted
 from .starting import start
 from .tiling import ITEM_COST, LONG_KEYS, Tile, next_power_of_two, places, ragged_tiles, row_tiles
@@ -263,20 +263,20 @@ def _attend_hopper(
 ) -> None:
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
     package = boxes.hopper()
+    gathered, uniform = package.gathered.attend_gathered, package.uniform.attend_uniform
+    kv, places = gathering.sources(k, v, shape.page_size, tile)
     start(
-        package.narrow.attend_narrow if tile.narrow else package.uniform.attend_uniform,
+        gathered if tile.gather else package.narrow.attend_narrow if tile.narrow else uniform,
         (tiles, shape.num_kv_heads, pieces),
-        q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
-        _or(v_scale, q), _or(sinks, q), out, _or(lse, partial_lse), partial_out, partial_lse, work, prefix_lens,
-        _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens, depth if tree else prefix_lens,
-        extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
+        q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, partial_lse), partial_out, partial_lse,
+        work, prefix_lens, _or(q_indptr, prefix_lens), page_table, mask if tree else prefix_lens,
+        depth if tree else prefix_lens, extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
         0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
-        q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
-        BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
-        SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, ITEM_COST=ITEM_COST,
-        PDL=shape.pdl, STAGES=tile.num_stages, **boxes.options(tile, k, q, extent.q_len * shape.group),
-        **_dependent(shape),
+        q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places, PAGE=shape.page_size,
+        BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged,
+        WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
+        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages,
+        **gathering.options(tile, k, q, extent.q_len * shape.group, shape.page_size), **_dependent(shape),
     )  # fmt: skip
 
 
@@ -335,16 +335,16 @@ def attend_extend(
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
     if tile.members:
         grid = (min(shape.num_kv_heads * count, boxes.places(q, tile)),)
+        package, (kv, places) = boxes.hopper(), gathering.sources(k, v, shape.page_size, tile)
         start(
-            boxes.hopper().extend.attend_ragged, grid,
-            q, boxes.describe(k, shape.page_size, tile), boxes.describe(v, shape.page_size, tile), _or(k_scale, q),
-            _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr, page_table, count,
-            shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
-            q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), k.shape[0], PAGE=shape.page_size,
-            BLOCK_N=tile.block_n, BOX=boxes.box(shape.page_size, tile), HEAD_DIM=shape.head_dim,
-            BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
-            SINKS=sinks is not None, WITH_LSE=lse is not None, STAGES=tile.num_stages,
-            **boxes.options(tile, k, q, num_rows * shape.group),
+            package.gathered.attend_gathered_ragged if tile.gather else package.extend.attend_ragged, grid,
+            q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr,
+            page_table, count, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
+            q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
+            PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
+            WINDOW=shape.window, CAP=shape.cap > 0,
+            SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+            **gathering.options(tile, k, q, num_rows * shape.group, shape.page_size),
         )  # fmt: skip
         return
     start(

@@ -1,14 +1,21 @@
-"""What is refused, in sentences. Integers and names only."""
+"""What is refused, in sentences, and which pages are gathered. Integers and names only."""
 
 from __future__ import annotations
 
-from draftmark import Geometry
+from draftmark import AttentionShape, Geometry
 
 MAX_HEAD_DIM = 256
 MAX_TAIL = 1024
 MAX_GRID_Y = 65535
 """CUDA's bound on the second and third extent of a grid."""
 FP8 = "float8_e4m3fn"
+BOXED_PAGES = 8
+"""Pages that are multiples of this come to the Hopper kernels in boxes: rows that the copy engine swizzles together."""
+
+
+def gathers(shape: AttentionShape) -> bool:
+    """Whether the Hopper kernels gather the keys of such pages one by one; `kernels` read those that they do not."""
+    return shape.page_size % BOXED_PAGES != 0 and shape.kv_dtype == shape.q_dtype
 
 
 def reasons_against(geometry: Geometry) -> list[str]:

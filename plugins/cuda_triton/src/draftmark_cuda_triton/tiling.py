@@ -11,6 +11,8 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
+from .support import gathers
+
 MIN_TILES = 2
 """Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
@@ -48,6 +50,7 @@ class Tile:
         members: warp groups of 64 rows of a program of `hopper`, which then runs this tile; 0: `kernels` do.
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
         narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
+        gather: there, four warps gather keys from pages of any size, where one fetches boxes.
         min_tiles: tiles that a piece of work has at least.
     """
 
@@ -61,6 +64,7 @@ class Tile:
     depth: int = 0
     narrow: bool = False
     min_tiles: int = MIN_TILES
+    gather: bool = False
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False) -> Tile:
@@ -74,13 +78,20 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         heights = () if extend else _narrow_heights(shape)
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
-        return _hopper(shape, 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0)
+        return _hopper(shape, _above(rows))
+    if has_hopper(shape, device) and gathers(shape):
+        return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
+
+
+def _above(rows: Any) -> int:
+    """Which tile of `hopper` so many packed rows have, as `_hopper` takes it."""
+    return 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0
 
 
 def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
     """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
-    largest need among them, so that it branches on neither.
+    largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes.
     """
     tiles = [_kernels(shape, device, True)]
     if shape.q_dtype != "float32":
@@ -110,7 +121,7 @@ def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
 
 
 def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Whether `hopper` has kernels for a head_dim and dtypes, on this device; pages are multiples of BOX_ROWS too."""
+    """Whether `hopper` has kernels for a head_dim and dtypes, on this device, for pages of BOX_ROWS or `gathers`."""
     return (
         device.kind == "cuda"
         and device.arch == HOPPER
@@ -175,7 +186,7 @@ def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
 
 def without_hopper(tile: Tile) -> Tile:
     """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
-    return replace(tile, members=0, narrow=False, num_stages=min(tile.num_stages, 2))
+    return replace(tile, members=0, narrow=False, gather=False, num_stages=min(tile.num_stages, 2))
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:

@@ -8,6 +8,7 @@ at 790 TFLOP/s; 8.6 GB through L2.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .gather import gather_tiles
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
 from .roles import (
@@ -38,9 +39,12 @@ def bring_ragged(
     row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
     window_left, stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, DEPTH: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, GATHERED_DIM: gl.constexpr = 0,
 ):  # fmt: skip
-    """The tiles of a program's row tiles: the fetching warp, or the warp group that widens what it brings."""
+    """The tiles of a program's row tiles: the fetching warp, or the warp group that widens what it brings.
+
+    GATHERED_DIM: as in `uniform.bring_uniform`.
+    """
     slot, phase = count * 0, count * 0
     near, near_phase = count * 0, count * 0
     for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
@@ -55,6 +59,11 @@ def bring_ragged(
                 near, near_phase, slot, phase = widen_tiles(
                     fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
                 )
+            elif GATHERED_DIM:
+                slot, phase = gather_tiles(
+                    k_source, v_source, ring, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
+                    first, stop, prefix_len + rows, PAGE, BLOCK_N, GATHERED_DIM, BLOCK_D, STAGES,
+                )  # fmt: skip
             else:
                 slot, phase = fetch_tiles(
                     k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
@@ -69,6 +78,7 @@ def fold_ragged(
     MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
     WITH_LSE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    GATHERED: gl.constexpr = False,
 ):  # fmt: skip
     """Warp group MEMBER: 64 packed rows of one row tile."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -108,7 +118,7 @@ def fold_ragged(
             acc, top, mass, slot, phase = fold_tiles(
                 acc, top, mass, own_q, ring, slot, phase, first, clear, stop,
                 prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
-                scale * k_factor, cap, BLOCK_N, BOX, CAUSAL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
+                scale * k_factor, cap, BLOCK_N, BOX, CAUSAL, WINDOW, CAP, STAGES, OVERLAP, GATHERED, scores, output,
             )  # fmt: skip
             weight = mass
             if SINKS:

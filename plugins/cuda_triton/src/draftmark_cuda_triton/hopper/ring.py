@@ -16,9 +16,13 @@ def make_rows(dtype: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_D: gl.constexpr)
 
 @gluon.jit
 def make_ring(
-    dtype: gl.constexpr, READERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr
-):
-    """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there."""
+    dtype: gl.constexpr, READERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    WRITERS: gl.constexpr = 1,
+):  # fmt: skip
+    """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there.
+
+    WRITERS: arrivals that fill a tile. READERS: those that leave it.
+    """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_D], dtype)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
@@ -26,8 +30,8 @@ def make_ring(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_full.index(i), count=WRITERS)
+        mbarrier.init(v_full.index(i), count=WRITERS)
         mbarrier.init(empty.index(i), count=READERS)
     fence_async_shared()
     thread_barrier()

@@ -163,11 +163,24 @@ def weigh(s, scale, top, mass, CAP: gl.constexpr):
 
 
 @gluon.jit
+def wait_for_tile(full, phase, GATHERED: gl.constexpr):
+    """Wait until a tile is in its slot, and may be read by a product.
+
+    GATHERED: threads wrote it as they write shared memory themselves (cp.async); a product reads it as the copy engine
+    does. Only a fence orders the two, on either side of the barrier.
+    """
+    mbarrier.wait(full, phase)
+    if GATHERED:
+        fence_async_shared()
+
+
+@gluon.jit
 def fold_tiles(
     acc, top, mass, q, ring, slot, phase, first, clear, stop, prefix_len, tail_len, slot_of_row, row_position, row_live,
     row_words, depths, mask_words, window_left, scale, cap,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    STAGES: gl.constexpr, OVERLAP: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+    STAGES: gl.constexpr, OVERLAP: gl.constexpr, GATHERED: gl.constexpr, scores: gl.constexpr,
+    output: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop) into the state of 64 rows; they differ in what they see from tile `clear` on.
 
@@ -178,7 +191,7 @@ def fold_tiles(
     operand: gl.constexpr = gl.DotOperandLayout(0, output, 2)
     zero = gl.full([q.shape[0], BLOCK_N], 0.0, gl.float32, scores)
     if OVERLAP:
-        mbarrier.wait(k_full.index(slot), phase)
+        wait_for_tile(k_full.index(slot), phase, GATHERED)
         s = warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = capped(warpgroup_mma_wait(0, deps=[s]), scale, cap, CAP)
         if first >= clear:
@@ -190,9 +203,9 @@ def fold_tiles(
         weights = gl.convert_layout(p.to(q.dtype), operand)
         for tile in range(first + 1, stop):
             next, next_phase = next_slot(slot, phase, STAGES)
-            mbarrier.wait(k_full.index(next), next_phase)
+            wait_for_tile(k_full.index(next), next_phase, GATHERED)
             s = warpgroup_mma(q, k_ring.index(next).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(v_full.index(slot), phase)
+            wait_for_tile(v_full.index(slot), phase, GATHERED)
             folded = warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
             s = capped(warpgroup_mma_wait(1, deps=[s]), scale, cap, CAP)
             if tile >= clear:
@@ -207,14 +220,14 @@ def fold_tiles(
             weights = gl.convert_layout(p.to(q.dtype), operand)
             slot = next
             phase = next_phase
-        mbarrier.wait(v_full.index(slot), phase)
+        wait_for_tile(v_full.index(slot), phase, GATHERED)
         acc = warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(slot), count=1)
         slot, phase = next_slot(slot, phase, STAGES)
     else:
         for tile in range(first, stop):
-            mbarrier.wait(k_full.index(slot), phase)
+            wait_for_tile(k_full.index(slot), phase, GATHERED)
             s = warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = capped(warpgroup_mma_wait(0, deps=[s]), scale, cap, CAP)
             if tile >= clear:
@@ -225,7 +238,7 @@ def fold_tiles(
             p, shrink, top, mass = weigh(s, scale, top, mass, CAP)
             weights = gl.convert_layout(p.to(q.dtype), operand)
             acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, output))[:, None]
-            mbarrier.wait(v_full.index(slot), phase)
+            wait_for_tile(v_full.index(slot), phase, GATHERED)
             acc = warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index(slot), count=1)

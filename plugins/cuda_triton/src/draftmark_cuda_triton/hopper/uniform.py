@@ -8,6 +8,7 @@ one group, two programs on a multiprocessor; 32 + 6 · 32 KiB for two groups, on
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .gather import gather_tiles
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
 from .roles import (
@@ -62,9 +63,12 @@ def bring_uniform(
     work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group, window_left,
     stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr, ITEM_COST: gl.constexpr,
-    DEPTH: gl.constexpr, STAGES: gl.constexpr,
+    DEPTH: gl.constexpr, STAGES: gl.constexpr, GATHERED_DIM: gl.constexpr = 0,
 ):  # fmt: skip
-    """The tiles of a piece, request after request: the fetching warp, or the warp group that widens what it brings."""
+    """The tiles of a piece, request after request: the fetching warp, or the warp group that widens what it brings.
+
+    GATHERED_DIM: head_dim of keys that a warp group gathers; then a source is what `gather_tiles` takes, no descriptor.
+    """
     m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
@@ -81,6 +85,11 @@ def bring_uniform(
                 near, near_phase, slot, phase = widen_tiles(
                     fetched, ring, near, near_phase, slot, phase, tile, stop, BLOCK_D, DEPTH, STAGES
                 )
+            elif GATHERED_DIM:
+                slot, phase = gather_tiles(
+                    k_source, v_source, ring, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
+                    tile, stop, prefix_len + slots, PAGE, BLOCK_N, GATHERED_DIM, BLOCK_D, STAGES,
+                )  # fmt: skip
             else:
                 slot, phase = fetch_tiles(
                     k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
@@ -101,6 +110,7 @@ def fold_uniform(
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
     RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
     WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    GATHERED: gl.constexpr = False,
 ):  # fmt: skip
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -158,7 +168,7 @@ def fold_uniform(
             acc, top, mass, slot, phase = fold_tiles(
                 acc, top, mass, own_q, ring, slot, phase, tile, clear, stop,
                 prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-                scale * k_factor, cap, BLOCK_N, BOX, TAIL, WINDOW, CAP, STAGES, OVERLAP, scores, output,
+                scale * k_factor, cap, BLOCK_N, BOX, TAIL, WINDOW, CAP, STAGES, OVERLAP, GATHERED, scores, output,
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))

@@ -1,0 +1,42 @@
+"""What a launch of `hopper` tells its kernel of the KV cache: descriptors of boxes, or pointers to gather keys by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import boxes
+from .tiling import Tile
+
+FOLD_REGISTERS = 224
+"""Registers of a thread of a folding warp group, of two beside four gathering warps; those have 56."""
+
+
+def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tuple[tuple[Any, Any], tuple[int, ...]]:
+    """K and V as the tile's kernel takes them, and the numbers that say where their pages are.
+
+    Args:
+        k, v: ``[pages, P, KV heads, head_dim]``, which `boxes.describable` has found good for either way.
+    """
+    if tile.gather:
+        return (k, v), (*pitches(k), *pitches(v))
+    return (boxes.describe(k, page_size, tile), boxes.describe(v, page_size, tile)), (k.shape[0],)
+
+
+def pitches(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of pages, slots and heads in bytes."""
+    return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
+
+
+def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int, page_size: int) -> dict[str, Any]:
+    """Constants and compiler options of the tile's kernel; see `boxes.options`.
+
+    Args:
+        rows: packed rows of a request.
+    """
+    chosen = boxes.options(tile, k, q, rows)
+    if not tile.gather:
+        return chosen | {"BOX": boxes.box(page_size, tile)}
+    del chosen["WIDEN"], chosen["DEPTH"]
+    return chosen | {"REGISTERS": FOLD_REGISTERS}

@@ -1,0 +1,110 @@
+"""The fetching role for pages of any size: four warps copy keys one by one into the ring of `roles`, 16 bytes a thread.
+
+    page table ─► one entry a lane ─► shuffled to the threads of its row ─► cp.async ─► │ K0 V0 │ K1 V1 │ …
+      a tile ahead of its copies         16 threads have a row of 256 B                 full: all 128 threads
+
+What the ring holds afterwards is what boxes of BLOCK_N rows would have put there: the same swizzled rows, and a tile
+that ends with the last key. So masks and folds take this ring for one of pages of BLOCK_N tokens.
+
+cp.async writes shared memory as ordinary stores do, and wgmma reads it as the copy engine does: a fold puts a fence
+between the two, behind its wait (`roles.wait_for_tile`).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
+
+from .mask import key_positions
+from .names import copy_rows
+from .roles import next_slot
+
+GATHERERS = gl.constexpr(4)
+"""Warps that gather: a warp group, which one fetching warp occupies as well."""
+GATHER_THREADS = gl.constexpr(32 * GATHERERS.value)
+"""What arrives at a barrier for a tile of K, or of V."""
+GATHER_REGISTERS = gl.constexpr(56)
+
+
+@gluon.constexpr_function
+def spread_of(block_d, warps):
+    """Who copies which 16 bytes of a tile: a row's threads are neighbours in a warp."""
+    return gl.BlockedLayout([1, 8], [256 // block_d, block_d // 8], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def asked_of(rows, block_d, warps):
+    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that it copies by `spread_of`."""
+    beside = 256 // block_d
+    steps = [[beside * warps * 2**i] for i in range((rows // (beside * warps)).bit_length() - 1)]
+    own = [[2**i] for i in range(beside.bit_length() - 1)]
+    lanes = steps + [[0]] * (5 - len(steps) - len(own)) + own
+    return gl.DistributedLinearLayout([], lanes, [[beside * 2**i] for i in range(warps.bit_length() - 1)], [], [rows])
+
+
+@gluon.jit
+def ask_for_pages(page_row, tile, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, asked: gl.constexpr):
+    """Page id of each column's key; 0 where there is none."""
+    position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, asked)
+    return gl.load(page_row + position // PAGE, mask=here, other=0)
+
+
+@gluon.jit
+def far(base, index, stride):
+    """base + index · stride, 64-bit (page · P passes 2**31 in a large pool, vllm#47671): one instruction where the
+    compiler would widen both factors first, and multiply them in five.
+    """
+    if stride.dtype == gl.int64:
+        return base + index.to(gl.int64) * stride
+    else:
+        return gl.inline_asm_elementwise(
+            "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [index, stride, base], dtype=gl.int64, is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def copy_keys(
+    source, place, pages, tile, head, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr, spread: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy a tile of K, or of V, to its place in the ring.
+
+    Args:
+        source: pointer to ``[pages, P, heads, dim]``, and its first three strides in bytes, multiples of 16.
+        pages: page id of each row.
+    """
+    tensor, stride_page, stride_slot, stride_head = source
+    position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, gl.SliceLayout(1, spread))
+    at = far(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
+    if PAGE > 1:
+        at = far(at, position % PAGE, stride_slot)
+    # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
+    rows = gl.multiple_of(at.to(tensor.dtype), 16)
+    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, spread))
+    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < HEAD_DIM)[None, :])
+
+
+@gluon.jit
+def gather_tiles(
+    k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, PAGE: gl.constexpr,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
+    k_ring, v_ring, k_full, v_full, empty = ring
+    spread: gl.constexpr = spread_of(BLOCK_D, gl.num_warps())
+    asked: gl.constexpr = asked_of(BLOCK_N, BLOCK_D, gl.num_warps())
+    coming = ask_for_pages(page_row, first, kv_len, PAGE, BLOCK_N, asked)
+    for tile in range(first, stop):
+        pages = gl.convert_layout(coming, gl.SliceLayout(1, spread))
+        # Ids of the next tile travel while this one's keys do, and while the ring is full.
+        coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, PAGE, BLOCK_N, asked)
+        mbarrier.wait(empty.index(slot), phase ^ 1)
+        copy_keys(
+            k_source, k_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
+        )  # fmt: skip
+        async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
+        copy_keys(
+            v_source, v_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
+        )  # fmt: skip
+        async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
+        slot, phase = next_slot(slot, phase, STAGES)
+    return slot, phase

@@ -1,0 +1,170 @@
+"""The kernels of `uniform` and `extend` over pages of any size: keys are gathered, all else is theirs.
+
+Bytes and floor are those of boxes: a key of 128 channels is 256 B that lie together, two lines of DRAM or of L2. What
+differs is who asks: per tile of 64 keys 128 threads issue 16 `cp.async` each, where one thread issued 4 boxes.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .extend import bring_ragged, fold_ragged
+from .gather import GATHER_REGISTERS, GATHER_THREADS, GATHERERS
+from .ring import launch_dependents, make_ring, make_rows
+from .uniform import bring_uniform, clear_rows, fold_uniform
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_len",
+        "tail_len",
+        "num_reqs",
+        "num_rows",
+        "group",
+        "mask_words",
+        "window_left",
+        "stride_table",
+        "stride_k_page",
+        "stride_k_slot",
+        "stride_k_head",
+        "stride_v_page",
+        "stride_v_slot",
+        "stride_v_head",
+    ]
+)
+def attend_gathered(
+    q, k, v, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, page_table,
+    tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, stride_k_page, stride_k_slot,
+    stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE: gl.constexpr, MEMBERS: gl.constexpr,
+    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr,
+    WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
+    ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
+    BLOCK_M: gl.constexpr = 64 * MEMBERS
+    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
+    k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
+    v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
+    if PDL:
+        # Barriers were made while the grid before this one ran.
+        launch_dependents()
+    if RAGGED and gl.program_id(0) == 0:
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
+                       moving)  # fmt: skip
+    # The tuples stand in the call: constants become values when they are given a name.
+    if MEMBERS == 1:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BLOCK_N,
+                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    True,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
+                    window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, STAGES, STAGES, HEAD_DIM,
+                )),
+            ],
+            [GATHERERS], [GATHER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (fold_uniform, (
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BLOCK_N,
+                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    True,
+                )),
+                (fold_uniform, (
+                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
+                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BLOCK_N,
+                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    True,
+                )),
+                (bring_uniform, (
+                    work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
+                    window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED,
+                    ITEM_COST, STAGES, STAGES, HEAD_DIM,
+                )),
+            ],
+            [4, GATHERERS], [REGISTERS, GATHER_REGISTERS],
+        )  # fmt: skip
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "count",
+        "group",
+        "num_kv_heads",
+        "window_left",
+        "stride_table",
+        "stride_k_page",
+        "stride_k_slot",
+        "stride_k_head",
+        "stride_v_page",
+        "stride_v_slot",
+        "stride_v_head",
+    ]
+)
+def attend_gathered_ragged(
+    q, k, v, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count, group,
+    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table,
+    stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE: gl.constexpr,
+    MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr,
+    CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
+    BLOCK_M: gl.constexpr = 64 * MEMBERS
+    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
+    k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
+    v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
+    if MEMBERS == 1:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP, True,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group,
+                    num_kv_heads, window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW,
+                    STAGES, STAGES, HEAD_DIM,
+                )),
+            ],
+            [GATHERERS], [GATHER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP, True,
+                )),
+                (fold_ragged, (
+                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+                    1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP, True,
+                )),
+                (bring_ragged, (
+                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group,
+                    num_kv_heads, window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW,
+                    STAGES, STAGES, HEAD_DIM,
+                )),
+            ],
+            [4, GATHERERS], [REGISTERS, GATHER_REGISTERS],
+        )  # fmt: skip

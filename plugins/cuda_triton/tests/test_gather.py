@@ -1,0 +1,243 @@
+"""What the gathering role puts into its ring, by its own source over NumPy: Gluon has no interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftmark_cuda_triton import boxes
+
+pytestmark = pytest.mark.skipif(not boxes.available(), reason="this Triton has no Gluon as `hopper` uses it")
+
+ELEMENT = np.int16
+POINTER = "pointer to ELEMENT"
+
+
+class Value:
+    """A tensor of the language: NumPy's, with casts and pointers that count in elements."""
+
+    def __init__(self, data: Any, dtype: Any = None) -> None:
+        self.data, self.dtype = np.asarray(data), dtype or np.asarray(data).dtype
+
+    def to(self, dtype: Any) -> Value:
+        """Of another type; a pointer is an address in bytes."""
+        return Value(self.data.astype(np.int64 if dtype == POINTER else dtype), dtype)
+
+    def __getitem__(self, key: Any) -> Value:
+        return Value(self.data[key], self.dtype)
+
+    def _with(self, other: Any, operation: Any) -> Value:
+        right = other.data if isinstance(other, Value) else other
+        if self.dtype == POINTER:
+            return Value(operation(self.data, right * np.dtype(ELEMENT).itemsize), POINTER)
+        return Value(operation(self.data, right))
+
+    def __add__(self, other: Any) -> Value:
+        return self._with(other, np.add)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._with(other, np.subtract)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._with(other, lambda a, b: b - a)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._with(other, np.multiply)
+
+    def __floordiv__(self, other: Any) -> Value:
+        return self._with(other, lambda a, b: np.trunc(a / b).astype(a.dtype))  # as a GPU's
+
+    def __mod__(self, other: Any) -> Value:
+        return self._with(other, np.fmod)
+
+    def __ge__(self, other: Any) -> Value:
+        return self._with(other, np.greater_equal)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._with(other, np.less)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._with(other, np.equal)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._with(other, np.bitwise_xor)
+
+    def __and__(self, other: Any) -> Value:
+        return self._with(other, np.bitwise_and)
+
+    __radd__, __rmul__ = __add__, __mul__
+    __hash__ = None  # type: ignore[assignment]
+
+    def __index__(self) -> int:
+        return int(self.data)
+
+
+@dataclass
+class Table:
+    """A row of the page table; reading where nothing is written fails."""
+
+    entries: list[int]
+    offset: Any = 0
+
+    def __add__(self, offset: Value) -> Table:
+        return Table(self.entries, offset.data)
+
+    def read(self, mask: np.ndarray) -> np.ndarray:
+        """Entries where the mask is set, else 0."""
+        return np.array([self.entries[i] if m else 0 for i, m in zip(self.offset, mask, strict=True)])
+
+
+@dataclass
+class Slots:
+    """Tiles of a ring, or their barriers."""
+
+    each: list[Any]
+
+    def index(self, slot: Any) -> Any:
+        return self.each[slot]
+
+
+@dataclass
+class Model:
+    """The language as far as the role uses it, over one memory of elements.
+
+    Attributes:
+        done: per slot what was waited for and who arrived, in order.
+    """
+
+    memory: np.ndarray
+    done: list[Any] = field(default_factory=list)
+
+    def environment(self) -> dict[str, Any]:
+        """What the role's functions find under their global names."""
+        gather, mask, roles = boxes.hopper().gather, boxes.hopper().mask, boxes.hopper().roles
+        language = SimpleNamespace(
+            int64=np.int64, num_warps=lambda: 4, SliceLayout=lambda dim, of: of, multiple_of=lambda x, n: x,
+            arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)),
+            convert_layout=lambda x, layout: x,
+            load=lambda at, mask, other: Value(at.read(mask.data), np.int32),
+            minimum=lambda a, b: Value(np.minimum(_plain(a), _plain(b))),
+            where=lambda c, a, b: Value(np.where(_plain(c), _plain(a), _plain(b))),
+            inline_asm_elementwise=self.multiply,
+        )  # fmt: skip
+        names: dict[str, Any] = {
+            "gl": language, "copy_rows": self.copy, "spread_of": lambda *of: of, "asked_of": lambda *of: of,
+            "mbarrier": SimpleNamespace(wait=lambda barrier, phase: self.done.append(("wait", *barrier, int(phase)))),
+            "async_copy": SimpleNamespace(
+                mbarrier_arrive=lambda barrier, increment_count: self.done.append((*barrier, increment_count))
+            ),
+        }  # fmt: skip
+        for module, name in (
+            *((gather, one) for one in ("ask_for_pages", "far", "copy_keys", "gather_tiles")),
+            (mask, "key_positions"), (roles, "next_slot"),
+        ):  # fmt: skip
+            names[name] = FunctionType(getattr(module, name).fn.__code__, names)
+        return names
+
+    def multiply(self, text: str, constraints: str, values: list[Any], **_: Any) -> Value:
+        """The one instruction that is written by hand."""
+        assert text.startswith("mad.wide.s32 $0, $1, $2, $3") and constraints == "=l,r,r,l"
+        index, stride, base = values
+        assert index.dtype != np.int64 and stride.dtype == np.int32
+        return Value(index.data.astype(np.int64) * np.int64(stride.data) + base.data)
+
+    def copy(self, place: np.ndarray, pointers: Value, mask: Value) -> None:
+        """cp.async of 16 bytes a thread, that fills with zeros."""
+        at, there = pointers.data, np.broadcast_to(mask.data, place.shape)
+        firsts = at.reshape(len(at), -1, 8)[:, :, 0]
+        assert not (firsts[there.reshape(len(at), -1, 8)[:, :, 0]] % 16).any()
+        place[:] = 0
+        place[there] = self.memory[at[there] // 2]
+
+
+def _plain(x: Any) -> Any:
+    return x.data if isinstance(x, Value) else x
+
+
+def gathered(
+    page: int, block_n: int, dim: int, block_d: int, kv_len: int, first: int, head: int, layout: str, seed: int
+):
+    """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers."""
+    chance, heads, stages = random.Random(seed), 3, 3
+    columns = -(-kv_len // page)
+    ids = chance.sample(range(1, 4 * columns + 8), columns)
+    pages = max(ids) + 1
+    # K and V of a page stand side by side in memory that belongs to other layers too, or heads come first.
+    shape = {"packed": (pages, 5, page, heads, dim), "heads": (heads, pages, page, 1, dim)}[layout]
+    memory = np.arange(np.prod(shape), dtype=np.int64).astype(ELEMENT)
+    memory[memory == 0] = 1
+    every = np.arange(memory.size).reshape(shape)
+    cells = every[:, 2] if layout == "packed" else every[:, :, :, 0].transpose(1, 2, 0, 3)
+    strides = [int(cells.strides[i] // 8 * 2) for i in range(3)]
+    at = Value(np.int64(2 * int(cells[0, 0, 0, 0])), POINTER)
+    source = (at, *(Value(np.int32(s)) for s in strides))
+    model = Model(memory)
+    k_ring, v_ring = (Slots([np.full((block_n, block_d), -7, ELEMENT) for _ in range(stages)]) for _ in range(2))
+    bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "empty")]
+    end = -(-kv_len // block_n)
+    role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
+    for tile in range(first, end):
+        slot, phase = role(
+            source, source, (k_ring, v_ring, *bars), slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1,
+            kv_len, page, block_n, dim, block_d, stages,
+        )  # fmt: skip
+        tiles.append((k_ring.each[(tile - first) % stages].copy(), v_ring.each[(tile - first) % stages].copy()))
+    expected = []
+    for tile in range(first, end):
+        rows = np.zeros((block_n, block_d), ELEMENT)
+        keys = range(tile * block_n, min(kv_len, (tile + 1) * block_n))
+        for row, key in zip(range(block_n - len(keys), block_n), keys, strict=True):
+            rows[row, :dim] = memory[cells[ids[key // page], key % page, head]]
+        expected.append(rows)
+    return tiles, expected, model.done
+
+
+@pytest.mark.parametrize("layout", ["packed", "heads"])
+@pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 12, 20])
+def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
+    """Keys stand in order and end with the tile, of any page size; before them are zeros, and nothing else is read."""
+    chance = random.Random(page)
+    for case in range(12):
+        block_n, (dim, block_d) = chance.choice((64, 128)), chance.choice(((64, 64), (96, 128), (128, 128), (72, 128)))
+        kv_len = chance.choice((1, block_n - 1, block_n, block_n + 1, chance.randrange(1, 4 * block_n)))
+        first = chance.randrange(-(-kv_len // block_n))
+        told = (page, block_n, dim, block_d, kv_len, first, chance.randrange(3), layout, case)
+        tiles, expected, _ = gathered(*told)
+        for (k, v), rows in zip(tiles, expected, strict=True):
+            assert np.array_equal(k, rows) and np.array_equal(v, rows), told
+
+
+def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
+    """Room first, then K's barrier, then V's, slot after slot; the phase of room flips when the ring comes round."""
+    _, _, done = gathered(4, 64, 64, 64, 300, 0, 0, "packed", 0)
+    expected = []
+    for tile in range(5):
+        slot, turn = tile % 3, tile // 3
+        expected += [("wait", "empty", slot, 1 - turn % 2), ("k", slot, False), ("v", slot, False)]
+    assert done == expected
+
+
+@pytest.mark.parametrize("block_d", [64, 128, 256])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_a_warp_asks_for_the_pages_of_the_rows_that_it_copies(rows, block_d):
+    """So page ids change hands inside a warp, and every row has one that asks for it."""
+    gather = boxes.hopper().gather
+    asked, spread = gather.asked_of.fn(rows, block_d, 4), gather.spread_of.fn(block_d, 4)
+    beside, threads = spread.threads_per_warp
+    assert (spread.size_per_thread, beside * threads, threads * 8) == ([1, 8], 32, block_d)
+    assert len(asked.lane_bases) == 5
+    for warp in range(4):
+        lanes = {sum(basis[0] * (lane >> i & 1) for i, basis in enumerate(asked.lane_bases)) for lane in range(32)}
+        mine = {row + sum(basis[0] * (warp >> i & 1) for i, basis in enumerate(asked.warp_bases)) for row in lanes}
+        assert mine == {row for row in range(rows) if row // beside % 4 == warp}
+
+
+def test_what_arrives_at_a_barrier_is_every_thread_that_copies():
+    """`cp.async.mbarrier.arrive.noinc` counts each thread once, so a barrier of another count never opens, or early."""
+    gather = boxes.hopper().gather
+    assert gather.GATHER_THREADS.value == 32 * gather.GATHERERS.value == 128
