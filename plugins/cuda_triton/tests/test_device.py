@@ -208,7 +208,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_has_ended(bench, memb
     """Grids overlap in a graph: schedule, rows and KV come from the launch right before, and partials are shared."""
     from draftmark_cuda_triton import launch, tiling
 
-    tile, pieces = tiling.Tile(64, 64, 4, 3, 2, members=1, min_tiles=1) if members else tiling.Tile(16, 64, 4, 3, 2), 17
+    tile, pieces = tiling.Tile(64, 64, 4, 3, 2, members=1) if members else tiling.Tile(16, 64, 4, 3, 2), 17
     problem = bench.problem(3, (700, 64), 1, 1, heads=(8, 2), dim=128, page=64, tree=False, dtype=torch.bfloat16)
     shape, extent = launch.Attention(2, 4, 128, 64, 128**-0.5, pdl=True), launch.Extent(2, 1, 1, 2)
     work, slots = bench.poison(2 * pieces, 4, dtype=torch.int32), bench.poison(2, dtype=torch.int64)

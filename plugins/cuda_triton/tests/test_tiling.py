@@ -18,13 +18,6 @@ def shape(page_size: int) -> AttentionShape:
     return AttentionShape(4, 2, 128, page_size=page_size)
 
 
-def test_only_few_rows_are_spread_over_pieces_of_one_tile():
-    """A partial has all rows of a row tile: of many rows, twice the pieces are twice the bytes to merge."""
-    device = DeviceProfile("cuda", 90, 132)
-    least = {q_len: tiling.choose(AttentionShape(32, 8, 128, 16), device, q_len).min_tiles for q_len in (1, 4, 5, 64)}
-    assert least == {1: 1, 4: 1, 5: 2, 64: 2}
-
-
 @pytest.mark.parametrize(("context", "pieces"), [(1024, 19), (4096, 33), (131072, 33)])
 def test_a_short_decode_has_a_piece_for_each_tile(context, pieces):
     """One request of 32/8 heads: 17 tiles of 64 keys and the surplus make 19 pieces, and 33 are side by side."""

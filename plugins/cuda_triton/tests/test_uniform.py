@@ -8,10 +8,10 @@ import torch
 LENS = (0, 1, 33, 100)
 
 
-def tile(block_m=16, block_n=32, tma=False, min_tiles=2):
+def tile(block_m=16, block_n=32, tma=False):
     from draftmark_cuda_triton.tiling import Tile
 
-    return Tile(block_m, block_n, 4, 2, 2, tma, min_tiles=min_tiles)
+    return Tile(block_m, block_n, 4, 2, 2, tma)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5, 40])
@@ -30,7 +30,7 @@ def test_every_mode_and_cut(bench, run_uniform, q_len, tail_len, tree, pieces):
 def test_pieces_of_one_tile(bench, run_uniform, lens, window_left):
     """Short requests spread as far as they go: every piece is one tile, or the surplus behind a request's last."""
     problem = bench.problem(len(lens), lens, 2, 2, window_left=window_left)
-    result = run_uniform(problem, tile(min_tiles=1), 40)
+    result = run_uniform(problem, tile(), 40)
     assert set(result.work[:40, 2].tolist()) == {0, 1}
     assert bench.error(result.out, problem.out) < 1e-5
     assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5

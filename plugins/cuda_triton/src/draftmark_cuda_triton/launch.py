@@ -16,7 +16,7 @@ from draftmark import Geometry
 from . import boxes, gathering
 from .flavours import compiled_or_interpreted
 from .starting import start
-from .tiling import ITEM_COST, LONG_KEYS, Tile, next_power_of_two, places, ragged_tiles, row_tiles
+from .tiling import ITEM_COST, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
@@ -116,10 +116,9 @@ def write_metadata(
     start(
         compiled_or_interpreted(work).schedule.write_uniform, grid,
         prefix_lens, _or(q_indptr, prefix_lens), page_table, given_slots, slot_mapping, work, extent.num_reqs, rows,
-        extent.q_len, extent.tail_len, pieces, page_table.stride(0), shape.window_left, places(tile, pieces),
-        LONG_KEYS // tile.block_n, PAGE=shape.page_size, BLOCK_N=tile.block_n, WINDOW=shape.window,
-        RAGGED=extent.ragged, GIVEN=given_slots is not None, MIN_TILES=tile.min_tiles, ITEM_COST=ITEM_COST,
-        BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
+        extent.q_len, extent.tail_len, pieces, page_table.stride(0), shape.window_left, PAGE=shape.page_size,
+        BLOCK_N=tile.block_n, WINDOW=shape.window, RAGGED=extent.ragged, GIVEN=given_slots is not None,
+        ITEM_COST=ITEM_COST, BLOCK_R=block_r, BLOCK_ROWS=block_rows, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 

@@ -13,12 +13,8 @@ from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maxi
 
 from .support import gathers
 
-MIN_TILES = 2
-"""Tiles that a piece of work has at least: below this a merge costs more than it spreads, but of few rows."""
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
-LONG_KEYS = 4096
-"""Keys of an average request from which a batch has a piece a multiprocessor: the second program has little to hide."""
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 INTERPRETED_KEYS = 256
@@ -51,7 +47,6 @@ class Tile:
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
         narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
         gather: there, four warps gather keys from pages of any size, where one fetches boxes.
-        min_tiles: tiles that a piece of work has at least.
     """
 
     block_m: int
@@ -63,7 +58,6 @@ class Tile:
     members: int = 0
     depth: int = 0
     narrow: bool = False
-    min_tiles: int = MIN_TILES
     gather: bool = False
 
 
@@ -135,15 +129,6 @@ def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
 def _hopper(shape: AttentionShape, above: int) -> Tile:
     """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
 
-    Up to LEAST_ROWS the partials are small, so short requests are spread over pieces of a single tile (`_narrow` too).
-    """
-    tile = _hopper_tile(shape, above)
-    return replace(tile, min_tiles=1) if above == 0 else tile
-
-
-def _hopper_tile(shape: AttentionShape, above: int) -> Tile:
-    """The same, but for the length of pieces.
-
     One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
     share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
@@ -174,8 +159,7 @@ def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
 def _narrow(shape: AttentionShape, height: int) -> Tile:
     """A tile of `hopper` that widens e4m3 in registers, for so many packed rows: two programs a multiprocessor."""
     stages = 2 if next_power_of_two(shape.head_dim) == 256 and height > LEAST_ROWS else 3
-    least = 1 if height <= LEAST_ROWS else MIN_TILES
-    return Tile(height, 64, 4, stages, 2, members=1, narrow=True, min_tiles=least)
+    return Tile(height, 64, 4, stages, 2, members=1, narrow=True)
 
 
 def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
@@ -263,7 +247,7 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
     side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
-    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles // tile.min_tiles))
+    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles))
 
 
 def whole(pieces: int, num_reqs: int) -> int:
@@ -273,11 +257,6 @@ def whole(pieces: int, num_reqs: int) -> int:
     """
     even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
     return even if num_reqs > pieces and 20 * even >= 19 * pieces else pieces
-
-
-def places(tile: Tile, pieces: int) -> int:
-    """Pieces for one program a multiprocessor, where that reads as fast: `hopper`, but for keys that are widened."""
-    return max(1, pieces // tile.programs_per_sm) if tile.members and not tile.narrow else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:

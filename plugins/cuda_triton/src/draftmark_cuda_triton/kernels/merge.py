@@ -73,8 +73,9 @@ def merge_pieces(
         top = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
         mass = tl.full([BLOCK_ROWS], 0.0, tl.float32)
         acc = tl.full([BLOCK_ROWS, BLOCK_COLS], 0.0, tl.float32)
-        for begin in range(0, parts, BLOCK_PIECES):
-            part = begin + tl.arange(0, BLOCK_PIECES)
+        part = tl.arange(0, BLOCK_PIECES)
+        merged = 0
+        while merged < parts:
             place = (holder + part) * 2 + tl.where(part == 0, half, 0)
             cell = (place * num_kv_heads + head)[:, None] * height + packed[None, :]
             cell_live = (part < parts)[:, None] & live[None, :]
@@ -91,6 +92,8 @@ def merge_pieces(
             mass = mass * shrink + total(weight, 0)
             acc = acc * shrink[:, None] + total(weight[:, :, None] * values, 0)
             top = new_top
+            merged += BLOCK_PIECES
+            part += BLOCK_PIECES
         row_index = row_begin + packed // group
         head_of_row = head * group + packed % group
         weight_of_all = mass

@@ -12,7 +12,7 @@ from .reduce import running_total, total
 from .split import begun_before, piece, surplus, tile_range
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table", "places", "long"])
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table"])
 def write_uniform(
     prefix_lens,
     q_indptr,
@@ -27,14 +27,11 @@ def write_uniform(
     pieces,
     stride_table,
     window_left,
-    places,
-    long,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
     RAGGED: tl.constexpr,
     GIVEN: tl.constexpr,
-    MIN_TILES: tl.constexpr,
     ITEM_COST: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -48,7 +45,6 @@ def write_uniform(
         work: int32 ``[2 · pieces, 4]``, out. A piece: request, first tile, length (0: idle), unused. A request is
             ITEM_COST longer than its tiles; a piece may begin in that surplus. Behind the pieces, the requests that
             they cut: request, first piece, number of pieces (0: no request), whether another comes first in that piece.
-        places: pieces of a batch whose requests have `long` tiles or more on average; others are spread over all.
     """
     pid = tl.program_id(0)
     row = pid * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -85,10 +81,8 @@ def write_uniform(
         length = tl.where(exists, end - first + surplus(slots, ITEM_COST, RAGGED), 0)
         upto = running_total(length)
         begin, line = upto - length, total(length, 0)
-        # Programs that share a multiprocessor hide each other's first and last tiles, and have more to merge.
-        used = tl.where(line >= long * num_reqs, places, pieces)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
-        start, share = piece(line, number, used, MIN_TILES)
+        start, share = piece(line, number, pieces)
         passed = (upto[None, :] <= start[:, None]) & exists[None, :]
         owner = tl.minimum(total(passed.to(tl.int32), 1), num_reqs - 1)
         before = total(tl.where(passed, length[None, :], 0), 1)
@@ -98,9 +92,9 @@ def write_uniform(
         tl.store(work + number * 4 + 1, origin + start - before, mask=written)
         tl.store(work + number * 4 + 2, share, mask=written)
         if pid == 0:
-            holder = begun_before(begin + 1, line, used, MIN_TILES) - 1
-            parts = begun_before(begin + end - first, line, used, MIN_TILES) - holder
-            held_from, _ = piece(line, holder, used, MIN_TILES)
+            holder = begun_before(begin + 1, line, pieces) - 1
+            parts = begun_before(begin + end - first, line, pieces) - holder
+            held_from, _ = piece(line, holder, pieces)
             is_cut = exists & (end > first) & (parts > 1)
             cut = work + (pieces + running_total(is_cut.to(tl.int32)) - 1) * 4
             tl.store(cut, index, mask=is_cut)

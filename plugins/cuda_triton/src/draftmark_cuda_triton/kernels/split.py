@@ -50,26 +50,18 @@ def surplus(tail_len, ITEM_COST: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @inline
-def shares(total, pieces, MIN_TILES: tl.constexpr):
-    """How many pieces of a line of `total` have work, how much each has, and how many of the first have one more."""
-    active = tl.minimum(tl.maximum(total // MIN_TILES, 1), pieces)
-    base = total // active
-    return active, base, total - base * active
+def piece(total, index, pieces):
+    """Start and length of piece `index` of a line of `total`: equal pieces, the first of which have one tile more."""
+    base = total // pieces
+    extra = total - base * pieces
+    return index * base + tl.minimum(index, extra), base + tl.where(index < extra, 1, 0)
 
 
 @inline
-def piece(total, index, pieces, MIN_TILES: tl.constexpr):
-    """Start and length of piece `index` of a line of `total`: equal pieces, none shorter than MIN_TILES but one."""
-    active, base, extra = shares(total, pieces, MIN_TILES)
-    start = index * base + tl.minimum(index, extra)
-    length = tl.where(index < active, base + tl.where(index < extra, 1, 0), 0)
-    return start, length
-
-
-@inline
-def begun_before(place, total, pieces, MIN_TILES: tl.constexpr):
+def begun_before(place, total, pieces):
     """How many pieces start before a place of the line: `piece`, the other way round."""
-    active, base, extra = shares(total, pieces, MIN_TILES)
+    base = total // pieces
+    extra = total - base * pieces
     longer = extra * (base + 1)
     behind = extra + (place - longer + base - 1) // tl.maximum(base, 1)
-    return tl.minimum(tl.where(place <= longer, (place + base) // (base + 1), behind), active)
+    return tl.where(place <= longer, (place + base) // (base + 1), behind)
