@@ -22,7 +22,8 @@ GATHERERS = gl.constexpr(4)
 """Warps that gather: a warp group, which one fetching warp occupies as well."""
 GATHER_THREADS = gl.constexpr(32 * GATHERERS.value)
 """What arrives at a barrier for a tile of K, or of V."""
-GATHER_REGISTERS = gl.constexpr(56)
+GATHER_REGISTERS, CROWDED_REGISTERS = gl.constexpr(64), gl.constexpr(56)
+"""Of a gathering thread, beside one group of folding warps, and beside two."""
 
 
 @gluon.constexpr_function

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .extend import bring_ragged, fold_ragged
-from .gather import GATHER_REGISTERS, GATHER_THREADS, GATHERERS
+from .gather import CROWDED_REGISTERS, GATHER_REGISTERS, GATHER_THREADS, GATHERERS
 from .ring import launch_dependents, make_ring, make_rows
 from .uniform import bring_uniform, clear_rows, fold_uniform
 
@@ -95,7 +95,7 @@ def attend_gathered(
                     ITEM_COST, STAGES, STAGES, HEAD_DIM,
                 )),
             ],
-            [4, GATHERERS], [REGISTERS, GATHER_REGISTERS],
+            [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],
         )  # fmt: skip
 
 
@@ -166,5 +166,5 @@ def attend_gathered_ragged(
                     STAGES, STAGES, HEAD_DIM,
                 )),
             ],
-            [4, GATHERERS], [REGISTERS, GATHER_REGISTERS],
+            [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],
         )  # fmt: skip
