@@ -41,10 +41,9 @@ def test_fp8_may_come_as_bytes() -> None:
 def test_triton_reads_them_through_the_copy_engine() -> None:
     """A box describes rows of one pitch; it does not describe K beside V of the same head."""
     pytest.importorskip("triton")
-    from draftmark.runtime import KVCache
     from draftmark_cuda_triton.extend import has_one_pitch
 
-    ours = torch.zeros(4, 64, head_slots(2), 64, dtype=torch.bfloat16).transpose(1, 2)
-    assert has_one_pitch(kv_cache(ours, 2, None, None))
+    ours = kv_cache(torch.zeros(4, 64, head_slots(2), 64, dtype=torch.bfloat16).transpose(1, 2), 2, None, None)
+    assert has_one_pitch(ours.k, ours.v)
     beside = torch.zeros(4, 64, 2, 128, dtype=torch.bfloat16)
-    assert not has_one_pitch(KVCache(beside[..., :64], beside[..., 64:]))
+    assert not has_one_pitch(beside[..., :64], beside[..., 64:])

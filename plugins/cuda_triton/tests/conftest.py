@@ -6,6 +6,7 @@ import pkgutil
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from draftmark_cuda_triton import starting
+from draftmark_cuda_triton import boxes, starting
 from draftmark_cuda_triton.flavours import OWN, _load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -282,8 +283,12 @@ class NoGpu:
 @pytest.fixture
 def compiled_kernels() -> list[JITFunction]:
     """Every kernel of the package, and what kernels call, as compiled for a GPU."""
-    loaded = _load(OWN, False)
-    modules = [getattr(loaded, one.name) for one in pkgutil.iter_modules(loaded.__path__)]
+    return functions_of(_load(OWN, False))
+
+
+def functions_of(package: ModuleType) -> list[JITFunction]:
+    """Every kernel of a package of kernels, and what they call."""
+    modules = [getattr(package, one.name) for one in pkgutil.iter_modules(package.__path__)]
     return [function for one in modules for function in vars(one).values() if isinstance(function, JITFunction)]
 
 
@@ -294,6 +299,6 @@ def no_gpu(request, monkeypatch, compiled_kernels) -> NoGpu:
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
     monkeypatch.setattr(starting, "_STARTED", {})
-    for one in compiled_kernels:
+    for one in (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ())):
         one.device_caches.clear()
     return found

@@ -9,9 +9,15 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
 
 from . import boxes, launch, tiling
 from .launch import Attention
+from .starting import Again
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""
+MOVING = (
+    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
+    *("prefix_lens", "q_indptr", "page_table"),
+)
+"""The kernel's parameters that another layer or step brings, in the order of `Extend._launch`."""
 
 
 class Extend:
@@ -31,6 +37,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
+        self._again = Again(MOVING)
         self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -54,12 +61,46 @@ class Extend:
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
         check_rows(q, out)
-        a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(cache), cache_has_boxes(cache))
         record_call(
-            launch.attend_extend, self._shape, tile, batch.num_rows, q, cache.k, cache.v, cache.k_scale,
-            cache.v_scale, batch.prefix_lens, batch.q_indptr, batch.page_table, self._row_tiles, out, None,
-            sinks_of(cache, self._geometry), mutates=(out,),
+            self._attend, batch.num_rows, q, cache.k, cache.v, cache.k_scale, cache.v_scale,
+            sinks_of(cache, self._geometry), out, batch.prefix_lens, batch.q_indptr, batch.page_table,
+            self._row_tiles, mutates=(out,),
+        )  # fmt: skip
+
+    def _attend(self, num_rows: int, *tensors: torch.Tensor | None) -> None:
+        """Launch, or launch again. `tensors` are named in MOVING, and behind those come the row tiles."""
+        if not self._slots.is_cuda:
+            self._launch(num_rows, *tensors)  # type: ignore[arg-type]
+            return
+        q, k, v, k_scale, v_scale, sinks, out, lens, _, table = moving = tensors[: len(MOVING)]
+        assert q is not None and k is not None and v is not None and out is not None
+        assert lens is not None and table is not None
+        layout = (
+            num_rows, lens.shape[0], k_scale is None, v_scale is None, sinks is None, q.stride(), out.stride(),
+            table.stride(0), layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda, out.is_cuda,
+        )  # fmt: skip
+        self._again(layout, moving, self._launch, num_rows, *tensors)
+
+    def _launch(
+        self,
+        num_rows: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        q_indptr: torch.Tensor,
+        page_table: torch.Tensor,
+        row_tiles: torch.Tensor,
+    ) -> None:
+        a, device = self._geometry.attention, self._geometry.device
+        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(k, v), has_boxes(k, v))
+        launch.attend_extend(
+            self._shape, tile, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
+            None, sinks,
         )  # fmt: skip
 
 
@@ -69,14 +110,19 @@ def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:
         raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
 
 
-def cache_has_boxes(cache: KVCache) -> bool:
+def has_boxes(*caches: torch.Tensor) -> bool:
     """Whether `hopper` can read K and V."""
-    return cache.k.is_cuda and boxes.available() and all(boxes.describable(one) for one in (cache.k, cache.v))
+    return all(one.is_cuda and boxes.describable(one) for one in caches) and boxes.available()
 
 
-def has_one_pitch(cache: KVCache) -> bool:
+def has_one_pitch(*caches: torch.Tensor) -> bool:
     """Whether K's tokens are rows of one pitch, and V's, as a copy box describes them: views of packed pages too."""
-    return all(_one_pitch(tensor) for tensor in (cache.k, cache.v))
+    return all(_one_pitch(one) for one in caches)
+
+
+def layout_of(cache: torch.Tensor) -> tuple[object, ...]:
+    """All that launches take from a cache but its address."""
+    return cache.stride(), cache.shape, cache.dtype, cache.is_cuda
 
 
 def _one_pitch(tensor: torch.Tensor) -> bool:

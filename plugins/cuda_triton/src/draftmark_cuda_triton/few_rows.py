@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -10,8 +11,28 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
 
 from . import launch, sizing, tiling
-from .extend import cache_has_boxes, check_rows, has_one_pitch
+from .extend import check_rows, has_boxes, has_one_pitch, layout_of
 from .launch import Attention, Extent
+from .starting import MOST_KNOWN, Again
+
+MOVING = (
+    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
+    *("prefix_lens", "q_indptr", "page_table", "tail_mask", "tail_depth"),
+)
+"""The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """How batches of one size are cut. Each is itself, and no other: it is part of the key of launches.
+
+    Attributes:
+        tile, pieces: see `tiling`.
+    """
+
+    extent: Extent
+    tile: tiling.Tile
+    pieces: int
 
 
 class FewRows:
@@ -29,41 +50,84 @@ class FewRows:
         self._work = buffers[sizing.WORK]
         self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
         self._shape = Attention.of(geometry, slots.is_cuda)
-        self._cuts: dict[Extent, tuple[tiling.Tile, int]] = {}
+        self._cuts: dict[tuple[int, ...], Cut] = {}
+        self._again = Again(MOVING)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
         slots = self._slots[: batch.num_rows]
-        extent, tile, pieces = self._extent(batch)
+        cut = self._extent(batch)
         record_call(
-            launch.write_metadata, self._shape, tile, extent, pieces, batch.prefix_lens, batch.page_table, slots,
-            self._work, batch.q_indptr, batch.slots, mutates=(slots, self._work),
+            launch.write_metadata, self._shape, cut.tile, cut.extent, cut.pieces, batch.prefix_lens, batch.page_table,
+            slots, self._work, batch.q_indptr, batch.slots, mutates=(slots, self._work),
         )  # fmt: skip
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, one launch and a merge; q and out ``[rows, query heads, head_dim]``."""
         check_rows(q, out)
-        extent, tile, pieces = self._extent(batch)
-        a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, tile, has_one_pitch(cache), cache_has_boxes(cache))
-        mask, depth = (batch.tail.mask, batch.tail.depth) if isinstance(batch.tail, Tree) else (None, None)
-        partial_out, partial_lse = self._partial_out, self._partial_lse
+        tail = batch.tail
+        mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         record_call(
-            launch.attend, self._shape, tile, extent, pieces, q, cache.k, cache.v,
-            cache.k_scale, cache.v_scale, batch.prefix_lens, batch.page_table, mask, depth,
-            self._work, partial_out, partial_lse, out, None, batch.q_indptr, isinstance(batch.tail, Block),
-            sinks_of(cache, self._geometry), mutates=(partial_out, partial_lse, out),
+            self._attend, self._extent(batch), isinstance(tail, Block), q, cache.k, cache.v, cache.k_scale,
+            cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens, batch.q_indptr, batch.page_table,
+            mask, depth, self._work, self._partial_out, self._partial_lse,
+            mutates=(self._partial_out, self._partial_lse, out),
         )  # fmt: skip
 
-    def _extent(self, batch: ForwardBatch) -> tuple[Extent, tiling.Tile, int]:
+    def _attend(self, cut: Cut, block: bool, *tensors: torch.Tensor | None) -> None:
+        """Launch, or launch again. `tensors` are named in MOVING, and behind those come the schedule and partials."""
+        if not self._slots.is_cuda:
+            self._launch(cut, block, *tensors)  # type: ignore[arg-type]
+            return
+        q, k, v, k_scale, v_scale, sinks, out, _, _, table, mask, _ = moving = tensors[: len(MOVING)]
+        assert q is not None and k is not None and v is not None and out is not None and table is not None
+        layout = (
+            cut, block, mask is None or mask.stride(0), k_scale is None, v_scale is None, sinks is None,
+            q.stride(), out.stride(), table.stride(0), layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda,
+            out.is_cuda,
+        )  # fmt: skip
+        self._again(layout, moving, self._launch, cut, block, *tensors)
+
+    def _launch(
+        self,
+        cut: Cut,
+        block: bool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_scale: torch.Tensor | None,
+        v_scale: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        q_indptr: torch.Tensor,
+        page_table: torch.Tensor,
+        mask: torch.Tensor | None,
+        depth: torch.Tensor | None,
+        work: torch.Tensor,
+        partial_out: torch.Tensor,
+        partial_lse: torch.Tensor,
+    ) -> None:
+        a, device = self._geometry.attention, self._geometry.device
+        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), has_boxes(k, v))
+        launch.attend(
+            self._shape, tile, cut.extent, cut.pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth,
+            work, partial_out, partial_lse, out, None, q_indptr, block, sinks,
+        )  # fmt: skip
+
+    def _extent(self, batch: ForwardBatch) -> Cut:
         """Worked out once for each size of batch: it is asked for in every layer."""
         ragged = batch.mode is Mode.RAGGED_VERIFY
         # What a graph freezes is the bound of every later replay, not this batch's.
         q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
-        extent = Extent(batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
-        if extent not in self._cuts:
-            self._cuts[extent] = self._cut(extent)
-        return extent, *self._cuts[extent]
+        size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged)
+        found = self._cuts.get(size)
+        if found is None:
+            if len(self._cuts) >= MOST_KNOWN:
+                self._cuts.clear()
+            extent = Extent(*size)
+            found = self._cuts[size] = Cut(extent, *self._cut(extent))
+        return found
 
     def _cut(self, extent: Extent) -> tuple[tiling.Tile, int]:
         a, device = self._geometry.attention, self._geometry.device
