@@ -39,6 +39,13 @@ def signs(out, factor):
     tl.store(out + 4, (factor * 0.0) + 0.0)
 
 
+def unbounded(out):
+    """Results that are infinite on a GPU too."""
+    none = tl.load(out) * 0.0
+    tl.store(out + 1, tl.log2(none))
+    tl.store(out + 2, tl.exp2(none + 500.0))
+
+
 def broken(out):
     """A program that fails."""
     tl.store(out + tl.arange(0, 3), 0.0)
@@ -90,3 +97,12 @@ def test_tritons_own_launch_is_kept_where_the_interpreter_has_other_names(monkey
     module = SimpleNamespace(mixed=kernel)
     run_lightly(module)
     assert module.mixed is kernel
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_are_no_warning():
+    """log2(0) and an exp2 that overflows are what a GPU makes of them, without a word."""
+    out = torch.zeros(3)
+    for _ in range(3):
+        Kernel(InterpretedFunction(unbounded))[(1,)](out)
+    assert out.tolist() == [0.0, float("-inf"), float("inf")]

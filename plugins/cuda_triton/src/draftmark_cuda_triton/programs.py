@@ -15,6 +15,7 @@ from itertools import product
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy
 from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
@@ -53,7 +54,8 @@ class Kernel:
         convert, builder = interpreter._implicit_cvt, interpreter.interpreter_builder
         values = {name: one if name in self._constants else convert(one) for name, one in given.items()}
         sizes = (*grid, 1, 1)[:3]
-        with _language(self._function):
+        # As on a GPU: log2 of a row's sum to which no key has added is -inf, exp2 of a sink far above all keys inf.
+        with _language(self._function), numpy.errstate(divide="ignore", over="ignore"):
             builder.set_grid_dim(*sizes)
             for program in product(*map(range, sizes)):
                 builder.set_grid_idx(*program)
