@@ -70,11 +70,11 @@ class Layers:
         self.words = geometry.mask_words
 
     def batch(self, chance):
-        """Requests, page tables of some width and trees at new addresses."""
+        """Requests, page tables of some width, and chains or trees, at new addresses."""
         count = chance.choice((2, REQS))
         rows, q_len = count * self.q_len, self.q_len
         tail = Causal()
-        if self.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+        if self.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and chance.random() < 0.6:
             depth = (rows,) if self.mode is Mode.RAGGED_VERIFY else (count, q_len)
             mask = made(rows, self.words, dtype=torch.int32, odd=chance.random() < 0.2)
             tail = Tree(mask, made(*depth, dtype=torch.int32))
@@ -138,7 +138,7 @@ CASES = [
 def test_launches_are_those_that_would_be_made_anew(gpu, monkeypatch, case):
     """Of layers and batches that differ in addresses, pitches, alignment, sizes and what is not there, in any order."""
     chance, layers = random.Random(1), Layers(*case)
-    batches = [layers.batch(chance) for _ in range(3)]
+    batches = [layers.batch(chance) for _ in range(6)]
     caches = [layers.layer(chance) for _ in range(5)]
     asked = []
     for _ in range(30):

@@ -82,7 +82,7 @@ class FewRows:
         q, k, v, k_scale, v_scale, sinks, out, _, _, table, mask, _ = moving = tensors[: len(MOVING)]
         assert q is not None and k is not None and v is not None and out is not None and table is not None
         layout = (
-            cut, block, mask is None or mask.stride(0), k_scale is None, v_scale is None, sinks is None,
+            cut, block, None if mask is None else mask.stride(0), k_scale is None, v_scale is None, sinks is None,
             q.stride(), out.stride(), table.stride(0), layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda,
             out.is_cuda,
         )  # fmt: skip
