@@ -214,6 +214,7 @@ def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
     small, large = plan.cases["decode"]
     assert asked("decode", small, plan.timed[0]) and not asked("decode", large, plan.timed[0])
     assert not asked("decode", small, plan.timed[1])
+    assert [one.backend for one in Plan(tmp_path / "plan.json", engines=1).timed] == ["A"]
 
 
 def test_a_run_goes_on_where_one_of_its_device_and_commit_stopped(tmp_path: Path) -> None:
