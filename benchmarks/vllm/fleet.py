@@ -26,7 +26,7 @@ Work = Callable[[Any, Engine], Any]
 """What an engine's process does when asked: with vLLM's `LLM` and the engine."""
 KERNELS = "kernels"
 """Triton's kernels, in the folder of models."""
-PACKAGES_S = 60
+PACKAGES_S = 90
 """Seconds that an engine waits for the folder of its packages."""
 ENOUGH = 2
 """Engines that are worth timing."""
