@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata as md
-import itertools
 import json
 import os
 import subprocess
@@ -30,8 +29,10 @@ from .drafting import drafted
 from .engines import SHAPES, Engine, say
 from .equality import compare, texts
 from .fleet import Fleet, idle
+from .plan import LISTS, PHASES, Plan, asked, resumed, same
 from .profile import profiles
-from .throughput import LONG_PREFILL, Case, medians, phases, run, warm
+from .starts import prepare
+from .throughput import LONG_PREFILL, Case, medians, run, warm
 
 PACKAGES = (
     "vllm",
@@ -47,26 +48,23 @@ MEMORIZER = "memorizer"
 """The model of the texts, by its name in a plan."""
 START = 40
 """Seconds that small engines need, compiled for the first time."""
-LISTS = ("equality", "rows", "drafting", "profiles", "failed", "not_run")
 SMALL = 40
 """Engines of one fleet at most: the numbers of the next begin behind."""
-PHASES = ("decode", "verify", "prefill")
 
 
 class Benchmark:
     """One run: its plan, its result, the seconds that are left."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.plan, self.out, self.folder = json.loads(asked.plan.read_text()), asked.out, asked.models
+        self.given = Plan(asked.plan, asked.kv_bytes, asked.engines)
+        self.plan, self.out, self.folder = self.given.read, asked.out, asked.models
         self.device, self.repeat, self.until = asked.device, asked.repeat, time.monotonic() + asked.seconds
-        self.result = _head()
+        self.result = resumed(_head(), asked.resume)
         self._training = self._train()
 
     def _train(self) -> subprocess.Popen[bytes] | None:
         """Begin to train the model of the texts, which is done long before they are asked for."""
-        missing = {one["checkpoint"] for one in self.plan.get("equality", ()) if "checkpoint" in one} - {
-            path.name for path in self.folder.glob("*")
-        }
+        missing = {one.checkpoint for one in self.given.said} - {path.name for path in self.folder.glob("*")}
         if MEMORIZER not in missing:
             return None
         command = [sys.executable, "-m", "benchmarks.vllm.memorizer", str(self.folder / MEMORIZER)]
@@ -85,77 +83,85 @@ class Benchmark:
     def run(self) -> None:
         """All of the plan."""
         large = self._large()
-        drafting = self._small("drafting", SMALL)
+        drafting = self._small("drafting", self.given.drafting, SMALL)
         self.equality()
         try:
+            # Its checkpoint may have come to the machine meanwhile.
+            drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
             if large is not None:
+                if drafting is not None:  # nothing compiles beside a row
+                    drafting.wait(self.plan.get("start_seconds", 150), self.left())
                 self._throughput(large)
+            drafting = drafting or self._small("drafting", self.given.drafting, SMALL)
             if drafting is not None:
                 self._drafting(drafting)
+            elif self.given.drafting and not self.result["drafting"]:
+                self.result["not_run"].append("drafting: its checkpoint is not there")
         finally:
             for fleet in (large, drafting):
                 if fleet is not None:
                     fleet.close()
 
-    def _cases(self) -> dict[str, list[Case]]:
-        return {phase: [Case(**one) for one in given] for phase, given in self.plan.get("cases", {}).items()}
-
     def _large(self) -> Fleet | None:
         """Start the engines that are timed, if there are any."""
-        engines = [Engine(**one) for one in self.plan.get("throughput", ())]
+        engines = self.given.timed
         if not engines:
             return None
         weights = elements(engines[0]) if any(one.shared for one in engines) else 0
         kv_bytes = max(one.kv_bytes or 0 for one in engines)
         for one in engines:
             one.arguments(self.folder)  # writes the folders of the models, which all processes read
-        return Fleet(engines, self.folder, partial(warm, self._cases()), self.device, weights, kv_bytes + (1 << 20))
+        return Fleet(engines, self.folder, partial(warm, self.given.cases), self.device, weights, kv_bytes + (1 << 20))
 
-    def _small(self, name: str, first: int) -> Fleet | None:
-        """Start engines with a checkpoint, if there are any and their checkpoint."""
-        engines = [Engine(**one) for one in self.plan.get(name, ())]
-        if not engines:
+    def _small(self, name: str, engines: list[Engine], first: int) -> Fleet | None:
+        """Start engines with a checkpoint, if there is that; not those that a run before has asked."""
+        if not engines or self.result[name]:
             return None
-        missing = {one.checkpoint or "" for one in engines if not (self.folder / (one.checkpoint or "")).exists()}
-        if missing:
-            self.result["not_run"].append(f"{name}: there is no {', '.join(sorted(missing))}")
+        if not all((self.folder / (one.checkpoint or "")).exists() for one in engines):
             return None
         return Fleet(engines, self.folder, idle, self.device, first=first)
 
     def _throughput(self, fleet: Fleet) -> None:
         """Time every engine in every case of its phases, in turns."""
-        cases, engines = self._cases(), fleet.engines
+        engines = fleet.engines
         try:
             ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             self.result["start_s"] = {str(number): fleet.ready_s[number] for number in ready}
-            # The first case of each phase, then the second: a run that ends early has something of each.
-            rounds = list(itertools.zip_longest(*(cases.get(phase, ()) for phase in PHASES)))
+            rounds = self.given.rounds()
             after = self.plan.get("profile_after", len(rounds))
             for number, beside in enumerate(rounds, 1):
-                for phase, case in zip(PHASES, beside, strict=True):
-                    if case is not None:
-                        self._turns(fleet, ready, phase, case)
+                for phase, case in beside:
+                    self._turns(fleet, ready, phase, case)
                 if number == after:
                     self._all_profiles(fleet, ready)
         finally:
             for number, why in fleet.failed.items():
-                self.add("failed", {"engine": number, "backend": engines[number].backend, "why": why})
+                self.add("failed", {**_about(engines[number]), "why": why})
 
     def _turns(self, fleet: Fleet, ready: list[int], phase: str, case: Case) -> None:
-        numbers = [number for number in ready if _asked(phase, case, fleet.engines[number])]
+        numbers = [number for number in ready if asked(phase, case, fleet.engines[number])]
+        rows, engines = self.result["rows"], fleet.engines
+        if all(any(same(row, phase, case, engines[number]) for row in rows) for number in numbers):
+            return  # by the run that this one goes on from
         if self.left() < 0:
             self.result["not_run"].append(f"{phase} {case.name}")
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
+        began = time.monotonic()
         long = not case.steps and case.batch * case.context > LONG_PREFILL
         for turn in range((case.turns or (1 if long else self.repeat)) + long):
             for number in numbers:
                 row = fleet.ask(number, partial(run, case))
                 if "failed" not in row and not (long and not turn):  # `_warm` has left long ones out
                     found[number].append(row)
+        # A case is compared within one run: what another had of it goes.
+        self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
         for number in numbers:
             if found[number]:
                 self.add("rows", medians(found[number]))
+        say(
+            {"asked": f"{phase} {case.name}", "seconds": round(time.monotonic() - began, 1), "left": round(self.left())}
+        )
 
     def _all_profiles(self, fleet: Fleet, ready: list[int]) -> None:
         for phase in PHASES:
@@ -166,22 +172,28 @@ class Benchmark:
         for number in ready:
             engine, about = fleet.engines[number], self.plan["profile"]
             meant = engine.backend in about["of"] and engine.page_size == about["page_size"]
-            if self.left() < 0 or not meant or not _asked(phase, case, engine):
+            if self.left() < 0 or not meant or not asked(phase, case, engine):
                 continue
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
+            if any(about.items() <= one.items() for one in self.result["profiles"]):
+                continue  # by the run that this one goes on from
             drafter = {"drafter": engine.drafter} if engine.drafts else {}
             self.add("profiles", {**about, **drafter, **fleet.ask(number, partial(profiles, case))})
 
     def equality(self) -> None:
         """Let every engine of the plan say its texts, all at once, and keep the tokens."""
-        if self.plan.get("equality") and self.left() < START:
+        if self.result["equality"]:
+            return
+        if self.given.said and self.left() < START:
             self.result["not_run"].append("equality")
             return
         if self._training is not None and self._training.wait():
             self.result["not_run"].append("equality: the model was not trained")
             return
-        fleet = self._small("equality", 2 * SMALL)
+        fleet = self._small("equality", self.given.said, 2 * SMALL)
         if fleet is None:
+            if self.given.said and not self.result["equality"]:
+                self.result["not_run"].append("equality: its checkpoint is not there")
             return
         try:
             fleet.wait(min(self.plan.get("text_seconds", 150), self.left()), self.left())
@@ -221,10 +233,6 @@ def _about(engine: Engine) -> dict[str, Any]:
     return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 
-def _asked(phase: str, case: Case, engine: Engine) -> bool:
-    return phase in phases(engine) and case.asked_of(engine)
-
-
 def elements(engine: Engine) -> int:
     """Weights of a Llama of the engine's shape, and room to align them."""
     one = SHAPES[engine.shape]
@@ -261,9 +269,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after as many")
     parser.add_argument("--repeat", type=int, default=3, help="turns that count")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--kv-bytes", type=int, default=0, help="of the KV pages that engines share, not the plan's")
+    parser.add_argument("--engines", type=int, default=0, help="time the first of the plan's only, as many")
+    parser.add_argument("--resume", type=Path, help="a result of this plan, device and commit: what it has is kept")
     benchmark = Benchmark(parser.parse_args())
     from vllm import LLM  # noqa: F401  # once, before the processes are forked; `import vllm` alone loads hardly anything
 
+    prepare(benchmark.given.architectures)
     benchmark.run()
     benchmark.out.write_text(json.dumps(benchmark.result, indent=1) + "\n")
 

@@ -34,6 +34,9 @@ SHAPES = {
     },
 }
 OURS = "CUSTOM"
+HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
+"""What `draftmark_vllm.heads.convert` names a head."""
+NOT_COMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 HEAD_VOCABULARY = 4
 """A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
@@ -63,6 +66,8 @@ class Engine:
         packages: a folder of packages that come before all others, such as a FlashInfer of another release, by its name
             in the folder of models.
         environment: of its process.
+        compiled: by torch; else only whole graphs are captured, and what no graph has runs eagerly. Texts need no more,
+            and start in half of the time.
     """
 
     shape: str
@@ -91,6 +96,7 @@ class Engine:
     only: tuple[str, ...] = ()
     packages: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    compiled: bool = True
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         """`LLM`'s arguments."""
@@ -99,7 +105,8 @@ class Engine:
         name, _, ours = self.backend.partition(":")
         # Rows of whole graphs, and of the pieces that uneven steps are padded to.
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches), *self.also_captured})
-        more: dict[str, Any] = {} if self.eager else {"compilation_config": {"cudagraph_capture_sizes": captured}}
+        graphs = {"cudagraph_capture_sizes": captured} | ({} if self.compiled else NOT_COMPILED)
+        more: dict[str, Any] = {} if self.eager else {"compilation_config": graphs}
         if name == OURS and ours:
             more["additional_config"] = {"draftmark": {"backend": ours, "debug": self.debug}}
         if self.drafts:
@@ -130,6 +137,13 @@ class Engine:
             "disable_log_stats": True,
             **more,
         }
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Models that its process makes, as vLLM names them."""
+        if not self.drafts or self.drafter == "ngram":
+            return ("LlamaForCausalLM",)
+        return ("LlamaForCausalLM", HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
 
     def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
         """`LLM`'s `speculative_config`."""

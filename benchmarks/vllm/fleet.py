@@ -6,6 +6,7 @@ with ``shared`` have their weights and KV in one `memory`. Nothing is timed befo
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -19,15 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from .engines import Engine, say
+from .starts import prepare, share_kernels, touched_device
 
 Work = Callable[[Any, Engine], Any]
 """What an engine's process does when asked: with vLLM's `LLM` and the engine."""
+KERNELS = "kernels"
+"""Triton's kernels, in the folder of models."""
+PACKAGES_S = 90
+"""Seconds that an engine waits for the folder of its packages."""
 ENOUGH = 2
 """Engines that are worth timing."""
 
 
 class Fleet:
-    """Processes of engines. The parent must not have touched the device: they are forks, so vLLM is imported once.
+    """Processes of engines. The parent should not have touched the device: then they are forks, and import nothing.
 
     Args:
         warm: what each does before it is ready.
@@ -45,22 +51,26 @@ class Fleet:
         kv_bytes: int = 0,
         first: int = 0,
     ) -> None:
-        self.engines, self.failed, self.ready_s = list(engines), {}, {}
-        context, began = multiprocessing.get_context("fork"), time.monotonic()
-        self._context, self._began, self._keeper = context, began, None
+        self.engines, self.failed, self.ready_s, self._waited = list(engines), {}, {}, False
+        # A process that has touched the device has no forks that can use it.
+        usual = multiprocessing.get_context("spawn" if touched_device() else "fork")
+        self._began, self._keeper = time.monotonic(), None
         if weights:
-            self._keeper, self._keeper_link = _start(context, _keep, weights, kv_bytes, device, len(self.engines))
-            self._handles = self._keeper_link.recv()
-        # Of a kind that both ways to start a process can be given; its name is gone when nobody here holds it.
-        self._lock = lock = multiprocessing.get_context("spawn").Lock()
+            ranks = range(max(one.num_gpus for one in engines))
+            devices = [device] if device == "cpu" else [f"{device}:{rank}" for rank in ranks]
+            self._keeper, self._keeper_link = _start(usual, _keep, weights, kv_bytes, devices, len(self.engines))
         self._links, self._processes = [], []
         for number, engine in enumerate(self.engines):
-            handle = self._handles[number] if weights and engine.shared else None
             # What vLLM imports hangs on what is installed, so an engine with packages of its own imports it anew.
-            how = multiprocessing.get_context("spawn" if engine.packages else "fork")
-            process, link = _start(how, _serve, engine, folder, warm, first + number, handle, lock)
+            how = multiprocessing.get_context("spawn") if engine.packages else usual
+            process, link = _start(how, _serve, engine, folder, warm, first + number, bool(weights and engine.shared))
             self._processes.append(process)
             self._links.append(link)
+        if weights:  # made while engines import
+            for engine, link, handle in zip(self.engines, self._links, self._keeper_link.recv(), strict=True):
+                with contextlib.suppress(OSError):  # one that has ended says so when it is waited for
+                    if engine.shared:
+                        link.send(handle)
 
     def wait(self, seconds: float, longest: float) -> list[int]:
         """Wait until every engine is ready, or as many seconds are over; end those that are not. Return the ready.
@@ -68,6 +78,9 @@ class Fleet:
         Args:
             longest: seconds to wait where one engine or none is ready, which says nothing beside others.
         """
+        if self._waited:
+            return [number for number in range(len(self.engines)) if number not in self.failed]
+        self._waited = True
         waiting = dict(zip(self._links, range(len(self._links)), strict=True))
         while waiting:
             until = self._began + (seconds if len(self.ready_s) >= ENOUGH else longest)
@@ -141,8 +154,8 @@ def _receive(link: Any) -> Any:
         return {"failed": "the process ended without a result"}
 
 
-def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> None:
-    """Own the shared memory: send a handle for each engine, and stay."""
+def _keep(weights: int, kv_bytes: int, devices: list[str], copies: int, link: Any) -> None:
+    """Own the shared memory: send the handles of each device for each engine, and stay."""
     from multiprocessing.reduction import ForkingPickler
 
     import torch.multiprocessing
@@ -150,14 +163,15 @@ def _keep(weights: int, kv_bytes: int, device: str, copies: int, link: Any) -> N
     from .memory import make
 
     torch.multiprocessing.set_sharing_strategy("file_system")
-    tensors = make(weights, kv_bytes, device)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    link.send([bytes(ForkingPickler.dumps(tensors)) for _ in range(copies)])
+    tensors = [make(weights, kv_bytes, device) for device in devices]
+    for device in devices:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+    link.send([[bytes(ForkingPickler.dumps(pair)) for pair in tensors] for _ in range(copies)])
     threading.Event().wait()
 
 
-def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes | None, lock: Any, link: Any) -> None:
+def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, link: Any) -> None:
     try:
         began = time.monotonic()
         _set_up(engine, folder)
@@ -165,8 +179,10 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, handle: bytes 
         os.environ["VLLM_PORT"] = str(21000 + 100 * number)
         os.environ["VLLM_CACHE_ROOT"] = str(folder / f"cache-{number}")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor-{number}")
-        if handle is not None:
-            _map(handle, lock)
+        prepare(engine.architectures)  # the parent has, but this may be no fork of it
+        share_kernels(folder / KERNELS)
+        if shared:
+            _map(link.recv())
         from vllm import LLM
 
         llm = LLM(**engine.arguments(folder))
@@ -188,17 +204,22 @@ def _set_up(engine: Engine, folder: Path) -> None:
     os.environ.update(engine.environment)
     if engine.packages:
         packages = str(folder.absolute() / engine.packages)
+        _await(Path(packages), PACKAGES_S)
         sys.path.insert(0, packages)
         os.environ["PYTHONPATH"] = os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])
 
 
-def _map(handle: bytes, lock: Any) -> None:
-    import pickle
+def _await(path: Path, seconds: float) -> None:
+    """Packages may come to a machine behind vLLM, while other engines start."""
+    until = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.2)
 
+
+def _map(handles: list[bytes]) -> None:
     import torch.multiprocessing
 
-    from .memory import Memory, register
+    from .memory import Mapped, register
 
     torch.multiprocessing.set_sharing_strategy("file_system")
-    weights, kv = pickle.loads(handle)
-    register(Memory(weights, kv, lock))
+    register(Mapped(handles))

@@ -1,13 +1,15 @@
 """Memory that several engines of one device share, so that all of them are up at once and take turns.
 
-One process owns two tensors on the device, random numbers both: weights, which every engine of one shape maps as its
-own, and KV pages, in which one engine at a time works. So ten engines of an 8B shape take one copy of 16 GB.
+One process owns two tensors on each device, random numbers both: weights, which every engine of one shape maps as its
+own, and KV pages, in which one engine at a time works. So ten engines of an 8B shape take one copy of 16 GB. With
+tensor parallelism each rank maps those of its device.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ import torch
 WEIGHT_STD = 0.02
 ALIGNMENT = 512
 CHUNK = 1 << 28
+MATRIX = 1 << 20
+"""Elements of what counts as a matrix of weights."""
 LOAD_FORMAT = "shared_memory"
 
 
@@ -22,12 +26,11 @@ class Memory:
     """Weights and KV of an engine's process, mapped.
 
     Attributes:
-        weights: bfloat16 ``[elements]``. kv: int8 ``[bytes]``. lock: held while a model is made, as it allocates
-            weights of its own before it maps these.
+        weights: bfloat16 ``[elements]``. kv: int8 ``[bytes]``.
     """
 
-    def __init__(self, weights: torch.Tensor, kv: torch.Tensor, lock: Any) -> None:
-        self.weights, self.kv, self.lock = weights, kv, lock
+    def __init__(self, weights: torch.Tensor, kv: torch.Tensor) -> None:
+        self.weights, self.kv = weights, kv
         self._taken = 0
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
@@ -53,6 +56,29 @@ class Memory:
         # vLLM's EAGLE-3 heads say so when a checkpoint has it; else they would draft with the target's vocabulary.
         if hasattr(model, "draft_id_to_target_id"):
             model.has_own_lm_head = True
+
+    @contextlib.contextmanager
+    def matrices(self) -> Iterator[None]:
+        """Give what a model allocates as matrices within this block out of the shared tensor, any part of it.
+
+        They are mapped anew when it loads (`adopt`). Without this each engine takes all weights once more while it
+        starts, so that no two could start at a time.
+        """
+        usual = torch.empty
+
+        def empty(*size: Any, **options: Any) -> torch.Tensor:
+            wanted = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
+            numbers = len(wanted) > 1 and all(isinstance(one, int) for one in wanted)
+            kind = options.get("dtype") or torch.get_default_dtype()
+            if not numbers or kind is not self.weights.dtype or not MATRIX <= math.prod(wanted) <= self.weights.numel():
+                return usual(*size, **options)
+            return self.weights[: math.prod(wanted)].view(*wanted)
+
+        torch.empty = empty  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.empty = usual
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:
@@ -85,7 +111,28 @@ def make(weights: int, kv_bytes: int, device: str) -> tuple[torch.Tensor, torch.
     return held, pages.view(torch.int8)
 
 
-def register(memory: Memory) -> None:
+class Mapped:
+    """The memory of this process's device, mapped when it is first asked for: by then a rank has chosen its device.
+
+    Args:
+        handles: for each device, `Memory`'s tensors as another process has pickled them.
+    """
+
+    def __init__(self, handles: Sequence[bytes]) -> None:
+        self._handles = handles
+        self._held: Memory | None = None
+
+    def memory(self) -> Memory:
+        """Weights and KV."""
+        if self._held is None:
+            import pickle
+
+            device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+            self._held = Memory(*pickle.loads(self._handles[device]))
+        return self._held
+
+
+def register(mapped: Mapped) -> None:
     """Teach vLLM of this process to load weights and place KV there: by its own registry of loaders, and by `pages`."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -100,24 +147,22 @@ def register(memory: Memory) -> None:
             """Nothing to fetch."""
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-            memory.adopt(model)
+            mapped.memory().adopt(model)
 
         def load_model(self, *given: Any, **more: Any) -> torch.nn.Module:
-            with memory.lock:
+            with mapped.memory().matrices():
                 model: torch.nn.Module = super().load_model(*given, **more)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
             return model
 
     for runner in (gpu_model_runner.GPUModelRunner, model_runner.GPUModelRunner):
-        _with_pages(runner, memory)
+        _with_pages(runner, mapped)
 
 
-def _with_pages(runner: Any, memory: Memory) -> None:
+def _with_pages(runner: Any, mapped: Mapped) -> None:
     usual = runner.initialize_kv_cache
 
     def initialize_kv_cache(self: Any, *given: Any, **more: Any) -> Any:
-        with memory.pages():
+        with mapped.memory().pages():
             return usual(self, *given, **more)
 
     runner.initialize_kv_cache = initialize_kv_cache

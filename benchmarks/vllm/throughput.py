@@ -11,6 +11,8 @@ from .engines import SHAPES, Engine, prompts
 
 LONG_PREFILL = 1 << 14
 """Tokens of a prefill from which on it is timed once, and not warmed up apart."""
+SPARE = 64
+"""Tokens of a request's last page, and of drafts that are looked at beyond its last step."""
 PERIOD = 32
 """Tokens after which the prompts of n-gram cases begin again."""
 
@@ -40,7 +42,20 @@ class Case:
         """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven."""
         if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
             return False
-        return not engine.only or self.name in engine.only
+        return fits(self, engine) and (not engine.only or self.name in engine.only)
+
+
+def fits(case: Case, engine: Engine) -> bool:
+    """Whether the engine's pages hold all requests of a case at once."""
+    tokens = case.batch * (case.context + case.steps * (1 + engine.drafts) + SPARE)
+    return engine.kv_bytes is None or tokens * token_bytes(engine) <= engine.kv_bytes
+
+
+def token_bytes(engine: Engine) -> int:
+    """KV of one token in bfloat16, of a head's layer too, on one device."""
+    shape = SHAPES[engine.shape]
+    layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
+    return 4 * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
 
 
 class Watch:

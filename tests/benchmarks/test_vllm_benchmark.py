@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import pickle
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,10 @@ from benchmarks.vllm import fleet
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
-from benchmarks.vllm.memory import Memory, make
+from benchmarks.vllm.memory import Mapped, Memory, make
+from benchmarks.vllm.plan import Plan, asked, resumed, same
 from benchmarks.vllm.profile import profiles
+from benchmarks.vllm.starts import once
 from benchmarks.vllm.throughput import Case, medians, run
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
@@ -81,7 +84,7 @@ def test_a_head_drafts_fewer_tokens_where_its_output_is_its_own(tmp_path: Path) 
 def memory() -> Memory:
     """A small one."""
     weights, kv = make(4096, 8192, "cpu")
-    return Memory(weights, kv, threading.Lock())
+    return Memory(weights, kv)
 
 
 def test_two_models_have_the_same_weights() -> None:
@@ -89,7 +92,7 @@ def test_two_models_have_the_same_weights() -> None:
     held = memory()
     models = [torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)).bfloat16() for _ in range(2)]
     for model in models:
-        Memory(held.weights, held.kv, held.lock).adopt(model)
+        Memory(held.weights, held.kv).adopt(model)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert (one.data_ptr() == other.data_ptr()) is (one.dim() == 2)
         assert one.dim() == 2 or bool((one == 1).all())
@@ -109,6 +112,29 @@ def test_a_head_is_a_model_of_its_own() -> None:
     assert not one.draft_id_to_target_id.any() and not hasattr(model, "has_own_lm_head")
 
 
+def test_matrices_are_allocated_in_the_shared_tensor_within_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its dtype, however the size is given; not vectors, small ones, and what it cannot hold."""
+    monkeypatch.setattr("benchmarks.vllm.memory.MATRIX", 64)
+    held, ours = memory(), {"dtype": torch.bfloat16}
+    there = held.weights.data_ptr()
+    with held.matrices():
+        assert torch.empty(8, 16, **ours).data_ptr() == torch.empty((4, 32), **ours).data_ptr() == there
+        assert torch.empty(8, 16, **ours).shape == (8, 16)
+        others = torch.empty(128, **ours), torch.empty(2, 4, **ours), torch.empty(64, 128, **ours), torch.empty(8, 16)
+        assert all(one.data_ptr() != there for one in others)
+    assert torch.empty(8, 16, **ours).data_ptr() != there
+
+
+def test_a_rank_maps_the_memory_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is first asked for, by when the rank has chosen; and once."""
+    handles = [pickle.dumps((torch.full((4,), n), torch.zeros(1))) for n in range(2)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("asked too early"))
+    mapped = Mapped(handles)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert mapped.memory().weights.tolist() == [1] * 4 and mapped.memory() is mapped.memory()
+
+
 def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
     """What vLLM asks for as bytes is a piece of it; other zeros are zeros."""
     held = memory()
@@ -120,6 +146,89 @@ def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
     assert not torch.zeros(1024, dtype=torch.int8).any()
     with held.pages(), pytest.raises(ValueError, match="the shared KV has 8192 bytes"):
         torch.zeros(8193, dtype=torch.int8, device="cpu")
+
+
+class Source:
+    """A kernel's source, for Triton."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def hash(self) -> str:
+        """What it says."""
+        return self.name
+
+
+def compile_in(folder: Path, name: str, begun: Any, go: Any) -> None:
+    """Compile a kernel in this process, unless it is on disk: write down who did."""
+
+    def compile_kernel(src: Source, target: Any, options: Any) -> None:
+        begun.set()
+        go.wait()
+        if not (folder / src.name).exists():
+            with (folder / "compiled").open("a") as f:
+                f.write(src.name)
+            (folder / src.name).touch()
+
+    once(compile_kernel, folder / "locks")(Source(name), "sm_90", {"num_warps": 4})
+
+
+def test_one_process_compiles_a_kernel_that_two_want(tmp_path: Path) -> None:
+    """The second begins when the first has ended, and finds it on disk; a third wants another, and waits for none."""
+    context = multiprocessing.get_context("fork")
+    begun, go = [context.Event() for _ in range(3)], context.Event()
+    each = [
+        context.Process(target=compile_in, args=(tmp_path, name, one, go))
+        for name, one in zip("aab", begun, strict=True)
+    ]
+    for process in each:
+        process.start()
+    assert begun[2].wait(60)
+    while not (begun[0].is_set() or begun[1].is_set()):
+        pass
+    assert not (begun[0].is_set() and begun[1].is_set())
+    go.set()
+    for process in each:
+        process.join()
+    assert sorted((tmp_path / "compiled").read_text()) == ["a", "b"]
+
+
+def a_plan(folder: Path, **more: Any) -> Plan:
+    """Of two engines and three cases; `more` is for the engines."""
+    one = {"shape": "Llama-3-8B-shape", "page_size": 16, "kv_bytes": 1 << 34, "shared": True, **more}
+    cases = {
+        "decode": [{"batch": 1, "context": 1024, "steps": 8}, {"batch": 64, "context": 8192, "steps": 8}],
+        "prefill": [{"batch": 1, "context": 1024}],
+    }
+    read = {"throughput": [{**one, "backend": "A"}, {**one, "backend": "B", "drafts": 4}], "cases": cases}
+    (folder / "plan.json").write_text(json.dumps(read))
+    return Plan(folder / "plan.json", kv_bytes=1 << 32)
+
+
+def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
+    """And of an engine only what its KV pages hold, which a smaller device may have fewer of."""
+    plan = a_plan(tmp_path)
+    names = [[f"{phase} {case.name}" for phase, case in beside] for beside in plan.rounds()]
+    assert names == [["decode 1x1k", "prefill 1x1k"], ["decode 64x8k"]]
+    assert [one.kv_bytes for one in plan.timed] == [1 << 32] * 2
+    small, large = plan.cases["decode"]
+    assert asked("decode", small, plan.timed[0]) and not asked("decode", large, plan.timed[0])
+    assert not asked("decode", small, plan.timed[1])
+    assert [one.backend for one in Plan(tmp_path / "plan.json", engines=1).timed] == ["A"]
+
+
+def test_a_run_goes_on_where_one_of_its_device_and_commit_stopped(tmp_path: Path) -> None:
+    """Rows are kept, failures are not; another device or commit is refused."""
+    head = {"device": "H", "commit": "c", "rows": [], "failed": [], "equality": [], "drafting": [], "profiles": []}
+    engine = a_plan(tmp_path).timed[0]
+    row = {"phase": "decode", "case": "1x1k", "backend": "A", "page_size": 16}
+    (tmp_path / "before.json").write_text(json.dumps({**head, "rows": [row], "failed": [{"why": "time"}]}))
+    found = resumed(head, tmp_path / "before.json")
+    assert found["rows"] == [row] and found["failed"] == []
+    assert same(row, "decode", Case(1, 1024, 8), engine) and not same(row, "decode", Case(2, 1024, 8), engine)
+    assert resumed(head, None) == head
+    with pytest.raises(SystemExit, match="of H and commit c, this run of H and d"):
+        resumed({**head, "commit": "d"}, tmp_path / "before.json")
 
 
 def serve(engine: Engine, *given: Any) -> None:
