@@ -11,11 +11,12 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 
 from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
 from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
+from draftmark_engines import EngineError
 
 from . import reservation
 from .checking import check_batch
-from .limits import chosen_backend, engine_limits, profile_of, serves_trees
-from .served import Geometries, Served
+from .limits import chosen_backend, engine_limits, limits_of_chunks, profile_of, serves_trees
+from .served import OTHER_BACKEND, Geometries, Served
 from .settings import Settings
 from .spans import spans
 from .step import Step, StepBuffers, part, refresh
@@ -25,9 +26,9 @@ from .trees.tails import TreeTails
 Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepMetadata:
-    """What the layers of a builder read in one forward.
+    """What the layers of a builder read in one forward. Not frozen, as vLLM's builder of chunks adds to it.
 
     Attributes:
         parts: the first row of a part of the step, its batch, and the backends that run it by the layer's shape.
@@ -49,7 +50,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         reservation.release()
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self._debug = Settings.read(vllm_config.additional_config).debug
-        limits = engine_limits(vllm_config)
+        limits = limits_of_chunks(engine_limits(vllm_config), getattr(kv_cache_spec, "attention_chunk_size", None))
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
         backend = chosen_backend(vllm_config, device.type)
         self._served = Served(backend, self._shapes(), limits, profile_of(device), device)
@@ -121,7 +122,13 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
 
 def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
-    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without."""
+    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without.
+
+    Raises:
+        EngineError: rows see keys behind them, or the device decides which do.
+    """
+    if cam.causal is not True:
+        raise EngineError("a step asks for attention that is not causal, which is not served; " + OTHER_BACKEND)
     bounds = None if without_lengths else cam.seq_lens_cpu_upper_bound
     return Step(
         query_start=cam.query_start_loc,
