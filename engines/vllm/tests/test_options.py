@@ -1,0 +1,138 @@
+"""vLLM's options with draftmark's backend: what vLLM's own attention says without drafts, or one sentence."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from engines.vllm.tests.engine_run import Asked, token_prompts
+from engines.vllm.tests.families import SERVED
+
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+STAND_INS = Path(__file__).parent / "stand_ins"
+TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+NEW_TOKENS = 16
+ROUNDING = 1e-4
+WALL = 128
+
+
+def shared_prompts() -> list[list[int]]:
+    """Prompts that begin alike, over several pages, one of them with what the others share alone."""
+    rng = random.Random(7)
+    shared = [rng.randrange(3, 250) for _ in range(100)]
+    return [shared + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 9, 3, 17, 5)] + [shared[:64]]
+
+
+def prompts_to_the_wall() -> list[list[int]]:
+    """Prompts whose texts fill the context to its last token, one of them at once."""
+    rng = random.Random(7)
+    return [3 * [rng.randrange(3, 250)] + [rng.randrange(3, 250) for _ in range(n)] for n in (5, 40, 100, WALL - 4)]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option.
+
+    Attributes:
+        arguments: vLLM's, of our engine; `both`: of vLLM's own too. sampling: of both.
+        drafts: of our engine.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    both: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    prompts: Any = token_prompts
+    family: str = "llama"
+    drafts: dict[str, Any] | None = field(default_factory=lambda: SUFFIX)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+OPTIONS = {
+    **{f"pages of {size}": Option({"block_size": size}) for size in (32, 48, 128)},
+    "one request at a time": Option({"max_num_seqs": 1}),
+    "the last token of the context": Option(
+        both={"max_model_len": WALL}, sampling={"max_tokens": None}, prompts=prompts_to_the_wall
+    ),
+    "prefixes cached": Option({"enable_prefix_caching": True}, prompts=shared_prompts),
+    "prefixes not cached": Option({"enable_prefix_caching": False}, prompts=shared_prompts),
+    "pieces of 16 rows": Option({"max_num_batched_tokens": 16, "max_num_seqs": 2}),
+    "asynchronous scheduling": Option({"async_scheduling": True}),
+    "no asynchronous scheduling": Option({"async_scheduling": False}),
+    "cascade attention": Option({"disable_cascade_attn": False}, prompts=shared_prompts),
+    "log-probabilities of prompts": Option(sampling={"prompt_logprobs": 3}),
+    "several texts of a prompt": Option(sampling={"n": 4, "temperature": 0.9, "seed": 3}, drafts=None),
+    "penalties": Option(sampling={"presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3}),
+    "biases": Option(sampling={"min_p": 0.1, "logit_bias": {5: 2.0}, "min_tokens": 8}),
+    "n-gram drafts on the device": Option(
+        drafts={"method": "ngram_gpu", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    ),
+    "one KV cache manager": Option({"disable_hybrid_kv_cache_manager": True}, family="gemma-2"),
+    "tensor parallelism over one KV head": Option(
+        {"tensor_parallel_size": 2}, family="heads-6-1-112", environment=TWO_RANKS
+    ),
+    "pipeline parallelism": Option({"pipeline_parallel_size": 2}, environment=TWO_RANKS),
+}
+QUICK = {"the last token of the context", "prefixes cached", "pieces of 16 rows", "penalties", "one KV cache manager"}
+REFUSED = {
+    **{
+        f"{kind} KV": ({"kv_cache_dtype": kind}, "kv_cache_dtype not supported")
+        for kind in ("fp8_e5m2", "fp8_inc", "int8_per_token_head", "nvfp4")
+    },
+    "context parallelism": ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "DCP not supported"),
+}
+
+
+def each(names: object) -> pytest.MarkDecorator:
+    """Each option, those that are not quick in the slow set."""
+    marked = [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in names]  # type: ignore[attr-defined]
+    return pytest.mark.parametrize("name", marked)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the models."""
+    return tmp_path_factory.mktemp("options")
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM's suffix decoding asks for."""
+    monkeypatch.syspath_prepend(str(STAND_INS))
+
+
+@each(OPTIONS)
+def test_an_option_changes_no_text(folder: Path, name: str) -> None:
+    """Texts and log-probabilities are those of vLLM's own attention without drafts."""
+    option = OPTIONS[name]
+    asked = Asked(
+        SERVED[option.family].write(folder, option.family),
+        prompts=option.prompts(),
+        new_tokens=NEW_TOKENS,
+        logprobs=True,
+        sampling=option.sampling,
+        arguments={"block_size": 32, **option.both},
+    )
+    ours = {"block_size": 16, "speculative_config": option.drafts, **option.both, **option.arguments}
+    wanted = asked.run()
+    said = replace(asked, backend="reference", arguments=ours, environment=option.environment).run()
+    assert said.tokens == wanted.tokens
+    pairs = zip(chain(*said.logprobs), chain(*wanted.logprobs), strict=True)
+    assert max(abs(one - other) for one, other in pairs) < ROUNDING
+    assert (said.drafted > 0) is (option.drafts is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_is_refused_in_one_sentence(folder: Path, name: str) -> None:
+    """vLLM's own, before weights are loaded."""
+    arguments, sentence = REFUSED[name]
+    model = SERVED["llama"].write(folder, "llama")
+    with pytest.raises(RuntimeError, match=sentence):
+        Asked(model, "reference", environment=TWO_RANKS, arguments={"block_size": 16, **arguments}).run()
