@@ -59,7 +59,7 @@ class Said:
     Attributes:
         tokens: of every prompt. ahead: of each token how much its log-probability passes the next best.
         drafted, accepted: tokens, over the whole run. rounds: in which a request brought drafts.
-        logprobs: of each token.
+        logprobs: of each token, then of each prompt's where they were asked for.
     """
 
     tokens: list[list[int]]
@@ -141,7 +141,8 @@ def _said(asked: Asked) -> Said:
     prompts = [{"prompt_token_ids": one} for one in asked.prompts]
     usual = {"temperature": 0, "max_tokens": asked.new_tokens, "ignore_eos": True, "detokenize": False}
     sampling = SamplingParams(**{**usual, "logprobs": 2 if asked.logprobs else None, **asked.sampling})
-    outs = [out.outputs[0] for out in llm.generate(prompts, sampling, use_tqdm=False)]
+    requests = llm.generate(prompts, sampling, use_tqdm=False)
+    outs = [out for request in requests for out in request.outputs]
     counts = {one.name: int(getattr(one, "value", 0)) for one in llm.get_metrics() if "spec_decode" in one.name}
     return Said(
         [list(out.token_ids) for out in outs],
@@ -149,11 +150,14 @@ def _said(asked: Asked) -> Said:
         counts.get("vllm:spec_decode_num_draft_tokens", 0),
         counts.get("vllm:spec_decode_num_accepted_tokens", 0),
         counts.get("vllm:spec_decode_num_drafts", 0),
-        [
-            [entry[token].logprob for token, entry in zip(out.token_ids, out.logprobs or (), strict=False)]
-            for out in outs
-        ],
+        [_logprobs(out.token_ids, out.logprobs) for out in outs]
+        + [_logprobs(one.prompt_token_ids, one.prompt_logprobs) for one in requests],
     )
+
+
+def _logprobs(tokens: Any, entries: Any) -> list[float]:
+    """Of tokens that have one; the first of a prompt has none."""
+    return [one[token].logprob for token, one in zip(tokens, entries or (), strict=False) if one]
 
 
 def _ahead(entry: dict[int, Any]) -> float:

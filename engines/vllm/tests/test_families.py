@@ -1,11 +1,7 @@
-"""Models of many families: what vLLM's own attention says, or one sentence before weights are loaded.
-
-Texts are equal, and so are log-probabilities but for rounding: in a random model a wrong key moves every one of them.
-"""
+"""Models of many families: what vLLM's own attention says, or one sentence before weights are loaded."""
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,19 +10,10 @@ pytest.importorskip("vllm")
 
 from engines.vllm.tests.engine_run import Asked, Said
 from engines.vllm.tests.families import REFUSED, SERVED
+from engines.vllm.tests.sweep import NEW_TOKENS, STAND_INS, SUFFIX, assert_alike, each
 
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
-STAND_INS = Path(__file__).parent / "stand_ins"
-NEW_TOKENS = 16
-ROUNDING = 1e-4
 QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "deepseek-v2", "hrm-text"}
 """Windows 5 to 1, layers that share KV, sinks, chunks; ALiBi, MLA, prefixes that see ahead."""
-
-
-def each(names: object) -> pytest.MarkDecorator:
-    """Each family, those that are not quick in the slow set."""
-    marked = [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in names]  # type: ignore[attr-defined]
-    return pytest.mark.parametrize("name", marked)
 
 
 @pytest.fixture(scope="session")
@@ -47,18 +34,16 @@ def say(name: str, folder: Path, backend: str | None, arguments: dict[str, objec
     return Asked(model, backend, new_tokens=NEW_TOKENS, logprobs=True, arguments={**arguments, **needed}).run()
 
 
-@each(SERVED)
+@each(SERVED, QUICK)
 def test_a_family_says_what_it_says_with_vllms_attention(folder: Path, name: str) -> None:
     """In float32, with drafts of other numbers of tokens each step, over pages of 16 unless vLLM needs larger ones."""
     said = say(name, folder, "reference", {"block_size": 16, "speculative_config": SUFFIX})
     wanted = say(name, folder, None, {"block_size": 32})
-    assert said.tokens == wanted.tokens
-    pairs = zip(chain(*said.logprobs), chain(*wanted.logprobs), strict=True)
-    assert max(abs(one - other) for one, other in pairs) < ROUNDING
+    assert_alike(said, wanted)
     assert (said.drafted > 0) is ("speculative_config" not in SERVED[name].arguments)
 
 
-@each(REFUSED)
+@each(REFUSED, QUICK)
 def test_a_family_is_refused_in_one_sentence(folder: Path, name: str) -> None:
     """vLLM has its configuration alone here, so nothing of it is loaded."""
     family, sentence = REFUSED[name]

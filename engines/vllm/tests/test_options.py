@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ pytest.importorskip("vllm")
 
 from engines.vllm.tests.engine_run import Asked, token_prompts
 from engines.vllm.tests.families import SERVED
+from engines.vllm.tests.sweep import NEW_TOKENS, STAND_INS, SUFFIX, assert_alike, each
 
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
-STAND_INS = Path(__file__).parent / "stand_ins"
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-NEW_TOKENS = 16
-ROUNDING = 1e-4
 WALL = 128
 
 
@@ -89,12 +85,6 @@ REFUSED = {
 }
 
 
-def each(names: object) -> pytest.MarkDecorator:
-    """Each option, those that are not quick in the slow set."""
-    marked = [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in names]  # type: ignore[attr-defined]
-    return pytest.mark.parametrize("name", marked)
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the models."""
@@ -107,7 +97,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(STAND_INS))
 
 
-@each(OPTIONS)
+@each(OPTIONS, QUICK)
 def test_an_option_changes_no_text(folder: Path, name: str) -> None:
     """Texts and log-probabilities are those of vLLM's own attention without drafts."""
     option = OPTIONS[name]
@@ -122,9 +112,7 @@ def test_an_option_changes_no_text(folder: Path, name: str) -> None:
     ours = {"block_size": 16, "speculative_config": option.drafts, **option.both, **option.arguments}
     wanted = asked.run()
     said = replace(asked, backend="reference", arguments=ours, environment=option.environment).run()
-    assert said.tokens == wanted.tokens
-    pairs = zip(chain(*said.logprobs), chain(*wanted.logprobs), strict=True)
-    assert max(abs(one - other) for one, other in pairs) < ROUNDING
+    assert_alike(said, wanted)
     assert (said.drafted > 0) is (option.drafts is not None)
 
 
