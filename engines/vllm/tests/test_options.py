@@ -59,16 +59,13 @@ OPTIONS = {
     "prefixes cached": Option({"enable_prefix_caching": True}, prompts=shared_prompts),
     "prefixes not cached": Option({"enable_prefix_caching": False}, prompts=shared_prompts),
     "pieces of 16 rows": Option({"max_num_batched_tokens": 16, "max_num_seqs": 2}),
-    "asynchronous scheduling": Option({"async_scheduling": True}),
+    "asynchronous scheduling": Option({"async_scheduling": True}, drafts=None),
     "no asynchronous scheduling": Option({"async_scheduling": False}),
     "cascade attention": Option({"disable_cascade_attn": False}, prompts=shared_prompts),
     "log-probabilities of prompts": Option(sampling={"prompt_logprobs": 3}),
-    "several texts of a prompt": Option(sampling={"n": 4, "temperature": 0.9, "seed": 3}, drafts=None),
+    "several texts of a prompt": Option(sampling={"n": 4, "temperature": 0.9}, drafts=None),
     "penalties": Option(sampling={"presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3}),
-    "biases": Option(sampling={"min_p": 0.1, "logit_bias": {5: 2.0}, "min_tokens": 8}),
-    "n-gram drafts on the device": Option(
-        drafts={"method": "ngram_gpu", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    ),
+    "biases": Option(sampling={"min_p": 0.1, "logit_bias": {5: 2.0}, "min_tokens": 8}, drafts=None),
     "one KV cache manager": Option({"disable_hybrid_kv_cache_manager": True}, family="gemma-2"),
     "tensor parallelism over one KV head": Option(
         {"tensor_parallel_size": 2}, family="heads-6-1-112", environment=TWO_RANKS
