@@ -63,7 +63,7 @@ OPTIONS = {
     "no asynchronous scheduling": Option({"async_scheduling": False}),
     "cascade attention": Option({"disable_cascade_attn": False}, prompts=shared_prompts),
     "log-probabilities of prompts": Option(sampling={"prompt_logprobs": 3}),
-    "several texts of a prompt": Option(sampling={"n": 4, "temperature": 0.9}, drafts=None),
+    "several texts of a prompt": Option(sampling={"n": 4, "temperature": 0.9, "top_k": 1}, drafts=None),
     "penalties": Option(sampling={"presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3}),
     "biases": Option(sampling={"min_p": 0.1, "logit_bias": {5: 2.0}, "min_tokens": 8}, drafts=None),
     "one KV cache manager": Option({"disable_hybrid_kv_cache_manager": True}, family="gemma-2"),
