@@ -106,7 +106,6 @@ SERVED: dict[str, Family] = {
     "phi-3-window": Family("phi3", WINDOW),
     "gpt-2": Family("gpt2"),
     "gpt-j": Family("gptj", {"rotary_dim": 16}),
-    "gpt-neox": Family("gpt_neox", {"rotary_pct": 0.25, "hidden_size": 256}),
     "gpt-bigcode": Family("gpt_bigcode", {"multi_query": True, "num_key_value_heads": 1}),
     "starcoder-2": Family("starcoder2", WINDOW),
     "opt": Family("opt", {"ffn_dim": 192, "word_embed_proj_dim": 128}),
