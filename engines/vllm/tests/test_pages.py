@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftmark_engines import EngineError
 from draftmark_vllm.pages import head_slots, kv_cache
 
 
@@ -28,6 +29,15 @@ def test_k_may_lie_apart_from_v(heads: int) -> None:
     assert cache.k.is_contiguous() and cache.v.is_contiguous()
     cache.k.add_(1), cache.v.add_(2)
     assert bool((memory[0] == 1).all()) and bool((memory[1] == 2).all())
+
+
+def test_pages_that_lie_apart_have_no_whole_k() -> None:
+    """Beside a Mamba layer's states a page has room that no attention uses; views of packed pages skip it."""
+    apart = torch.zeros(4 * 1000).as_strided((4, 4, 16, 8), (1000, 8, 32, 1))
+    assert kv_cache(apart, 2, None, None).k.stride() == (1000, 32, 8, 1)
+    whole = torch.zeros(2 * 4 * 1000).as_strided((4, 2, 16, 24), (1000, 4000, 24, 1))
+    with pytest.raises(EngineError, match="1000 elements from page to page"):
+        kv_cache(whole, 3, None, None)
 
 
 def test_fp8_may_come_as_bytes() -> None:

@@ -10,9 +10,12 @@ import torch
 
 pytest.importorskip("vllm")
 
+from vllm.v1.attention import backend as theirs
+
 from draftmark_engines import EngineError
-from draftmark_vllm import impl
+from draftmark_vllm import builder, impl
 from draftmark_vllm.backend import DraftmarkBackend
+from draftmark_vllm.versions import VLLM
 
 USUAL = {
     "head_size": 64,
@@ -37,7 +40,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     made = SimpleNamespace(
         model_config=model,
-        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False, block_size=None),
         parallel_config=SimpleNamespace(),
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         speculative_config=None,
@@ -61,6 +64,11 @@ def test_a_usual_model_is_served() -> None:
         ({"use_sparse": True}, "sparse"),
         ({"use_mm_prefix": True}, "multimodal"),
         ({"use_per_head_quant_scales": True}, "per-head"),
+        ({"use_dcp": True}, "DCP"),
+        ({"use_rswa": True}, "R-SWA"),
+        ({"use_non_causal": True}, "non-causal"),
+        ({"use_batch_invariant": True}, "batch invariance"),
+        ({"use_adaptive_verification": True}, "adaptive verification"),
         ({"attn_type": "encoder_only"}, "encoder_only"),
         ({"attn_type": "encoder_decoder"}, "encoder_decoder"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
@@ -94,6 +102,47 @@ def test_a_layer_with_more_is_refused(layer: dict[str, Any], said: str) -> None:
     """As vLLM builds it, which is before it loads weights."""
     with pytest.raises(EngineError, match=said):
         impl.DraftmarkImpl(8, 64, 0.125, 2, **layer)
+
+
+def test_a_layer_is_asked_about_as_it_is(config: SimpleNamespace) -> None:
+    """Layers may differ from the model's usual one, and weights are not loaded yet."""
+    with pytest.raises(EngineError, match="the reference stores KV as"):
+        impl.DraftmarkImpl(8, 64, 0.125, 2, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize("kind", ["EncoderOnlyAttention_", "StaticSink_", "FastPrefill_", "Another"])
+def test_layers_whose_steps_vllm_changes_are_refused(kind: str) -> None:
+    """vLLM wraps a backend for layers of other masks, without asking it, as it builds such a layer."""
+    with pytest.raises(EngineError, match=f"kind {kind.strip('_')}, which is not served; use another backend"):
+        theirs.subclass_attention_backend(kind, DraftmarkBackend, DraftmarkBackend.get_builder_cls())
+
+
+def test_layers_of_chunks_are_not_refused() -> None:
+    """Their steps are usual ones of more requests."""
+    theirs.subclass_attention_backend("ChunkedLocalAttention_8192_", DraftmarkBackend, builder.DraftmarkBuilder)
+
+
+@pytest.mark.parametrize("causal", [False, torch.tensor([True, False])], ids=["none", "some"])
+def test_a_step_that_sees_ahead_is_refused(causal: object) -> None:
+    """Whoever asks for it: nothing is served that would be wrong."""
+    with pytest.raises(EngineError, match="attention that is not causal, which is not served"):
+        builder._step(SimpleNamespace(causal=causal), without_lengths=True, exact=False)
+
+
+def test_k_and_v_have_heads_of_one_size() -> None:
+    """vLLM tells the layer's spec alone."""
+    with pytest.raises(EngineError, match="heads of K have 64 elements and those of V 32"):
+        DraftmarkBackend.customize_spec(SimpleNamespace(head_size=64, head_size_v=32))
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.28.1", True), ("0.29.0", False)])
+def test_sleep_needs_a_vllm_that_keeps_what_backends_keep(
+    config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    """To 0.28 the builders' memory is part of what is thrown away with KV."""
+    monkeypatch.setattr(type(VLLM), "installed", lambda self: ("vllm", version))
+    config.model_config.enable_sleep_mode = True
+    assert any("--enable-sleep-mode" in one for one in DraftmarkBackend.validate_configuration(**USUAL)) is refused
 
 
 def test_no_context_parallelism() -> None:

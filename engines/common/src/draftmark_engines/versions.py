@@ -50,6 +50,10 @@ class SupportedVersions:
         wanted = f"{self.distributions[0]}>={self.oldest},<{self.below}"
         raise EngineError(f"{self.engine} is not installed; pip install '{wanted}'")
 
+    def installed_before(self, release: str) -> bool:
+        """Whether what is installed is older than a release of the range, e.g. ``"0.29"``."""
+        return _numbers(self.installed()[1]) < _numbers(release)
+
     def require(self) -> tuple[str, str]:
         """Return `installed()`.
 

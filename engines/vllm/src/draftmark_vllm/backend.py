@@ -14,7 +14,7 @@ from draftmark_engines import EngineError
 from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
 from .pages import head_slots
 from .registration import check_claim
-from .served import Geometries
+from .served import OTHER_BACKEND, Geometries
 from .versions import VLLM
 
 VLLM.require()
@@ -31,6 +31,15 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     # K apart from V, for a backend that takes no views of packed pages. vLLM asks about the layout without a
     # configuration, and asks behind `supports_combination`, in each of its processes.
     kv_apart: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse vLLM's wrappers, which change each step for a kind of layer: prefixes that see ahead, sinks that are
+        tokens, readers of another model's KV. That of chunks cuts requests into more, so it is served.
+        """
+        super().__init_subclass__(**arguments)
+        kind = cls.__name__.removesuffix(DraftmarkBackend.__name__).strip("_")
+        if not kind.startswith("ChunkedLocalAttention"):
+            raise EngineError(f"the model has layers of vLLM's kind {kind}, which is not served; {OTHER_BACKEND}")
 
     @staticmethod
     def get_name() -> str:
@@ -97,6 +106,11 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         if getattr(config.cache_config, "kv_sharing_fast_prefill", False):
             return "KV-sharing fast prefill is not served; leave --kv-sharing-fast-prefill out"
         model = config.model_config
+        if getattr(model, "enable_sleep_mode", False) and VLLM.installed_before("0.29"):
+            return (
+                "vLLM before 0.29 does not give back what its backends keep when it wakes; leave --enable-sleep-mode "
+                "out, or pip install 'vllm>=0.29'"
+            )
         parallel = config.parallel_config
         try:
             backend = chosen_backend(config, current_platform.device_type)
@@ -129,7 +143,12 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """Of a token K heads first, then V heads, or all K in one slot and all V in another; see `pages`."""
-        if spec.state_content_bytes is not None or spec.head_size != spec.head_size_v:
+        if spec.head_size != spec.head_size_v:
+            raise EngineError(
+                f"heads of K have {spec.head_size} elements and those of V {spec.head_size_v}, but as many are served "
+                f"alone; {OTHER_BACKEND}"
+            )
+        if spec.state_content_bytes is not None:
             return spec
         slots, width = cls._slots(spec.num_kv_heads, spec.head_size)
         return replace(spec, num_head_slots=slots, state_content_bytes=width * spec.dtype.itemsize)

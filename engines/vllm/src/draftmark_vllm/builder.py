@@ -11,11 +11,12 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 
 from draftmark import AttentionShape, Form, HostLengthsNeed, Mode
 from draftmark.runtime import AttentionBackend, ForwardBatch, RankGuard, step_digest
+from draftmark_engines import EngineError
 
 from . import reservation
 from .checking import check_batch
-from .limits import chosen_backend, engine_limits, profile_of, serves_trees
-from .served import Geometries, Served
+from .limits import chosen_backend, engine_limits, limits_of_chunks, profile_of, serves_trees
+from .served import OTHER_BACKEND, Geometries, Served
 from .settings import Settings
 from .spans import spans
 from .step import Step, StepBuffers, part, refresh
@@ -25,9 +26,9 @@ from .trees.tails import TreeTails
 Part = tuple[int, ForwardBatch, dict[AttentionShape, AttentionBackend]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepMetadata:
-    """What the layers of a builder read in one forward.
+    """What the layers of a builder read in one forward. Not frozen, as vLLM's builder of chunks adds to it.
 
     Attributes:
         parts: the first row of a part of the step, its batch, and the backends that run it by the layer's shape.
@@ -49,17 +50,26 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         reservation.release()
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self._debug = Settings.read(vllm_config.additional_config).debug
-        limits = engine_limits(vllm_config)
+        layers = self._layers()
+        # Not the spec's: one of full layers tells the chunk of others that share its pages.
+        (chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
+        limits = limits_of_chunks(engine_limits(vllm_config), chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
         backend = chosen_backend(vllm_config, device.type)
-        self._served = Served(backend, self._shapes(), limits, profile_of(device), device)
+        self._served = Served(backend, self._shapes(layers), limits, profile_of(device), device)
         geometry = self._served.any.few
         columns = 0 if Form.ENGINE_TABLE in geometry.forms else geometry.max_pages_per_req
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device, columns)
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
         # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
-        self._told = self._debug or self._served.need is not HostLengthsNeed.NONE
+        # Nor is one told anything of chunks: to 0.29 vLLM gives the requests' bounds beside them.
+        self._told = chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
+        if chunk is not None and self._served.need is HostLengthsNeed.EXACT:
+            raise EngineError(
+                f"backend {backend.info.name} plans from exact lengths, which vLLM does not tell of layers that see "
+                f"chunks of {chunk} positions; choose another backend"
+            )
         # Inside a graph no plan is made, and no host length is known.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
 
@@ -111,17 +121,25 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         if self._guard is not None:
             self._guard.observe(step_digest(batch, geometry.attention.page_size))
 
-    def _shapes(self) -> set[AttentionShape]:
+    def _layers(self) -> list[Any]:
         from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.layer_names)
+        return list(get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase, self.layer_names).values())
+
+    def _shapes(self, layers: list[Any]) -> set[AttentionShape]:
         model_dtype = self.vllm_config.model_config.dtype
         page_size = self.kv_cache_spec.block_size
-        return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers.values()}
+        return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers}
 
 
 def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
-    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without."""
+    """What vLLM's `CommonAttentionMetadata` says, with the host's lengths or without.
+
+    Raises:
+        EngineError: rows see keys behind them, or the device decides which do.
+    """
+    if cam.causal is not True:
+        raise EngineError("a step asks for attention that is not causal, which is not served; " + OTHER_BACKEND)
     bounds = None if without_lengths else cam.seq_lens_cpu_upper_bound
     return Step(
         query_start=cam.query_start_loc,

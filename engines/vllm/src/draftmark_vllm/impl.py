@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from draftmark import AttentionShape
+from draftmark import AttentionShape, LoadedBackend
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
 
@@ -17,7 +18,7 @@ from . import reservation
 from .backend import kv_scales
 from .limits import chosen_backend, engine_limits, layer_shape, profile_of
 from .pages import kv_cache as view_pages
-from .served import Geometries, arena_bytes
+from .served import OTHER_BACKEND, Geometries, arena_bytes
 from .step import part
 
 if TYPE_CHECKING:
@@ -58,10 +59,15 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._pages: torch.Tensor | None = None
         self._cache: KVCache | None = None
         self._shape: AttentionShape | None = None
+        self._ask(torch.get_default_dtype(), current_platform.device_type)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
         """The layer's shape. The builder says it first: only then vLLM has decided on a page size."""
-        self._shape = layer_shape(
+        self._shape = self._described(page_size, dtype)
+        return self._shape
+
+    def _described(self, page_size: int | None, dtype: torch.dtype) -> AttentionShape:
+        return layer_shape(
             self.num_heads,
             self.num_kv_heads,
             self.head_size,
@@ -73,7 +79,6 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             self.logits_soft_cap,
             sinks=self._loaded_sinks is not None,
         )
-        return self._shape
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Take the layer's sinks, a weight of the model's dtype, as float32; weights that vLLM loads anew come to the
@@ -133,19 +138,21 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         """Hold the bytes of the backends, so that vLLM's measurement counts them."""
         if query.device.type == "cpu":
             return
-        shape = self.shape(self._config.cache_config.block_size, query.dtype)
-        backend = chosen_backend(self._config, query.device.type)
-        made = Geometries.of(backend, shape, engine_limits(self._config), profile_of(query.device))
+        backend, shape, made = self._ask(query.dtype, query.device.type)
         reservation.hold(shape, arena_bytes(backend, made), query.device)
+
+    def _ask(self, dtype: torch.dtype, device: str) -> tuple[LoadedBackend, AttentionShape, Geometries]:
+        """Ask the backend about this layer, which may have other heads, windows and caps than the model's usual one."""
+        backend = chosen_backend(self._config, device)
+        shape = self._described(self._config.cache_config.block_size, dtype)
+        return backend, shape, Geometries.of(backend, shape, engine_limits(self._config), profile_of(device))
 
 
 def _refuse(alibi_slopes: list[float] | None, attn_type: str, extra: dict[str, Any]) -> None:
     if attn_type != AttentionType.DECODER:
-        raise EngineError(
-            f"attention of type {attn_type} is not served, but decoder alone; use another backend of vLLM"
-        )
+        raise EngineError(f"attention of type {attn_type} is not served, but decoder alone; {OTHER_BACKEND}")
     if alibi_slopes is not None:
-        raise EngineError("the model has ALiBi slopes, which are not served; use another backend of vLLM")
+        raise EngineError(f"the model has ALiBi slopes, which are not served; {OTHER_BACKEND}")
     given = sorted(name for name, value in extra.items() if value is not None)
     if given:
-        raise EngineError(f"the layer has {', '.join(given)}, which is not served; use another backend of vLLM")
+        raise EngineError(f"the layer has {', '.join(given)}, which is not served; {OTHER_BACKEND}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,21 @@ def engine_limits(config: Any) -> EngineLimits:
         host_lag=draft is not None,
         branches=Settings.read(config.additional_config).branches if serves_trees(config) else 1,
     )
+
+
+def limits_of_chunks(limits: EngineLimits, chunk: int | None) -> EngineLimits:
+    """Give the limits of layers whose rows see their own chunk of positions alone (Llama 4).
+
+    To such layers vLLM presents each chunk that a request's rows touch as a request of its own, of the chunk's pages.
+
+    Args:
+        chunk: positions of a chunk; None for other layers, whose limits stay.
+    """
+    if chunk is None:
+        return limits
+    # Of a request's rows those of the first chunk and those of the last may be fewer than a chunk has.
+    pieces = 2 * limits.max_num_reqs + limits.max_num_tokens // chunk
+    return replace(limits, max_num_reqs=pieces, max_model_len=chunk)
 
 
 def serves_trees(config: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from draftmark.runtime import KVCache
+from draftmark_engines import EngineError
 
 FP8 = torch.float8_e4m3fn
 
@@ -37,12 +38,20 @@ def kv_cache(
 
     Returns:
         Views ``[num_pages, page_size, num_kv_heads, head_dim]`` of the same memory.
+
+    Raises:
+        EngineError: the pages lie apart, as beside the states of Mamba layers, but the backend takes no views.
     """
     scaled = k_scale is not None and v_scale is not None
     typed = pages.view(FP8) if scaled else pages
     if is_apart(pages, num_kv_heads):
         by_head = (*typed[:, 0].shape[:2], num_kv_heads, -1)
         k, v = typed[:, 0].view(by_head), typed[:, 1].view(by_head)
+        if not k.is_contiguous():
+            raise EngineError(
+                f"vLLM lays the pages of this model apart, {k.stride(0)} elements from page to page, and the backend "
+                "that serves takes whole ones alone; choose one that has STRIDED_KV"
+            )
     else:
         by_token = typed.transpose(1, 2)
         k, v = by_token[:, :, :num_kv_heads], by_token[:, :, num_kv_heads:]

@@ -18,6 +18,9 @@ FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
 """vLLM places KV itself, brings a page table of its own width, and keeps K and V in one tensor. For a backend that does
 not take one of them the adapter brings the core's own instead."""
 
+OTHER_BACKEND = "use another backend of vLLM"
+"""The way out where no backend of draftmark serves a model."""
+
 
 def forms_of(backend: LoadedBackend) -> tuple[Form, ...]:
     """Of what vLLM brings of its own, what the backend takes as it is."""

@@ -1,0 +1,93 @@
+"""Layers whose rows see their own chunk of positions (Llama 4): vLLM presents each chunk as a request; needs vLLM."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.utils import make_local_attention_virtual_batches
+
+from draftmark import AttentionShape, HostLengthsNeed
+from draftmark_engines import EngineError, EngineLimits
+from draftmark_vllm.builder import DraftmarkBuilder
+from draftmark_vllm.limits import limits_of_chunks
+from draftmark_vllm.served import Served
+
+PAGE = 16
+SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
+
+
+def builder(monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None) -> DraftmarkBuilder:
+    """One of a layer that sees chunks or all, in the debug mode; the spec may be one of both kinds of layer."""
+    layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
+    monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
+    config = SimpleNamespace(
+        additional_config={"draftmark": {"backend": "reference", "debug": True}},
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        speculative_config=None,
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
+        model_config=SimpleNamespace(max_model_len=256, dtype=torch.float32),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    )
+    spec = SimpleNamespace(block_size=PAGE, attention_chunk_size=spec_chunk)
+    return DraftmarkBuilder(spec, ["layer"], config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_has_no_more_chunks_than_the_limits_say(seed: int) -> None:
+    """Nor is a chunk's page table of another width, whatever the requests bring."""
+    rng = random.Random(seed)
+    chunk, requests = PAGE * rng.randint(1, 4), rng.randint(1, 6)
+    rows = [rng.choice((0, 1, 1, 5, rng.randint(1, 150))) for _ in range(requests)]
+    lens = [count + rng.randint(0, 200) for count in rows]
+    start = torch.tensor([0, *rows]).cumsum(0).int()
+    step = CommonAttentionMetadata(
+        query_start_loc=start,
+        query_start_loc_cpu=start,
+        seq_lens=torch.tensor(lens, dtype=torch.int32),
+        num_reqs=requests,
+        num_actual_tokens=sum(rows),
+        max_query_len=max(rows),
+        max_seq_len=max(lens),
+        block_table_tensor=torch.zeros(requests, 32, dtype=torch.int32),
+        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+    )
+    made, _ = make_local_attention_virtual_batches(chunk, step, PAGE)
+    limits = limits_of_chunks(EngineLimits(requests, 512, sum(rows)), chunk)
+    assert made.num_reqs <= limits.max_num_reqs
+    assert int(made.seq_lens.max()) <= limits.max_model_len == chunk
+    assert made.block_table_tensor.shape[1] == chunk // PAGE
+
+
+@pytest.mark.parametrize(("chunk", "wall"), [(None, 256), (32, 32)])
+def test_a_builder_takes_the_chunk_of_its_layers(monkeypatch: pytest.MonkeyPatch, chunk: int | None, wall: int) -> None:
+    """Not that of the spec, which one of full layers may share; and of chunks it takes no lengths from the host, since
+    to 0.29 vLLM leaves those of the requests there.
+    """
+    made = builder(monkeypatch, chunk, 32)
+    assert made._served.any.few.max_kv_len == wall
+    assert made._told is (chunk is None)
+
+
+def test_a_backend_that_needs_exact_lengths_serves_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, with what to do."""
+    monkeypatch.setattr(Served, "need", HostLengthsNeed.EXACT, raising=False)
+    monkeypatch.setattr(
+        Served, "__setattr__", lambda self, name, value: name == "need" or vars(self).update({name: value})
+    )
+    with pytest.raises(
+        EngineError, match="plans from exact lengths, which vLLM does not tell of layers that see chunks of 32"
+    ):
+        builder(monkeypatch, 32, 32)
+
+
+def test_other_layers_keep_their_limits() -> None:
+    """No chunk, no other limit."""
+    limits = EngineLimits(4, 512, 64)
+    assert limits_of_chunks(limits, None) is limits
