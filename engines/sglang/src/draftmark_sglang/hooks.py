@@ -223,6 +223,8 @@ def missing_hooks(arguments: Any) -> list[Hook]:
 
     algorithm = getattr(arguments, "speculative_algorithm", None) or ""
     targets = {one.here(): one for one in HOOKS}
-    ours = {target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])}
+    ours = {
+        target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])
+    }
     applied = ours & HookRegistry._patched
     return [one for target, one in targets.items() if algorithm in one.algorithms and target not in applied]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from draftmark import AttentionShape
+from draftmark_engines import EngineError
 
 from .facts import RunnerFacts
 
@@ -26,12 +27,23 @@ def _wrapped_layers(model: Any) -> list[Any]:
     """Those of a model of the transformers package, which SGLang keeps in a mapping beside it.
 
     SGLang gives such a layer its scale when it is first run, so it is given here.
+
+    Raises:
+        EngineError: a layer's module does not say its scale.
     """
     layers = dict(getattr(model, "attention_instances", None) or {})
-    for module in model.modules():
-        layer, scale = layers.get(getattr(module, "layer_idx", None)), getattr(module, "scaling", None)
-        if layer is not None and isinstance(scale, float):
-            layer.scaling = scale
+    scales = {
+        module.layer_idx: module.scaling
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and isinstance(getattr(module, "scaling", None), float)
+    }
+    for number, layer in layers.items():
+        if number not in scales:
+            raise EngineError(
+                f"layer {number} of the transformers package's model does not say its scale before it runs; use a model "
+                "that SGLang has itself, or one of SGLang's own backends"
+            )
+        layer.scaling = scales[number]
     return list(layers.values())
 
 

@@ -67,6 +67,10 @@ def argument_reasons(arguments: Any) -> list[str]:
         found.append("--dcp-size: decode context parallelism needs the log-sum-exp of a part")
     if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:
         found.append("--attn-cp-size: context parallelism gives a rank a part of a prompt's rows")
+    if getattr(arguments, "enable_torch_compile", False) and getattr(arguments, "device", None) == "cpu":
+        found.append(
+            "--enable-torch-compile: on a CPU SGLang captures what it compiles for its intel_amx backend alone"
+        )
     algorithm = getattr(arguments, "speculative_algorithm", None) or ""
     if algorithm == "NGRAM" and getattr(arguments, "enable_dp_attention", False):
         found.append("--enable-dp-attention: SGLang's n-gram trees have no batches for idle ranks; use EAGLE or EAGLE3")
@@ -108,7 +112,7 @@ def chunk_reasons(model_config: Any, layers: list[Any]) -> list[str]:
     if not chunk or chunk >= context or not any(getattr(layer, "use_irope", False) for layer in layers):
         return []
     return [
-        f"layers that attend within chunks of {chunk} positions, and texts of up to {context}; use --context-length {chunk}"
+        f"layers attend within chunks of {chunk} positions, and texts have up to {context}; use --context-length {chunk}"
     ]
 
 
