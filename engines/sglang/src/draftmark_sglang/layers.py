@@ -40,7 +40,7 @@ def _wrapped_layers(model: Any) -> list[Any]:
     for number, layer in layers.items():
         if number not in scales:
             raise EngineError(
-                f"layer {number} of the transformers package's model does not say its scale before it runs; use a model "
+                f"layer {number} of a model of the transformers package does not say its scale before it runs; use one "
                 "that SGLang has itself, or one of SGLang's own backends"
             )
         layer.scaling = scales[number]

@@ -112,7 +112,8 @@ def chunk_reasons(model_config: Any, layers: list[Any]) -> list[str]:
     if not chunk or chunk >= context or not any(getattr(layer, "use_irope", False) for layer in layers):
         return []
     return [
-        f"layers attend within chunks of {chunk} positions, and texts have up to {context}; use --context-length {chunk}"
+        f"layers attend within chunks of {chunk} positions, and texts have up to {context}: use --context-length "
+        f"{chunk}"
     ]
 
 
