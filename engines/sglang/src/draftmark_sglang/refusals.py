@@ -54,7 +54,7 @@ def require_served(runner: Any) -> None:
 def hook_reasons(runner: Any) -> list[str]:
     """Hooks that this run needs and that did not take hold: SGLang logs a failed hook and goes on."""
     return [
-        f"the hook on {one.target} did not take hold, without which {one.why}; SGLang's log says why, and "
+        f"the hook on {one.here()} did not take hold, without which {one.why}; SGLang's log says why, and "
         "SGLANG_PLUGINS, if set, must name draftmark"
         for one in missing_hooks(resolved(runner))
     ]
