@@ -215,7 +215,7 @@ SGLANG_PIP = $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-vers
 SGLANG_PIP_DOWNLOAD = $(SGLANG_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
     --only-binary=:all: --dest $(SGLANG_VENV)/wheels
 # Wheels whose files the drift test reads; each is downloaded once.
-SGLANG_RANGE ?= 0.5.20 0.5.23
+SGLANG_RANGE ?= 0.5.18 0.5.19 0.5.20 0.5.21 0.5.22 0.5.23
 # Says so, and passes, where SGLang's wheel, which wants glibc 2.34, or a CPU build of its torch cannot be had.
 test-sglang: ## SGLang's own scheduler and server with draftmark's attention, on a CPU.
 	@if [ -e $(SGLANG_VENV)/sglang.stamp ] || $(PYTHON) -m pip install --quiet --dry-run --ignore-installed $(FROM_CPU_INDEX) \

@@ -13,9 +13,9 @@ import re
 import pytest
 
 from draftmark_sglang.heads import PACKAGE
-from draftmark_sglang.hooks import HOOKS, REFUSALS
+from draftmark_sglang.hooks import HOOKS, REFUSALS, Hook
 from draftmark_sglang.plugin import ADDERS, CHOICES
-from draftmark_sglang.refusals import ENVIRONMENT
+from draftmark_sglang.refusals import ARGUMENTS, ENVIRONMENT
 from draftmark_sglang.versions import SUPPORTED
 from engines.common.tests.released import Read, Releases, arguments, defined
 
@@ -31,12 +31,47 @@ def _body(function: ast.AST) -> list[ast.stmt]:
 @EACH
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target.rpartition(".")[2])
 def test_hooked_functions_are_where_they_were(hook: object, read: Read) -> None:
-    """Each target is defined in the module that its path names."""
-    parts = hook.target.split(".")[1:]  # type: ignore[attr-defined]
+    """Each target is defined in the module that its path names, in the one of newer or of older releases."""
+    assert isinstance(hook, Hook)
+    assert any(_defines(read, target) for target in filter(None, (hook.target, hook.before)))
+
+
+def _defines(read: Read, target: str) -> bool:
+    parts = target.split(".")[1:]
     names = [part for part in parts if not part.islower()] or [parts[-1]]
     names += [parts[-1]] * (names[-1] != parts[-1])
-    module = "/".join(parts[: len(parts) - len(names)])
-    assert isinstance(defined(read(f"{module}.py"), *names), ast.FunctionDef)
+    source = _or_none(read, ".".join(parts[: len(parts) - len(names)]))
+    return bool(source) and isinstance(defined(source, *names), ast.FunctionDef)
+
+
+@EACH
+def test_lists_of_backends_name_tritons(read: Read) -> None:
+    """Models whose checks list attention backends, and the name that those checks are given instead of ours."""
+    source = _or_none(read, "srt.arg_groups.model_hook") or read("srt/server_args.py")
+    for model in ("GptOssForCausalLM", "Llama4ForCausalLM", "Gemma4ForCausalLM", "Exaone4ForCausalLM"):
+        branch = source.partition(f'"{model}"')[2][:2500]
+        assert (
+            "assert" in branch and '"triton"' in branch.partition("assert")[0] + branch.partition("assert")[2][:400]
+        ), model
+
+
+@EACH
+def test_padded_batches_say_how_many_requests_are_live(read: Read) -> None:
+    """DP attention keeps the number before it pads."""
+    padded = ast.unparse(
+        defined(read("srt/model_executor/forward_batch_info.py"), "ForwardBatch", "prepare_mlp_sync_batch")
+    )
+    assert "self._original_batch_size = self.batch_size" in padded
+
+
+@EACH
+def test_refused_arguments_are_named_as_they_were(read: Read) -> None:
+    """A renamed one would be refused no more."""
+    fields = ["device", "disagg", "exec_", "memory", "model", "parallel", "schedule", "serving", "spec"]
+    places = ("server_args", *(f"arg_groups.fields.{part}" for part in fields))
+    source = "".join(_or_none(read, f"srt.{place}") for place in places)
+    for name in (*ARGUMENTS, "dcp_size", "attn_cp_size", "enable_dp_attention", "enable_torch_compile"):
+        assert re.search(rf"^    {name}: ", source, re.MULTILINE), name
 
 
 @EACH

@@ -10,7 +10,7 @@ import pytest
 from draftmark_engines import EngineError
 from draftmark_sglang.arguments import refuse
 from draftmark_sglang.options import Ancestors, Options
-from draftmark_sglang.refusals import ARGUMENTS, argument_reasons, layer_reasons, pool_reasons
+from draftmark_sglang.refusals import ARGUMENTS, argument_reasons, chunk_reasons, layer_reasons, pool_reasons
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -22,17 +22,37 @@ def test_arguments(name: str) -> None:
 def test_algorithms_and_graphs() -> None:
     """Other algorithms, context parallelism and whole graphs of prefill."""
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
-    found = argument_reasons(SimpleNamespace(speculative_algorithm="DFLASH", dcp_size=2, cuda_graph_config=graphs))
+    parts = dict(dcp_size=2, attn_cp_size=2)
+    found = argument_reasons(SimpleNamespace(speculative_algorithm="DFLASH", cuda_graph_config=graphs, **parts))
     assert [one.split(":")[0] for one in found] == [
         "--dcp-size",
+        "--attn-cp-size",
         "--speculative-algorithm DFLASH",
         "--cuda-graph-backend-prefill full",
     ]
 
 
 def test_nothing_to_refuse() -> None:
-    """Plain arguments have no reasons against them."""
+    """Plain arguments have no reasons against them, and DP attention has one with n-gram trees alone."""
     assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", dcp_size=1)) == []
+    assert argument_reasons(SimpleNamespace(speculative_algorithm="EAGLE3", enable_dp_attention=True)) == []
+    found = argument_reasons(SimpleNamespace(speculative_algorithm="NGRAM", enable_dp_attention=True))
+    assert [one.split(":")[0] for one in found] == ["--enable-dp-attention"]
+
+
+def test_graphs_of_a_cpu() -> None:
+    """SGLang compiles a model on a CPU for a backend of its own alone."""
+    found = argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cpu"))
+    assert [one.split(":")[0] for one in found] == ["--enable-torch-compile"]
+    assert argument_reasons(SimpleNamespace(enable_torch_compile=True, device="cuda")) == []
+
+
+@pytest.mark.parametrize(("chunk", "context", "refused"), [(16, 17, True), (16, 16, False), (None, 256, False)])
+def test_attention_in_chunks(chunk: int | None, context: int, refused: bool) -> None:
+    """Llama-4's layers see a chunk of the text: all of it, where texts are no longer, and else they are refused."""
+    config = SimpleNamespace(attention_chunk_size=chunk, context_len=context)
+    assert bool(chunk_reasons(config, [SimpleNamespace(use_irope=True)])) == refused
+    assert chunk_reasons(config, [SimpleNamespace(use_irope=False)]) == []
 
 
 def _layer(**other: Any) -> Any:
@@ -70,6 +90,12 @@ def test_pools() -> None:
 
     class MLATokenToKVPool: ...
 
+    class HybridLinearKVPool:
+        def __init__(self, full: Any) -> None:
+            self.full_kv_pool = full
+
+    class NoOpMHATokenToKVPool(MHATokenToKVPool): ...
+
     other = MHATokenToKVPool()
     other.kv_cache_layout = "vectorized_5d"
     narrow = MHATokenToKVPool()
@@ -77,6 +103,9 @@ def test_pools() -> None:
     assert pool_reasons(MHATokenToKVPool()) == []
     assert pool_reasons(SWAKVPool(MHATokenToKVPool(), MHATokenToKVPool())) == []
     assert pool_reasons(SWAKVPool(MHATokenToKVPool(), other)) == pool_reasons(other)
+    assert pool_reasons(HybridLinearKVPool(MHATokenToKVPool())) == []
+    assert "MLATokenToKVPool" in pool_reasons(HybridLinearKVPool(MLATokenToKVPool()))[0]
+    assert "NoOpMHATokenToKVPool" in pool_reasons(NoOpMHATokenToKVPool())[0]
     assert "BaseSWAKVPool" in pool_reasons(BaseSWAKVPool())[0]
     assert "MLATokenToKVPool" in pool_reasons(MLATokenToKVPool())[0]
     assert "vectorized_5d" in pool_reasons(other)[0] and "float8_e5m2" in pool_reasons(narrow)[0]

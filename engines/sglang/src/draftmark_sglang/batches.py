@@ -16,7 +16,7 @@ from draftmark.runtime import Exact, ForwardBatch, HostLengths, Unknown, ragged
 
 from .attention import LayerAttention
 from .page_table import write_page_table
-from .phases import counted_rows
+from .phases import counted_rows, live_requests
 from .trees import parents_of_mask
 
 
@@ -48,13 +48,13 @@ def uniform_batch(
 
 
 def copy_masks(seen: torch.Tensor, batch: ForwardBatch, forward: Any) -> None:
-    """Keep the live requests' masks. In a replay `spec_info` is not padded: padded requests get roots alone.
+    """Keep the live requests' masks. `spec_info` is not padded: padded requests get roots alone.
 
     Args:
         seen: bool ``[max requests · D · D]``.
     """
     cells = batch.q_lens[0] ** 2
-    live = batch.padded_reqs - (getattr(forward, "num_padding", 0) or 0)
+    live = live_requests(forward, batch.padded_reqs)
     seen[: live * cells].copy_(forward.spec_info.custom_mask[: live * cells])
     if live < batch.padded_reqs:
         seen[live * cells : batch.padded_reqs * cells].zero_()

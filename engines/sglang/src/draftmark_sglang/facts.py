@@ -13,7 +13,8 @@ class RunnerFacts:
     Attributes:
         device: torch's device, e.g. ``"cuda:0"``.
         q_dtype, kv_dtype: torch dtype names.
-        max_num_reqs: request rows of `req_to_token`, its padding row not counted.
+        max_num_reqs: requests of a batch: rows of `req_to_token`, its padding row not counted, rounded up to the ranks
+            among which SGLang may split a batch that it pads.
         context_len: the model's longest text.
         max_extend_tokens: query rows of the largest prefill, mixed decodes included.
         algorithm: SGLang's speculative algorithm, ``""`` for none.
@@ -50,7 +51,9 @@ def resolved(runner: Any) -> Any:
 def facts_of(runner: Any) -> RunnerFacts:
     """Read a `ModelRunner` whose pools exist."""
     arguments = resolved(runner)
-    reqs, context_len = int(runner.req_to_token_pool.size), int(runner.model_config.context_len)
+    rows, context_len = int(runner.req_to_token_pool.size), int(runner.model_config.context_len)
+    ranks = int(arguments.tp_size or 1)
+    reqs = -(-rows // ranks) * ranks
     chunk = arguments.chunked_prefill_size
     # Without chunks a prompt is taken whole as long as any of the budget is left.
     tokens = chunk if chunk is not None and chunk > 0 else (arguments.max_prefill_tokens or 0) + context_len

@@ -6,6 +6,7 @@ drift test holds each target and what is assumed of it against every supported r
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ SPECULATIVE = "sglang.srt.speculative"
 REFUSALS = ("speculative_eagle_topk > 1 with page_size > 1", "is unstable and produces incorrect results for paged")
 """Of the two sentences with which SGLang refuses trees at page sizes above 1, a part of each."""
 
+BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+"""The server arguments that name the target's attention backend."""
+
 
 @dataclass(frozen=True)
 class Hook:
@@ -25,8 +29,9 @@ class Hook:
         target: what is hooked, by its dotted path.
         kind: SGLang's `HookType`, by name.
         function: what is hooked in.
-        algorithms: the speculative algorithms that need it.
+        algorithms: the speculative algorithms that need it; ``""`` for plain decoding.
         why: what is missing without it.
+        before: where older releases have it.
     """
 
     target: str
@@ -34,6 +39,12 @@ class Hook:
     function: Callable[..., Any]
     algorithms: tuple[str, ...]
     why: str
+    before: str = ""
+
+    def here(self) -> str:
+        """The target in the installed release."""
+        module = self.target.rpartition(".")[0]
+        return self.target if not self.before or importlib.util.find_spec(module) is not None else self.before
 
 
 def serves(arguments: Any) -> bool:
@@ -69,6 +80,29 @@ def allow_trees_on_pages(original: Any, server_args: Any) -> Any:
         if not any(part in str(error) for part in REFUSALS) or not serves(resolved_view(server_args)):
             raise
         return None
+
+
+def allow_listed_models(original: Any, server_args: Any) -> Any:
+    """AROUND the checks of single models: a few, such as gpt-oss, name the backends that serve their attention.
+
+    All that SGLang's Triton backend serves there, sinks and windows, is served here, or refused with a reason
+    (`refusals`). So where a list has Triton's name the checks read that name.
+    """
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    try:
+        return original(server_args)
+    except AssertionError as error:
+        if NAME not in str(error) or "triton" not in str(error) or not serves(resolved_view(server_args)):
+            raise
+    given = {name: getattr(server_args, name) for name in BACKENDS}
+    try:
+        for name, value in given.items():
+            object.__setattr__(server_args, name, "triton" if value == NAME else value)
+        return original(server_args)
+    finally:
+        for name, value in given.items():
+            object.__setattr__(server_args, name, value)
 
 
 def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:
@@ -115,6 +149,14 @@ def add_last_feature(result: Any, model: Any, *arguments: Any, **named: Any) -> 
 
 EAGLE = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 HOOKS = (
+    Hook(
+        "sglang.srt.arg_groups.model_hook.handle_model_specific_adjustments",
+        "AROUND",
+        allow_listed_models,
+        ("", *EAGLE, "NGRAM"),
+        "SGLang refuses models that list the backends of their attention",
+        "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments",
+    ),
     Hook(
         f"{SPECULATIVE}.draft_utils.DraftBackendFactory._create_backend",
         "AROUND",
@@ -172,7 +214,7 @@ def register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for one in HOOKS:
-        HookRegistry.register(one.target, one.function, HookType[one.kind])
+        HookRegistry.register(one.here(), one.function, HookType[one.kind])
 
 
 def missing_hooks(arguments: Any) -> list[Hook]:
@@ -180,6 +222,9 @@ def missing_hooks(arguments: Any) -> list[Hook]:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     algorithm = getattr(arguments, "speculative_algorithm", None) or ""
-    ours = {one.target for one in HOOKS if any(one.function is entry[1] for entry in HookRegistry._hooks[one.target])}
+    targets = {one.here(): one for one in HOOKS}
+    ours = {
+        target for target, one in targets.items() if any(one.function is its[1] for its in HookRegistry._hooks[target])
+    }
     applied = ours & HookRegistry._patched
-    return [one for one in HOOKS if algorithm in one.algorithms and one.target not in applied]
+    return [one for target, one in targets.items() if algorithm in one.algorithms and target not in applied]

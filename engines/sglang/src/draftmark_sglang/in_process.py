@@ -17,7 +17,8 @@ def scheduler_of(
     """SGLang's `Scheduler` for these server arguments, ready to run batches.
 
     Args:
-        rank: of tensor parallelism; every rank is given the same requests.
+        rank: of tensor parallelism; every rank is given the same requests, but with DP attention, where each group of
+            ranks has requests of its own.
         plugins: whether plugins are loaded, as SGLang loads them; its own backends are judged without any.
     """
     os.environ.update(environment or {})
@@ -33,19 +34,23 @@ def scheduler_of(
     server_args = ServerArgs(**(given | arguments))
     if hasattr(server_args, "resolve_once"):
         server_args.resolve_once()
-    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters, rank)
-    return Scheduler(server_args=server_args, port_args=PortArgs.init_new(server_args), **ranks)
+    dp_rank = rank * server_args.dp_size // server_args.tp_size if server_args.enable_dp_attention else None
+    ranks = _publish(server_args, inspect.signature(Scheduler.__init__).parameters, rank, dp_rank)
+    # With a port for each DP rank SGLang does not look whether the others are free, which another rank may hold by now.
+    worker_ports = None if dp_rank is None else [0] * server_args.dp_size
+    ports = PortArgs.init_new(server_args, dp_rank, worker_ports)
+    return Scheduler(server_args=server_args, port_args=ports, **ranks)
 
 
-def _publish(server_args: Any, named: Any, rank: int) -> dict[str, Any]:
+def _publish(server_args: Any, named: Any, rank: int, dp_rank: int | None) -> dict[str, Any]:
     """Make the arguments the process's own. Ranks are the scheduler's arguments in 0.5.17, and published later on."""
     from sglang.srt import runtime_context
 
     if "gpu_id" in named:
         runtime_context.publish(server_args, role="scheduler")
         ranks = {name: 0 for name in named if name.endswith("_rank") or name == "gpu_id"}
-        return ranks | dict(tp_rank=rank, gpu_id=rank, dp_rank=None)
-    ours = runtime_context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+        return ranks | dict(tp_rank=rank, gpu_id=rank, dp_rank=dp_rank)
+    ours = runtime_context.SpawnRanks(world_rank=rank, dp_rank=dp_rank, gpu_id=rank)
     runtime_context.publish(server_args, role="scheduler", ranks=ours)
     return {}
 

@@ -36,3 +36,9 @@ def mode_of(forward_mode: Any) -> Mode:
 def counted_rows(mode: Mode, num_draft_tokens: int) -> int:
     """How many of this forward's own rows SGLang's `seq_lens` counts already."""
     return {Mode.DECODE: 1, Mode.DRAFT_EXTEND: num_draft_tokens}.get(mode, 0)
+
+
+def live_requests(forward: Any, padded: int) -> int:
+    """How many of a batch's requests are no padding, which a replay says in one way, and DP attention in another."""
+    before = getattr(forward, "_original_batch_size", None)
+    return before if before is not None else padded - (getattr(forward, "num_padding", 0) or 0)

@@ -12,11 +12,11 @@ from .layers import attention_layers
 from .versions import SUPPORTED
 
 ARGUMENTS = {
-    "enable_dp_attention": "DP attention pads a batch after it was planned, which has not been shown to work",
     "enable_two_batch_overlap": "two-batch overlap plans two batches at once, and buffers hold one",
     "enable_pdmux": "PD multiplexing runs two streams over the same buffers",
     "enable_multi_layer_eagle": "multi-layer EAGLE widens drafts by front tokens",
     "speculative_adaptive": "adaptive speculation changes the draft shape that buffers were sized for",
+    "enable_prefill_cp": "context parallelism gives a rank a part of a prompt's rows, which are not one causal run",
     "enable_unified_memory": "the unified memory pool names KV by virtual ids",
     "dllm_algorithm": "diffusion models need attention that is not causal",
 }
@@ -54,7 +54,7 @@ def require_served(runner: Any) -> None:
 def hook_reasons(runner: Any) -> list[str]:
     """Hooks that this run needs and that did not take hold: SGLang logs a failed hook and goes on."""
     return [
-        f"the hook on {one.target} did not take hold, without which {one.why}; SGLang's log says why, and "
+        f"the hook on {one.here()} did not take hold, without which {one.why}; SGLang's log says why, and "
         "SGLANG_PLUGINS, if set, must name draftmark"
         for one in missing_hooks(resolved(runner))
     ]
@@ -65,7 +65,15 @@ def argument_reasons(arguments: Any) -> list[str]:
     found = [f"--{name.replace('_', '-')}: {why}" for name, why in ARGUMENTS.items() if getattr(arguments, name, None)]
     if (getattr(arguments, "dcp_size", 1) or 1) > 1:
         found.append("--dcp-size: decode context parallelism needs the log-sum-exp of a part")
+    if (getattr(arguments, "attn_cp_size", 1) or 1) > 1:
+        found.append("--attn-cp-size: context parallelism gives a rank a part of a prompt's rows")
+    if getattr(arguments, "enable_torch_compile", False) and getattr(arguments, "device", None) == "cpu":
+        found.append(
+            "--enable-torch-compile: on a CPU SGLang captures what it compiles for its intel_amx backend alone"
+        )
     algorithm = getattr(arguments, "speculative_algorithm", None) or ""
+    if algorithm == "NGRAM" and getattr(arguments, "enable_dp_attention", False):
+        found.append("--enable-dp-attention: SGLang's n-gram trees have no batches for idle ranks; use EAGLE or EAGLE3")
     if algorithm not in ALGORITHMS:
         found.append(f"--speculative-algorithm {algorithm}: served are {', '.join(filter(None, ALGORITHMS))}")
     prefill = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
@@ -95,22 +103,35 @@ def model_reasons(runner: Any) -> list[str]:
         found.append(f"{type(runner.model).__name__} has no attention layer of SGLang's RadixAttention")
     for layer in layers:
         found += [reason for reason in layer_reasons(layer) if reason not in found]
-    return found
+    return found + chunk_reasons(runner.model_config, layers)
+
+
+def chunk_reasons(model_config: Any, layers: list[Any]) -> list[str]:
+    """Llama-4's layers with positions see their own chunk of the text alone: all of it, where the text is no longer."""
+    chunk, context = getattr(model_config, "attention_chunk_size", None), model_config.context_len
+    if not chunk or chunk >= context or not any(getattr(layer, "use_irope", False) for layer in layers):
+        return []
+    return [
+        f"layers attend within chunks of {chunk} positions, and texts have up to {context}: use --context-length "
+        f"{chunk}"
+    ]
 
 
 def pool_reasons(pool: Any) -> list[str]:
-    """What of SGLang's KV pool is not served."""
-    names = [base.__name__ for base in type(pool).__mro__]
-    if "SWAKVPool" in names:
+    """What of SGLang's KV pool is not served. Subclasses are not: each exists because something is stored otherwise."""
+    name = type(pool).__name__
+    if name == "SWAKVPool":
         parts = pool_reasons(pool.full_kv_pool) + pool_reasons(pool.swa_kv_pool)
         return list(dict.fromkeys(parts))
-    if "MHATokenToKVPool" not in names:
-        return [f"KV pool {names[0]}: served is MHATokenToKVPool, pages of whole tokens and heads"]
+    if name == "HybridLinearKVPool":
+        return pool_reasons(pool.full_kv_pool)
+    if name != "MHATokenToKVPool":
+        return [f"KV pool {name}: served is MHATokenToKVPool, pages of whole tokens and heads"]
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd":
         return [f"KV layout {layout}: served is nhd"]
     if getattr(pool, "is_quantized_kv_cache", False) or str(pool.dtype) == "torch.float8_e5m2":
-        return [f"KV of {pool.dtype} ({names[0]}): served are the model's own type and fp8_e4m3"]
+        return [f"KV of {pool.dtype} ({name}): served are the model's own type and fp8_e4m3"]
     return []
 
 

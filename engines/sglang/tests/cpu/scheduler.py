@@ -77,7 +77,11 @@ def generate_on_ranks(
     function: Callable[..., Any] | None = None,
     **arguments: Any,
 ) -> list[Any]:
-    """`generate`, or another function, on every rank of a tensor-parallel run, over gloo: each rank's answer."""
+    """`generate`, or another function, on every rank of a tensor-parallel run, over gloo: each rank's answer.
+
+    Raises:
+        RuntimeError: what ranks raised, of which the first is not always the cause.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,7 +93,11 @@ def generate_on_ranks(
         return in_a_fork(function or generate, prompts, max_new_tokens, rank=rank, **together)
 
     with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(one, range(ranks)))
+        answers = [pool.submit(one, rank) for rank in range(ranks)]
+    raised = [str(error) for answer in answers if (error := answer.exception()) is not None]
+    if raised:
+        raise RuntimeError("\n".join(raised))
+    return [answer.result() for answer in answers]
 
 
 def generate(
@@ -100,6 +108,7 @@ def generate(
     requests = submit(scheduler, prompts, max_new_tokens)
     run_until_done(scheduler, requests)
     backend = scheduler.tp_worker.model_runner.attn_backend
+    backend = getattr(backend, "full_attn_backend", backend)  # beside layers of another kind it is wrapped
     return {
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "verifies": sum(getattr(request, "spec_verify_ct", 0) for request in requests),

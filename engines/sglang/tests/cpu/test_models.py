@@ -1,0 +1,58 @@
+"""Models of other families than Llama's, from a configuration and random weights: texts are another attention's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from any_model import any_model, use_random_weights
+from dense import use_dense_attention
+from scheduler import generate, in_a_fork
+from short_convolutions import use_short_convolutions
+
+PROMPTS = [[3, 5, 7, 9, 11, 13, 15], [2, 4, 6], [9] * 20, [10, 20, 30, 40, 50, 60] * 5]
+TOKENS = 20
+TREE = dict(speculative_eagle_topk=4, speculative_num_steps=3, speculative_num_draft_tokens=10)
+
+
+def _generate(*before: Any, **arguments: Any) -> dict[str, Any]:
+    for one in (use_random_weights, *before):
+        one()
+    return generate(PROMPTS, TOKENS, load_format="dummy", **arguments)
+
+
+def test_attention_sinks(folder: Path) -> None:
+    """gpt-oss: sinks, windows in a KV pool of their own, and SGLang's list of backends, which does not name this one.
+
+    The draft model is of the same kind, and its trees lie on pages of 16.
+    """
+    experts = dict(num_local_experts=4, num_experts_per_tok=2, swiglu_limit=7.0, attention_bias=True, head_dim=16)
+    layers = dict(sliding_window=9, layer_types=["sliding_attention", "full_attention"])
+    path = any_model(folder / "gpt_oss", "GptOssForCausalLM", "gpt_oss", **experts, **layers)
+    plain = in_a_fork(_generate, use_dense_attention, model_path=path, attention_backend="triton")
+    drafts = dict(TREE, speculative_algorithm="STANDALONE", speculative_draft_model_path=path)
+    made = in_a_fork(_generate, model_path=path, attention_backend="draftmark", page_size=16, **drafts)
+    assert made["backend"] == "DraftmarkBackend" and made["windows"] == [-1, 8]
+    assert made["texts"] == plain["texts"]
+    assert len(PROMPTS) * TOKENS - made["verifies"] >= 20, "drafts were not accepted"
+
+
+def test_convolutions_beside_attention(folder: Path) -> None:
+    """LFM2: SGLang wraps the backend of its attention layers in another, and their KV pool too."""
+    convolutions = dict(conv_L_cache=3, conv_bias=False, block_ff_dim=128, block_dim=64, block_multiple_of=8)
+    more = dict(block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, layer_types=["conv", "full_attention"])
+    path = any_model(folder / "lfm2", "Lfm2ForCausalLM", "lfm2", **convolutions, **more)
+    served = dict(model_path=path, disable_radix_cache=True, mamba_radix_cache_strategy="no_buffer")
+    plain = in_a_fork(_generate, use_short_convolutions, attention_backend="torch_native", **served)
+    made = in_a_fork(_generate, use_short_convolutions, attention_backend="draftmark", page_size=16, **served)
+    assert made["backend"] == "DraftmarkBackend" and made["texts"] == plain["texts"]
+
+
+def test_a_model_of_transformers(folder: Path) -> None:
+    """SGLang wraps what it has no model of: attention layers lie beside the model, and get their scale when run."""
+    scale = dict(attention_multiplier=0.4, logits_scaling=1.0, residual_multiplier=1.0, embedding_multiplier=1.0)
+    path = any_model(folder / "granite", "GraniteForCausalLM", "granite", **scale)
+    served = dict(model_path=path, model_impl="transformers")
+    plain = in_a_fork(_generate, attention_backend="torch_native", **served)
+    made = in_a_fork(_generate, attention_backend="draftmark", page_size=16, **served)
+    assert made["backend"] == "DraftmarkBackend" and made["texts"] == plain["texts"]
