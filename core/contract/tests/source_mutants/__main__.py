@@ -8,8 +8,8 @@ Ids, or beginnings of them, judge only those mutants, anew, and keep the other r
 With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others, unless
 a review says that it survives rightly.
 
-Of a slow backend, `--draw 200` judges so many of its mutants, evenly over its files, always the same ones, and
-`--cases 6` uses so many cases of each check alone; the page says so.
+Of a slow backend, `--draw 200` judges so many of its mutants, evenly over its files, always the same ones of a `--seed`,
+and `--cases 6` uses so many cases of each check alone; the page says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 from . import campaign, page, suite
-from .draw import drawn
+from .draw import SEED, drawn
 from .journal import Journal, identity
 from .judge import Ended
 from .order import of_each
@@ -37,7 +37,7 @@ def main() -> int:
     asked = _asked()
     target = TARGETS[asked.backend]
     made = target.mutations()
-    every = drawn(made, asked.draw) if asked.draw else made
+    every = drawn(made, asked.draw, asked.seed) if asked.draw else made
     left = {one.id for one in made} - {one.id for one in every}
     reviewed = {name: one for name, one in reviews(target.name).items() if name not in left}
     plan = campaign.Plan(
@@ -86,6 +86,7 @@ def _asked() -> argparse.Namespace:
         "--seconds", type=float, default=0.0, help="with --sample: CPU time of a survivor's items at most"
     )
     parser.add_argument("--draw", type=int, default=0, help="mutants to judge, evenly over the files; 0 for all")
+    parser.add_argument("--seed", type=int, default=SEED, help="with --draw: another draw")
     parser.add_argument("--cases", type=int, default=0, help="cases of each check that are used at all; 0 for all")
     parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
     parser.add_argument("--thorough", action="store_true", help="show reviewed survivors every item too")

@@ -1,4 +1,4 @@
-"""Which mutants are judged where all are too many: drawn by a fixed seed, as many from each file."""
+"""Which mutants are judged where all are too many: drawn by a seed, as many from each file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .mutation import Mutation
 SEED = 20
 
 
-def drawn(every: Sequence[Mutation], number: int) -> list[Mutation]:
-    """So many of them, evenly over the files, in their order. A larger draw holds every smaller one.
+def drawn(every: Sequence[Mutation], number: int, seed: int = SEED) -> list[Mutation]:
+    """So many of them, evenly over the files, in their order. A larger draw by the same seed holds every smaller one.
 
     A file with fewer mutants than its share gives them all, and the others give more.
     """
-    kept = {one.id for one in _turn_by_turn(every, number)}
+    kept = {one.id for one in _turn_by_turn(every, number, seed)}
     return [one for one in every if one.id in kept]
 
 
-def _turn_by_turn(every: Sequence[Mutation], number: int) -> Iterable[Mutation]:
+def _turn_by_turn(every: Sequence[Mutation], number: int, seed: int) -> Iterable[Mutation]:
     queues = []
     for module in dict.fromkeys(one.module for one in every):
         queue = sorted((one for one in every if one.module == module), key=lambda one: one.id)
-        random.Random(f"{SEED} {module}").shuffle(queue)
+        random.Random(f"{seed} {module}").shuffle(queue)
         queues.append(queue)
     found: list[Mutation] = []
     while any(queues) and len(found) < number:

@@ -49,6 +49,18 @@ class Target:
 
 
 _TRITON = "draftmark_cuda_triton"
+_INTERPRETER = (
+    "flavours",
+    "interpreter",
+    "operands",
+    "operations",
+    "programs",
+    "recipe",
+    "recorder",
+    "reductions",
+    "shortcuts",
+    "starting",
+)
 _KERNELS = (
     "compact",
     "convert",
@@ -91,6 +103,14 @@ TARGETS = {
                 "tree_ops",
             ),
             shared=("interpreter", "flavours"),
+        ),
+        Target(
+            "cuda_triton.interpreter",
+            "cuda_triton",
+            _TRITON,
+            f"mutated_{_TRITON}",
+            _INTERPRETER,
+            renamed=(("interpreted_kernels", "kernels"),),
         ),
         Target(
             "cuda_triton.kernels",

@@ -23,6 +23,13 @@ def test_a_draw_has_its_size_and_grows(number: int) -> None:
     assert {one.id for one in found} <= {one.id for one in drawn(EVERY, number + 1)}
 
 
+def test_another_seed_draws_others() -> None:
+    """A seed has its own draw, as large, and the same one each time."""
+    default, other = drawn(EVERY, FEW + 8), drawn(EVERY, FEW + 8, seed=1)
+    assert len(other) == len(default) and other != default
+    assert other == drawn(EVERY, FEW + 8, seed=1)
+
+
 def test_a_draw_is_even() -> None:
     """Files give alike, and a small one what it has."""
     assert FEW < 4
