@@ -81,6 +81,15 @@ def test_a_backend_that_is_right_ends_with_0(judge: Run) -> None:
     assert "2 items asked: 2 right, 0 wrong" in said.stdout
 
 
+def test_a_run_that_could_ask_nothing_is_not_right(judge: Run) -> None:
+    """Its exit code is 1: a script that reads no words would take 0 for a verdict."""
+    said = judge("fake:MIXED", "--item", "graphs.replay_equals_eager[decode]")
+    assert "0 items asked: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
+    assert said.returncode == 1
+    refused = judge("fake:MIXED", "--item", "numerics.serve_what_is_not_refused[head-80]")
+    assert refused.returncode == 0, refused.stdout
+
+
 def test_a_sample_takes_so_many_items_of_each_rule(judge: Run) -> None:
     """One of three here; five rules have one item."""
     said = judge("fake:MIXED", "--sample", "1")

@@ -8,8 +8,8 @@ Ids, or beginnings of them, judge only those mutants, anew, and keep the other r
 With `--sample 4` a survivor has met four cases of each check; a later run without it shows it all the others, unless
 a review says that it survives rightly.
 
-Of a slow backend, `--draw 200` judges so many of its mutants, evenly over its files, always the same ones of a `--seed`,
-and `--cases 6` uses so many cases of each check alone; the page says so.
+Of a slow backend, `--draw 200` judges so many of its mutants, evenly over its files, the same ones for one
+`--seed`, and `--cases 6` uses so many cases of each check alone; the page says so.
 """
 
 from __future__ import annotations

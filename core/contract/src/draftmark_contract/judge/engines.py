@@ -43,7 +43,7 @@ def absent() -> dict[str, str]:
 def lacks(engine: Engine, target: TargetInfo) -> str:
     """The line that installs what a target lacks here; empty where it lacks nothing."""
     if engine.version() is None:
-        return " ".join((engine.install, *target.needs))
+        return " ".join((target.install or engine.install, *target.needs))
     missing = any(importlib.util.find_spec(module) is None for module in target.modules)
     return f"pip install {' '.join(target.needs)}" if missing else ""
 

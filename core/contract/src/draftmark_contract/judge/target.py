@@ -25,6 +25,7 @@ class TargetInfo:
         devices: kinds of torch devices that it can be judged on, the default first.
         needs: what must be installed beside the engine, as words of `pip install`.
         modules: of these, what is looked for (found, never imported).
+        install: what brings the engine, where this backend is of another build than `Engine.install` has; "" else.
     """
 
     name: str
@@ -32,6 +33,7 @@ class TargetInfo:
     devices: tuple[str, ...] = ("cpu",)
     needs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    install: str = ""
 
 
 class Target(Protocol):

