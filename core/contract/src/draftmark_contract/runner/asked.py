@@ -59,9 +59,9 @@ class Asked:
         """Raise `WrongArguments` for the first thing that would end the run, or lose its verdict, later on."""
         if self.tier not in {one.value for one in Tier}:
             raise WrongArguments(f"tier is {self.tier!r}, but it must be sizing, host or device")
-        for option, count in (("--sample", self.sample), ("--workers", self.workers)):
+        for option, count, unasked in (("--sample", self.sample, "all"), ("--workers", self.workers, "none")):
             if count < 0:
-                raise WrongArguments(f"{option} is {count}, but it counts from 0 on; 0 stands for none")
+                raise WrongArguments(f"{option} is {count}, but it counts from 0 on; 0 stands for {unasked}")
         if self.seed is not None and self.journal_path:
             raise WrongArguments("--seed goes with no --journal: it would keep results of one seed for another")
         for item in self.items:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 from .commands import PARTS, Command, Unusable, command, installed
@@ -31,6 +31,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where to read on; exit 2."""
         self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+class CommandParser(Parser):
+    """The same of one command: words that it does not know are its own error, which names its own help."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Leave nothing over for the parser above."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -65,7 +76,7 @@ def build() -> tuple[Parser, dict[str, Command]]:
     parser = Parser(prog="draftmark", description=DESCRIPTION, epilog=epilog)
     version = f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})"
     parser.add_argument("--version", action="version", version=version)
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     modules: dict[str, Command] = {}
     for name, entry in installed().items():
         try:

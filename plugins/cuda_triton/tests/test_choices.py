@@ -1,0 +1,292 @@
+"""Which tile a forward takes: those that were measured, at every boundary between two. NOTES.md has the times.
+
+The conformance suite cannot say: in the interpreter every tile gives the same answer, and on a device a worse one is
+only slower, or asks for shared memory that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from draftmark import AttentionShape, DeviceProfile
+from draftmark_cuda_triton import tiling
+from draftmark_cuda_triton.tiling import Tile
+
+A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
+BF16, FP32, E4M3 = ("bfloat16",) * 2, ("float32",) * 2, ("bfloat16", "float8_e4m3fn")
+
+
+def shape(head_dim: int, dtypes: tuple[str, str] = BF16, page_size: int = 16) -> AttentionShape:
+    """One query head over each KV head, so that a row is a packed row."""
+    return AttentionShape(1, 1, head_dim, page_size, *dtypes)
+
+
+def described(tile: Tile) -> str:
+    """``rows x keys, warps, stages, programs``, then what `hopper` adds."""
+    words = [f"{tile.block_m}x{tile.block_n}", f"{tile.num_warps}w", f"{tile.num_stages}s", f"{tile.programs_per_sm}p"]
+    words += [f"{tile.members}m"] * bool(tile.members) + [f"{tile.depth}d"] * bool(tile.depth)
+    return " ".join([*words, *["narrow"] * tile.narrow, *["cut to one"] * (tile.min_tiles == 1)])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65"),
+    [
+        (40, BF16, "64x128 4w 3s 2p 1m cut to one", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
+        (64, BF16, "64x128 4w 3s 2p 1m cut to one", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
+        (128, BF16, "64x64 4w 3s 2p 1m cut to one", "64x128 4w 3s 1p 1m", "64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
+        (256, BF16, "64x64 4w 3s 1p 1m cut to one", "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "128x64 8w 2s 1p 2m"),
+        (64, E4M3, "64x128 4w 4s 1p 1m 2d cut to one", *["64x128 4w 4s 1p 1m 2d"] * 2, "128x64 8w 6s 1p 2m 4d"),
+        (
+            *(128, E4M3, "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 3s 2p 1m narrow"),
+            *("64x64 4w 3s 2p 1m narrow", "128x64 8w 3s 1p 2m 4d"),
+        ),
+        (
+            *(256, E4M3, "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 2s 2p 1m narrow"),
+            *("64x64 4w 1s 1p 1m 2d", "128x64 8w 1s 1p 2m 2d"),
+        ),
+    ],
+)
+def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65):
+    """Boundaries lie behind 16 and behind 64 packed rows; groups count as rows do."""
+    found = {rows: described(tiling.choose(shape(head_dim, dtypes), H200, rows)) for rows in (1, 16, 17, 64, 65, 4096)}
+    assert found == {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 4096: rows_65}
+    grouped = AttentionShape(32, 8, head_dim, 16, *dtypes)
+    assert described(tiling.choose(grouped, H200, 4)) == rows_16
+    assert described(tiling.choose(grouped, H200, 5)) == rows_17
+    assert described(tiling.choose(grouped, H200, 17)) == rows_65
+
+
+@pytest.mark.parametrize(("head_dim", "padded"), [(40, 64), (96, 128), (136, 256), (192, 256)])
+@pytest.mark.parametrize("dtypes", [BF16, E4M3])
+def test_a_head_takes_the_tile_of_its_power_of_two(head_dim, padded, dtypes):
+    """Kernels have tiles of powers of two; what lies behind head_dim is masked."""
+    for rows in (1, 16, 17, 33, 64, 65):
+        tile = tiling.choose(shape(head_dim, dtypes), H200, rows)
+        assert tile == tiling.choose(shape(padded, dtypes), H200, rows)
+        assert tiling.overlaps(tile, head_dim, rows) is tiling.overlaps(tile, padded, rows)
+
+
+def test_rows_of_e4m3_that_registers_hold():
+    """In registers a row tile has 16, 32 or 64 rows at head_dim 128, 16 or 32 at 256; EXTEND is never among them."""
+    heights = {}
+    for head_dim in (64, 128, 256):
+        tiles = {rows: tiling.choose(shape(head_dim, E4M3), H200, rows) for rows in (16, 17, 32, 33, 64, 65)}
+        heights[head_dim] = {rows: tile.block_m for rows, tile in tiles.items() if tile.narrow}
+        assert not any(tiling.choose(shape(head_dim, E4M3), H200, rows, extend=True).narrow for rows in (16, 64))
+    assert heights == {64: {}, 128: {16: 16, 17: 32, 32: 32, 33: 64, 64: 64}, 256: {16: 16, 17: 32, 32: 32}}
+    extend = described(tiling.choose(shape(128, E4M3), H200, 64, extend=True))
+    assert extend == "64x128 4w 2s 1p 1m 2d"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "few", "many"),
+    [
+        (32, BF16, "16x64 4w 3s 2p", "64x64 4w 3s 2p"),
+        (128, BF16, "16x64 4w 3s 2p", "64x64 4w 3s 2p"),
+        (136, BF16, "16x32 4w 3s 2p", "64x32 8w 3s 1p"),
+        (256, E4M3, "16x32 4w 3s 2p", "64x32 8w 3s 1p"),
+        (64, FP32, "16x64 4w 3s 2p", "16x64 4w 3s 2p"),
+        (128, FP32, "16x32 4w 3s 2p", "16x32 4w 3s 2p"),
+        (256, FP32, "16x16 4w 3s 2p", "16x16 4w 3s 2p"),
+        (128, ("float32", "float8_e4m3fn"), "16x32 4w 3s 2p", "16x32 4w 3s 2p"),
+    ],
+)
+def test_other_devices_take_tiles_of_16_kib(head_dim, dtypes, few, many):
+    """float32 has tiles of few rows alone; where shared memory is small two tiles are in flight, not three."""
+    for device in (A100, B200):
+        found = [described(tiling.choose(shape(head_dim, dtypes), device, rows)) for rows in (1, 16, 17, 4096)]
+        assert found == [few, few, many, many]
+    for arch in (86, 89, 120, 121):
+        device = DeviceProfile("cuda", arch, 100)
+        small = [described(tiling.choose(shape(head_dim, dtypes), device, rows)) for rows in (16, 17)]
+        assert small == [few.replace("3s", "2s"), many.replace("3s", "2s")]
+    for arch in (87, 88, 103, 110, 119, 122):
+        assert tiling.choose(shape(head_dim, dtypes), DeviceProfile("cuda", arch, 100), 16).num_stages == 3
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "served"),
+    [
+        (shape(40), H200, True),
+        (shape(256), H200, True),
+        (shape(32), H200, False),
+        (shape(264), H200, False),
+        (shape(100), H200, False),
+        (shape(128, E4M3), H200, True),
+        (shape(128, ("bfloat16", "float16")), H200, False),
+        (shape(128, FP32), H200, False),
+        (shape(128, ("float32", "float8_e4m3fn")), H200, False),
+        (shape(128), A100, False),
+        (shape(128), B200, False),
+        (shape(128), DeviceProfile("cpu", 90, 1), False),
+    ],
+)
+def test_where_hopper_has_kernels(attention, device, served):
+    """sm_90 alone, 16-bit queries over KV of their own dtype or of 8 bits, head_dim 40 to 256 in steps of 8."""
+    assert tiling.has_hopper(attention, device) is served
+    assert any(tile.members for tile in tiling.candidates(attention, device)) is served
+
+
+@pytest.mark.parametrize(("page_size", "members"), [(4, False), (8, True), (12, False), (24, True)])
+def test_boxes_of_eight_rows_lie_inside_a_page(page_size, members):
+    """Other pages are read by pointer, by the tile that other devices take."""
+    tile = tiling.choose(shape(128, page_size=page_size), H200, 17)
+    assert bool(tile.members) is members
+    assert members or described(tile) == "64x64 4w 3s 2p"
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "expected"),
+    [
+        (shape(128), A100, {"16x64 4w 3s 2p", "64x64 4w 3s 2p"}),
+        (shape(128, FP32), A100, {"16x32 4w 3s 2p"}),
+        (shape(128, ("float32", "float8_e4m3fn")), A100, {"16x32 4w 3s 2p"}),
+        (
+            shape(128),
+            H200,
+            {
+                *("16x64 4w 3s 2p", "64x64 4w 3s 2p", "64x64 4w 3s 2p 1m cut to one"),
+                *("64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
+            },
+        ),
+        (
+            shape(256, E4M3),
+            H200,
+            {
+                *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d cut to one", "64x64 4w 1s 1p 1m 2d"),
+                *("128x64 8w 1s 1p 2m 2d", "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 2s 2p 1m narrow"),
+            },
+        ),
+    ],
+)
+def test_sizing_is_told_of_no_tile_that_nothing_takes(attention, device, expected):
+    """A tile too many would ask for buffers that no forward fills."""
+    found = tiling.candidates(attention, device)
+    assert {described(tile) for tile in found} == expected and len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "block_n", "served"),
+    [
+        (shape(64, page_size=64), H200, 64, True),
+        (shape(128, page_size=64), H200, 64, True),
+        (shape(256, page_size=128), B200, 64, True),
+        (shape(128, page_size=64), A100, 64, False),
+        (shape(128, page_size=64), DeviceProfile("cuda", 89, 132), 64, False),
+        (shape(128, page_size=64), DeviceProfile("cpu", 90, 1), 64, False),
+        (shape(128, page_size=32), H200, 64, False),
+        (shape(128, page_size=96), H200, 64, False),
+        (shape(80, page_size=64), H200, 64, False),
+        (shape(128, E4M3, page_size=64), H200, 64, False),
+        (shape(128, FP32, page_size=64), H200, 64, False),
+    ],
+)
+def test_where_a_tile_comes_as_one_box(attention, device, block_n, served):
+    """sm_90 and newer; whole tiles in a page; nothing to convert or to pad. Only a contiguous cache has such boxes."""
+    tile = Tile(128, block_n, 4, 3, 2)
+    assert tiling.uses_tma(attention, device, tile) is served
+    for boxes in (False, True):
+        found = tiling.for_cache(attention, device, tile, contiguous=True, boxes=boxes)
+        assert found == replace(tile, tma=served)
+    assert not tiling.for_cache(attention, device, tile, contiguous=False, boxes=True).tma
+
+
+def test_a_cache_without_boxes_is_left_to_the_pointers():
+    """The work is cut as before, for buffers and a graph have that cut; two stages are what those kernels take."""
+    attention = shape(64, page_size=64)
+    tile = tiling.choose(attention, H200, 65)
+    assert tiling.for_cache(attention, H200, tile, contiguous=True, boxes=True) is tile
+    without = tiling.for_cache(attention, H200, tile, contiguous=False, boxes=False)
+    assert without == replace(tile, members=0, num_stages=2)
+    narrow = tiling.choose(shape(256, E4M3), H200, 65)
+    assert tiling.without_hopper(narrow).num_stages == 1
+    few = tiling.choose(shape(128, E4M3), H200, 16)
+    assert not tiling.without_hopper(few).narrow
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "members", "served"),
+    [(64, 4096, 2, True), (64, 4096, 1, False), (128, 384, 2, True), (128, 385, 2, False), (256, 65, 2, False)],
+)
+def test_two_warp_groups_overlap_where_it_was_faster(head_dim, rows, members, served):
+    """Softmax beside its own products: at head_dim 64, and at 128 up to 384 rows."""
+    tile = replace(tiling.choose(shape(head_dim), H200, 65), members=members)
+    assert tiling.overlaps(tile, head_dim, rows) is served
+
+
+def test_row_tiles_pieces_and_partials():
+    """32/8 heads of 128 on 132 multiprocessors: worked out by hand."""
+    attention, tile = AttentionShape(32, 8, 128, 16), Tile(64, 64, 4, 3, 2)
+    assert [tiling.row_tiles(tile, q_len, 4) for q_len in (1, 16, 17, 64)] == [1, 1, 2, 4]
+    # 2 programs on each of 132 are 264 places, for 8 KV heads and, of 17 rows, two row tiles.
+    assert tiling.pieces(attention, H200, tile, 1, 64, 4096) == 33
+    assert tiling.pieces(attention, H200, tile, 17, 64, 4096) == 16
+    # 4096 keys are 64 tiles, and a request costs two more; a piece has two tiles at least.
+    assert tiling.pieces(attention, H200, tile, 1, 1, 4096) == 33
+    assert tiling.pieces(attention, H200, tile, 1, 1, 512) == 5
+    assert tiling.pieces(attention, H200, replace(tile, min_tiles=1), 1, 1, 512) == 10
+    assert tiling.pieces(attention, H200, tile, 1, 1, 448) == 4
+    assert tiling.pieces(attention, H200, tile, 1, 2, 512) == 10
+    assert tiling.pieces(attention, H200, replace(tile, block_m=16), 1, 1, 512) == 5
+    assert tiling.pieces(attention, H200, tile, 10000, 1, 64) == 1
+    # Two unfinished requests a piece, a row tile of 64 packed rows each, for each of 8 KV heads.
+    assert tiling.partial_rows(attention, tile, 33, 1) == 2 * 33 * 8 * 64
+    assert tiling.partial_rows(attention, tile, 16, 17) == 2 * 16 * 8 * 2 * 64
+    assert tiling.partial_rows(attention, tile, 1, 17) == 0
+    assert tiling.ragged_tiles(replace(tile, block_n=32), 4, 100, 7) == 6 + 7
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_reqs", "expected"),
+    [(20, 19, 20), (20, 21, 20), (20, 57, 19), (20, 58, 20), (19, 36, 19), (40, 76, 38), (39, 74, 39), (5, 5, 5)],
+)
+def test_pieces_give_way_by_a_twentieth_at_most(pieces, num_reqs, expected):
+    """And only to hold whole requests of equal length."""
+    assert tiling.whole(pieces, num_reqs) == expected
+
+
+@pytest.mark.parametrize(
+    ("page_size", "block_n", "max_kv_len", "keys"),
+    [
+        (16, 64, 5, 16),
+        (16, 64, 9, 16),
+        (16, 64, 100, 128),
+        (16, 64, 5000, 256),
+        (64, 64, 5000, 64),
+        (128, 64, 5000, 128),
+        (1024, 64, 9, 256),
+    ],
+)
+def test_keys_of_an_interpreted_tile(page_size, block_n, max_kv_len, keys):
+    """A whole page where tiles lie in pages; else as many as any request has, 16 to 256."""
+    tile, _ = tiling.interpreted(shape(128, page_size=page_size), Tile(16, block_n, 4, 3, 2), 1, 9, max_kv_len)
+    assert tile.block_n == keys
+
+
+@pytest.mark.parametrize(("max_kv_len", "pieces"), [(128, 1), (256, 1), (257, 2)])
+def test_a_request_that_fills_its_tile_is_one_piece(max_kv_len, pieces):
+    """A second piece would be launched for nothing."""
+    assert tiling.interpreted(shape(128), Tile(16, 64, 4, 3, 2), 1, 9, max_kv_len)[1] == pieces
+
+
+def test_row_tiles_are_joined_up_to_256_rows():
+    """As far as the partials of all pieces have room, and not further than holds the rows."""
+    tile = Tile(16, 64, 4, 3, 2)
+    found = {q_len: tiling.interpreted(shape(128), tile, q_len, 132, 700)[0].block_m for q_len in (1, 16, 17, 33, 1000)}
+    assert found == {1: 16, 16: 16, 17: 32, 33: 64, 1000: 256}
+    assert tiling.interpreted(shape(128), tile, 1000, 1, 700)[0].block_m == 256
+    # Two pieces of 1024 rows have room for as many; 1000 rows are 63 tiles of 16, and 32 of 32 are 16 rows more.
+    assert tiling.interpreted(shape(128), tile, 1024, 2, 700)[0].block_m == 256
+    assert tiling.interpreted(shape(128), tile, 1000, 2, 700)[0].block_m == 16
+    ragged = tiling.interpreted_ragged(shape(128), tile, 700)
+    assert (ragged.block_m, ragged.block_n) == (256, 256)
+    assert tiling.interpreted_ragged(shape(128), replace(tile, block_m=512), 700).block_m == 512
+    assert tiling.interpreted_ragged(shape(128, page_size=64), tile, 9).block_n == 64
+
+
+@pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_powers_of_two(n, power):
+    """The smallest that is no less."""
+    assert tiling.next_power_of_two(n) == power
