@@ -62,6 +62,9 @@ class Asked:
         for option, count, unasked in (("--sample", self.sample, "all"), ("--workers", self.workers, "none")):
             if count < 0:
                 raise WrongArguments(f"{option} is {count}, but it counts from 0 on; 0 stands for {unasked}")
+        # With --item it may stand: the line that runs a failed item again has the device of the run that it failed in.
+        if self.device and not self.items and self.tier != Tier.DEVICE:
+            raise WrongArguments(f"--device {self.device} goes with --tier device; the {self.tier} tier is of the CPU")
         if self.seed is not None and self.journal_path:
             raise WrongArguments("--seed goes with no --journal: it would keep results of one seed for another")
         for item in self.items:
@@ -80,7 +83,7 @@ class Asked:
         known = [one.id for one in all_items()]
         if item not in known:
             close = difflib.get_close_matches(item, known, 3)
-            near = f"; close to it are {', '.join(close)}" if close else ""
+            near = f"; close to it are {', '.join(close)}" if close else "; -k TEXT selects by a part of their names"
             raise WrongArguments(f"--item {item!r} is no item of the suite{near}")
 
 
