@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from draftmark_contract.judge.rules import rules
+
 ROOT = Path(__file__).parent.parent
 CLI = (sys.executable, "-m", "draftmark.cli")
 TUTORIAL = (ROOT / "docs" / "writing-a-backend.md").read_text()
@@ -154,3 +156,14 @@ def test_the_program_of_one_step_prints_what_its_page_says():
     after = blocks[[text for _, _, text in blocks].index(program) + 1]
     done = run(sys.executable, "-c", program)
     assert done.stdout == after[2], done.stderr[-2000:]
+
+
+def test_the_page_of_judging_counts_todays_rules():
+    """The rules that vLLM's interface can be asked and the others are all that there are."""
+    told = re.search(
+        r"Of the contract's (\d+) rules vLLM's interface can be asked (\d+)\. The other (\d+)",
+        (ROOT / "docs" / "judge.md").read_text(),
+    )
+    assert told is not None
+    every, asked, others = map(int, told.groups())
+    assert every == len(rules()) == asked + others

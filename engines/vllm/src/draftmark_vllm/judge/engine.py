@@ -59,7 +59,8 @@ class VllmEngine:
         found = []
         for name, (what, devices) in WHAT.items():
             install = "" if devices == ON_BOTH else _pip_install(devices)
-            found.append(TargetInfo(name, what, devices, *NEEDS.get(name, ()), install=install))
+            needs, modules = NEEDS.get(name, ((), ()))
+            found.append(TargetInfo(name, what, devices, needs, modules, install))
         return found
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:

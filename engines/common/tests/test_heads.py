@@ -1,0 +1,72 @@
+"""What the writers of draft heads say of folders that they cannot use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftmark_engines.errors import EngineError
+from draftmark_engines.heads import said_of, write_from_command_line
+
+
+def _copy(head: Path, target: Path, out: Path) -> None:
+    said, of_target = said_of(head, target)
+    out.write_text(json.dumps([said, of_target]))
+
+
+def _folders(folder: Path, head: str, target: str) -> list[str]:
+    for name, file, text in (("head", "head.json", head), ("target", "config.json", target)):
+        (folder / name).mkdir()
+        if text:
+            (folder / name / file).write_text(text)
+    return [str(folder / name) for name in ("head", "target", "out")]
+
+
+@pytest.mark.parametrize(
+    ("head", "target", "cause"),
+    [
+        ("", "{}", "head.json does not exist; name a head's folder, then its target's"),
+        ("{}", "", "config.json does not exist; name a head's folder, then its target's"),
+        ("{", "{}", "head.json is no JSON"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_one_sentence(
+    head: str,
+    target: str,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 1, and no traceback."""
+    monkeypatch.setattr(sys, "argv", ["convert", *_folders(tmp_path, head, target)])
+    with pytest.raises(SystemExit) as ended:
+        write_from_command_line(__doc__, _copy)
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert said.startswith("convert: ") and cause in said and said.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the system's own words."""
+    folders = _folders(tmp_path, "{}", "{}")
+    Path(folders[2]).mkdir()
+    monkeypatch.setattr(sys, "argv", ["convert", *folders])
+    with pytest.raises(SystemExit) as ended:
+        write_from_command_line(__doc__, _copy)
+    assert (ended.value.code, "Is a directory" in capsys.readouterr().err) == (1, True)
+
+
+def test_folders_that_fit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer is given the three folders, and reads both files."""
+    folders = _folders(tmp_path, '{"a": 1}', '{"b": 2}')
+    monkeypatch.setattr(sys, "argv", ["convert", *folders])
+    write_from_command_line(__doc__, _copy)
+    assert json.loads(Path(folders[2]).read_text()) == [{"a": 1}, {"b": 2}]
+    with pytest.raises(EngineError, match="does not exist"):
+        said_of(tmp_path / "nowhere", tmp_path / "target")
