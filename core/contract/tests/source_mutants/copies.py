@@ -33,9 +33,14 @@ def load_copy(target: Target, change: Change) -> LoadedBackend:
     assert value.startswith(target.package), f"{target.backend} is registered as {value}, not in {target.package}"
     for name in target.shared:
         sys.modules[f"{target.alias}.{name}"] = importlib.import_module(f"{target.package}.{name}")
-    sys.meta_path.insert(0, _Copies(target, change))
+    run_changed(target, change)
     entry = md.EntryPoint(target.backend, value.replace(target.package, target.alias, 1), ENTRY_POINT_GROUP)
     return LoadedBackend.from_entry_point(entry)
+
+
+def run_changed(target: Target, change: Change) -> None:
+    """From here on this process imports the modules of `target.alias` changed. Those that it has already stay."""
+    sys.meta_path.insert(0, _Copies(target, change))
 
 
 class _Copies(importlib.abc.MetaPathFinder, importlib.abc.Loader):
