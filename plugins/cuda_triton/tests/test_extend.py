@@ -6,8 +6,14 @@ import pytest
 import torch
 
 
-def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float32, block_m=16, sinks=None):
-    """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend."""
+def run(
+    bench, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
+    kv_dtype=None, scales=(None, None),
+):  # fmt: skip
+    """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
+
+    Returns the worse error of the output and of the log-sum-exp.
+    """
     from draftmark_cuda_triton import launch, tiling
 
     tile = tiling.Tile(block_m, 32, 4, 2, 2)
@@ -16,36 +22,40 @@ def run(bench, lens, rows, *, page=16, dim=64, window_left=-1, dtype=torch.float
     generator = torch.Generator().manual_seed(sum(lens) + sum(rows))
     table = (torch.randperm(len(lens) * width, generator=generator).view(len(lens), width) + 1).int()
     pool = (1 + len(lens) * width, page, 2, dim)
-    k, v = (torch.full(pool, float("nan"), dtype=dtype) for _ in range(2))
+    k, v = (torch.full(pool, float("nan"), dtype=torch.float32).to(kv_dtype or dtype) for _ in range(2))
+    real = [1.0 if one is None else one for one in scales]
     q = torch.randn(sum(rows), 4, dim, generator=generator).to(dtype)
-    outs, slots, first = [], [], 0
+    outs, lses, slots, first = [], [], [], 0
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
         at = torch.arange(n + t)
         pages = table[r, at // page].long()
         for cache in (k, v):
-            cache[pages, at % page] = torch.randn(n + t, 2, dim, generator=generator).to(dtype)
+            cache[pages, at % page] = torch.randn(n + t, 2, dim, generator=generator).to(cache.dtype)
         slots += (pages * page + at % page)[n:].tolist()
         if t:
             chain = torch.ones(t, t, dtype=torch.bool).tril()[None]
             depth = torch.arange(t, dtype=torch.int32)[None]
             rows_of = q[first : first + t]
-            outs.append(
-                bench.oracle(
-                    rows_of, k.double(), v.double(), (n,), table[r : r + 1], chain, depth, window_left, 0.0, sinks
-                )[0]
-            )
+            expected = bench.oracle(
+                rows_of, k.double() * real[0], v.double() * real[1], (n,), table[r : r + 1], chain, depth, window_left,
+                cap, sinks,
+            )  # fmt: skip
+            outs.append(expected[0])
+            lses.append(expected[1])
         first += t
     prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
     indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(bench.device)
     q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
     sinks = sinks if sinks is None else sinks.to(bench.device)
-    shape = launch.Attention(2, 2, dim, page, dim**-0.5, 0.0, window_left)
+    factors = (one if one is None else torch.tensor([one], device=bench.device) for one in scales)
+    shape = launch.Attention(2, 2, dim, page, dim**-0.5, cap, window_left)
     tiles = bench.poison(tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
     mapping, out = bench.poison(len(q), dtype=torch.int64), bench.poison(*q.shape, dtype=dtype)
     launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles)
-    launch.attend_extend(shape, tile, len(q), q, k, v, None, None, prefix, indptr, table, tiles, out, None, sinks)
+    lse = bench.poison(*q.shape[:2])
+    launch.attend_extend(shape, tile, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks)
     assert mapping.tolist() == slots
-    return bench.error(out, torch.cat(outs))
+    return max(bench.error(out, torch.cat(outs)), bench.error(lse, torch.cat(lses)))
 
 
 @pytest.mark.parametrize("block_m", [16, 64])
@@ -76,3 +86,14 @@ def test_sinks(bench, window_left):
     """Each head's sink takes its part of every row, also of rows whose window is all they see."""
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     assert run(bench, (0, 70, 3), (40, 11, 0), window_left=window_left, sinks=sinks) < 1e-5
+
+
+def test_soft_cap(bench):
+    """cap · tanh(logit / cap)."""
+    assert run(bench, (0, 30), (20, 5), cap=0.5) < 1e-5
+
+
+@pytest.mark.parametrize("scales", [(None, None), (0.5, None), (None, 2.0), (0.5, 2.0)])
+def test_each_scale_of_e4m3_counts_alone(bench, scales):
+    """One that is not there is 1; a factor of K changes the log-sum-exp, one of V the output alone."""
+    assert run(bench, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
