@@ -50,6 +50,7 @@ FILES = {
     "kernels/reduce": ("uniform",),
 }
 """Of a module, the tests that speak of it: ``test_NAME.py``."""
+SUITE = "the plugin's own tests on a CPU, those that speak of the file first"
 SECONDS = 300
 """CPU time of all tests of one mutant at most; on the unchanged plugin they take twenty."""
 
@@ -110,9 +111,8 @@ def main() -> int:
     """Judge, tell, write; 1 when a survivor is not reviewed or a review has no survivor."""
     asked = _asked()
     target, name = TARGETS[asked.backend], f"{asked.backend} by its own tests"
-    made = target.mutations()
-    every = [one for one in made if one.module.startswith(tuple(asked.begins) or ("",))]
-    every = drawn(every, asked.draw, asked.seed) if asked.draw else every
+    made = [one for one in target.mutations() if one.module.startswith(tuple(asked.begins) or ("",))]
+    every = drawn(made, asked.draw, asked.seed) if asked.draw else made
     journal = asked.journal / f"{asked.backend}.own.jsonl"
     journal.parent.mkdir(parents=True, exist_ok=True)
     known = _read(journal)
@@ -130,7 +130,15 @@ def main() -> int:
         print(known[job].status.value, job, known[job].item, flush=True)
     shown = {one.id: known[one.id] for one in every if one.id in known}
     reviewed = {mutant: review for mutant, review in reviews(name).items() if mutant in {one.id for one in every}}
-    page.write(asked.page, name, every, shown, reviewed, "the plugin's own tests on a CPU", len(made))
+    page.write(
+        asked.page,
+        name,
+        every,
+        shown,
+        reviewed,
+        f"{SUITE}{', seed ' + str(asked.seed) if asked.draw else ''}",
+        len(made),
+    )
     whole, wrong = score(every, shown, reviewed), complaints(every, shown, reviewed)
     print(*wrong, f"{name}: {whole.killed} of {whole.judged} killed", sep="\n")
     return 1 if wrong else 0
