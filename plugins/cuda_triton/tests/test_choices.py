@@ -27,23 +27,23 @@ def described(tile: Tile) -> str:
     """``rows x keys, warps, stages, programs``, then what `hopper` adds."""
     words = [f"{tile.block_m}x{tile.block_n}", f"{tile.num_warps}w", f"{tile.num_stages}s", f"{tile.programs_per_sm}p"]
     words += [f"{tile.members}m"] * bool(tile.members) + [f"{tile.depth}d"] * bool(tile.depth)
-    return " ".join([*words, *["narrow"] * tile.narrow, *["cut to one"] * (tile.min_tiles == 1)])
+    return " ".join([*words, *["narrow"] * tile.narrow, *["gather"] * tile.gather])
 
 
 @pytest.mark.parametrize(
     ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65"),
     [
-        (40, BF16, "64x128 4w 3s 2p 1m cut to one", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
-        (64, BF16, "64x128 4w 3s 2p 1m cut to one", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
-        (128, BF16, "64x64 4w 3s 2p 1m cut to one", "64x128 4w 3s 1p 1m", "64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
-        (256, BF16, "64x64 4w 3s 1p 1m cut to one", "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "128x64 8w 2s 1p 2m"),
-        (64, E4M3, "64x128 4w 4s 1p 1m 2d cut to one", *["64x128 4w 4s 1p 1m 2d"] * 2, "128x64 8w 6s 1p 2m 4d"),
+        (40, BF16, "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
+        (64, BF16, "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
+        (128, BF16, "64x64 4w 3s 2p 1m", "64x128 4w 3s 1p 1m", "64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
+        (256, BF16, "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "128x64 8w 2s 1p 2m"),
+        (64, E4M3, "64x128 4w 4s 1p 1m 2d", *["64x128 4w 4s 1p 1m 2d"] * 2, "128x64 8w 6s 1p 2m 4d"),
         (
-            *(128, E4M3, "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 3s 2p 1m narrow"),
+            *(128, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 3s 2p 1m narrow"),
             *("64x64 4w 3s 2p 1m narrow", "128x64 8w 3s 1p 2m 4d"),
         ),
         (
-            *(256, E4M3, "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 2s 2p 1m narrow"),
+            *(256, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
             *("64x64 4w 1s 1p 1m 2d", "128x64 8w 1s 1p 2m 2d"),
         ),
     ],
@@ -129,12 +129,16 @@ def test_where_hopper_has_kernels(attention, device, served):
     assert any(tile.members for tile in tiling.candidates(attention, device)) is served
 
 
-@pytest.mark.parametrize(("page_size", "members"), [(4, False), (8, True), (12, False), (24, True)])
-def test_boxes_of_eight_rows_lie_inside_a_page(page_size, members):
-    """Other pages are read by pointer, by the tile that other devices take."""
-    tile = tiling.choose(shape(128, page_size=page_size), H200, 17)
-    assert bool(tile.members) is members
-    assert members or described(tile) == "64x64 4w 3s 2p"
+@pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
+def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
+    """Keys of other pages are gathered by the same tile, where they are of the queries' dtype; else read by pointer."""
+    for rows in (16, 17, 64, 65):
+        boxes = tiling.choose(shape(128), H200, rows)
+        assert tiling.choose(shape(128, page_size=page_size), H200, rows) == replace(boxes, gather=gather)
+    assert not tiling.without_hopper(replace(boxes, gather=True)).gather
+    by_pointer = tiling.choose(shape(128, E4M3, page_size), H200, 17)
+    assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
+    assert described(tiling.choose(shape(128, page_size=page_size), A100, 17)) == "64x64 4w 3s 2p"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, members):
             shape(128),
             H200,
             {
-                *("16x64 4w 3s 2p", "64x64 4w 3s 2p", "64x64 4w 3s 2p 1m cut to one"),
+                *("16x64 4w 3s 2p", "64x64 4w 3s 2p", "64x64 4w 3s 2p 1m"),
                 *("64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
             },
         ),
@@ -155,8 +159,8 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, members):
             shape(256, E4M3),
             H200,
             {
-                *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d cut to one", "64x64 4w 1s 1p 1m 2d"),
-                *("128x64 8w 1s 1p 2m 2d", "16x64 4w 3s 2p 1m narrow cut to one", "32x64 4w 2s 2p 1m narrow"),
+                *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d"),
+                *("128x64 8w 1s 1p 2m 2d", "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
             },
         ),
     ],
@@ -223,13 +227,12 @@ def test_row_tiles_pieces_and_partials():
     # 2 programs on each of 132 are 264 places, for 8 KV heads and, of 17 rows, two row tiles.
     assert tiling.pieces(attention, H200, tile, 1, 64, 4096) == 33
     assert tiling.pieces(attention, H200, tile, 17, 64, 4096) == 16
-    # 4096 keys are 64 tiles, and a request costs two more; a piece has two tiles at least.
+    # 4096 keys are 64 tiles, and a request costs two more.
     assert tiling.pieces(attention, H200, tile, 1, 1, 4096) == 33
-    assert tiling.pieces(attention, H200, tile, 1, 1, 512) == 5
-    assert tiling.pieces(attention, H200, replace(tile, min_tiles=1), 1, 1, 512) == 10
-    assert tiling.pieces(attention, H200, tile, 1, 1, 448) == 4
-    assert tiling.pieces(attention, H200, tile, 1, 2, 512) == 10
-    assert tiling.pieces(attention, H200, replace(tile, block_m=16), 1, 1, 512) == 5
+    assert tiling.pieces(attention, H200, tile, 1, 1, 512) == 10
+    assert tiling.pieces(attention, H200, tile, 1, 1, 448) == 9
+    assert tiling.pieces(attention, H200, tile, 1, 2, 512) == 20
+    assert tiling.pieces(attention, H200, replace(tile, block_m=16), 1, 1, 512) == 10
     assert tiling.pieces(attention, H200, tile, 10000, 1, 64) == 1
     # Two unfinished requests a piece, a row tile of 64 packed rows each, for each of 8 KV heads.
     assert tiling.partial_rows(attention, tile, 33, 1) == 2 * 33 * 8 * 64

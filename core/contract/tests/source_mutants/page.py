@@ -30,8 +30,8 @@ holds the verdicts, and a run fails on a survivor without one.
 A survivor has met one case of each check at least; the column *end* says how many items it met, of those that run its
 statement.
 
-A part *by its own tests* has mutants before the tests of the backend's own package instead (its items), which hold what no
-answer shows, such as the tile that a batch is cut into.
+A part *by its own tests* has mutants before the tests of the backend's own package instead (its items), which hold what
+no answer shows, such as the tile that a batch is cut into.
 
 Left out by construction: docstrings, annotations, imports, error texts, assertions for the type checker, `__repr__`.
 
