@@ -88,8 +88,9 @@ def judge(target: Target, mutation: Mutation, say: pool.Say) -> None:
     def change(module: str, tree: ast.Module) -> ast.Module | None:
         return mutation.apply(tree) if module == mutation.module else None
 
-    for name in [name for name in sys.modules if f"{name}.".startswith(f"{target.package}.")]:
-        del sys.modules[name]  # or the tests would find the original
+    for name, module in list(sys.modules.items()):  # or the tests would find the original, or be those that did
+        if f"{name}.".startswith(f"{target.package}.") or str(TESTS) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
     run_changed(replace(target, alias=target.package, shared=()), change)
     first, silent = _First(), os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
