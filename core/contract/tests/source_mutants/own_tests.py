@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import resource
 import sys
@@ -25,6 +24,7 @@ import torch
 from . import page, pool
 from .copies import run_changed
 from .draw import SEED, drawn
+from .journal import Journal
 from .judge import SHOWN, Ended, Status
 from .mutation import Mutation
 from .review import reviews
@@ -35,7 +35,8 @@ TESTS = Path("plugins/cuda_triton/tests")
 FILES = {
     "tiling": ("choices", "tiling", "sizing"),
     "few_rows": ("few_rows", "uniform"),
-    "launch": ("kv_write", "extend", "few_rows", "uniform", "tree_ops"),
+    "launch": ("extend", "few_rows", "uniform", "tree_ops"),
+    "writing": ("kv_write", "few_rows", "again"),
     "kernels/tile": ("uniform", "extend"),
     "kernels/uniform": ("uniform", "few_rows"),
     "kernels/schedule": ("schedule", "few_rows", "extend"),
@@ -114,9 +115,9 @@ def main() -> int:
     target, name = TARGETS[asked.backend], f"{asked.backend} by its own tests"
     made = [one for one in target.mutations() if one.module.startswith(tuple(asked.begins) or ("",))]
     every = drawn(made, asked.draw, asked.seed) if asked.draw else made
-    journal = asked.journal / f"{asked.backend}.own.jsonl"
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    known = _read(journal)
+    asked.journal.mkdir(parents=True, exist_ok=True)
+    journal = Journal(asked.journal, f"{asked.backend}.own")
+    known = journal.ended()
     torch.set_num_threads(1)  # forks of a process with threads may hang
 
     def jobs() -> Iterator[tuple[str, pool.Work]]:
@@ -126,8 +127,7 @@ def main() -> int:
 
     for job, rows, code in pool.run(jobs(), 1):
         known[job] = ended(job, rows, code)
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(known[job].as_json()) + "\n")
+        journal.note(known[job].as_json())
         print(known[job].status.value, job, known[job].item, flush=True)
     shown = {one.id: known[one.id] for one in every if one.id in known}
     reviewed = {mutant: review for mutant, review in reviews(name).items() if mutant in {one.id for one in every}}
@@ -147,11 +147,6 @@ def main() -> int:
 
 def _work(target: Target, mutation: Mutation) -> Callable[[pool.Say], None]:
     return lambda say: judge(target, mutation, say)
-
-
-def _read(journal: Path) -> dict[str, Ended]:
-    rows = journal.read_text(encoding="utf-8").splitlines() if journal.is_file() else []
-    return {one.mutation: one for one in map(Ended.from_json, map(json.loads, rows))}
 
 
 def _asked() -> argparse.Namespace:

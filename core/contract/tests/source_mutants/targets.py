@@ -100,6 +100,7 @@ TARGETS = {
                 "extend",
                 "few_rows",
                 "launch",
+                "writing",
                 "tree_ops",
             ),
             shared=("interpreter", "flavours"),

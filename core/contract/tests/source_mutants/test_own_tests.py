@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from . import own_tests, pool
+from .journal import Journal
 from .judge import Ended, Status
 from .targets import TARGETS
 
@@ -40,12 +41,12 @@ def test_how_a_mutant_ended(rows: list[dict[str, Any]], code: int, status: Statu
 
 def test_what_was_decided_is_read_again(tmp_path: Any) -> None:
     """Line by line; of a mutant that was judged twice the last word counts."""
-    import json
-
     rows = [Ended("a", Status.SURVIVED, met=2, of=2), Ended("a", Status.KILLED, "test_a.py::test_b")]
-    (tmp_path / "j").write_text("".join(json.dumps(one.as_json()) + "\n" for one in rows))
-    assert own_tests._read(tmp_path / "j") == {"a": rows[1]}
-    assert own_tests._read(tmp_path / "none") == {}
+    journal = Journal(tmp_path, "j")
+    for one in rows:
+        journal.note(one.as_json())
+    assert journal.ended() == {"a": rows[1]}
+    assert Journal(tmp_path, "none").ended() == {}
 
 
 def test_each_module_has_tests_that_speak_of_it(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
