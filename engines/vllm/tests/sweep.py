@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
 from engines.vllm.tests.engine_run import Said
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
-STAND_INS = Path(__file__).parent / "stand_ins"
 NEW_TOKENS = 16
 ROUNDING = 1e-4
 """Of a log-probability, in float32."""

@@ -10,7 +10,9 @@ pytest.importorskip("vllm")
 
 from engines.vllm.tests.engine_run import Asked, Said
 from engines.vllm.tests.families import REFUSED, SERVED
-from engines.vllm.tests.sweep import NEW_TOKENS, STAND_INS, SUFFIX, assert_alike, each
+from engines.vllm.tests.sweep import NEW_TOKENS, SUFFIX, assert_alike, each
+
+pytestmark = pytest.mark.usefixtures("stand_ins")
 
 QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "deepseek-v2", "hrm-text"}
 """Windows 5 to 1, layers that share KV, sinks, chunks; ALiBi, MLA, prefixes that see ahead."""
@@ -20,12 +22,6 @@ QUICK = {"gemma-3", "gemma-3n", "gpt-oss", "llama-4", "bloom", "deepseek-v2", "h
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the models."""
     return tmp_path_factory.mktemp("families")
-
-
-@pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM's suffix decoding asks for."""
-    monkeypatch.syspath_prepend(str(STAND_INS))
 
 
 def say(name: str, folder: Path, backend: str | None, arguments: dict[str, object]) -> Said:

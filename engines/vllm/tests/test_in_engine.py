@@ -103,9 +103,9 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
 
 
-def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("stand_ins")
+def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path) -> None:
     """vLLM's suffix decoding, over a stand-in for the package that it asks for."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "stand_ins"))
     said = ours(tiny(folder), 16, speculative_config={"method": "suffix", "num_speculative_tokens": 4})
     assert said.tokens == plain(tiny(folder)).tokens and said.accepted > 0
     assert said.drafted < 4 * said.rounds, "each round had as many drafts"

@@ -13,7 +13,9 @@ pytest.importorskip("vllm")
 
 from engines.vllm.tests.engine_run import Asked, token_prompts
 from engines.vllm.tests.families import SERVED
-from engines.vllm.tests.sweep import NEW_TOKENS, STAND_INS, SUFFIX, assert_alike, each
+from engines.vllm.tests.sweep import NEW_TOKENS, SUFFIX, assert_alike, each
+
+pytestmark = pytest.mark.usefixtures("stand_ins")
 
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 WALL = 128
@@ -79,12 +81,6 @@ REFUSED_KV = ("fp8_e5m2", "fp8_inc", "int8_per_token_head", "nvfp4")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the models."""
     return tmp_path_factory.mktemp("options")
-
-
-@pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM's suffix decoding asks for."""
-    monkeypatch.syspath_prepend(str(STAND_INS))
 
 
 @each(OPTIONS, QUICK)
