@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from draftmark_cuda_triton import boxes, starting
+from draftmark_cuda_triton import boxes, launch, starting, tree_ops, writing
 from draftmark_cuda_triton.flavours import OWN, _load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -299,6 +299,16 @@ def no_gpu(request, monkeypatch, compiled_kernels) -> NoGpu:
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
     monkeypatch.setattr(starting, "_STARTED", {})
+    monkeypatch.setattr(writing, "_AGAIN", starting.Again(writing.MOVING))
     for one in (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ())):
         one.device_caches.clear()
     return found
+
+
+@pytest.fixture
+def compiled(no_gpu, monkeypatch) -> NoGpu:
+    """Launches take the kernels for a GPU, though the tensors are the CPU's."""
+    for module in (launch, tree_ops, writing):
+        monkeypatch.setattr(module, "compiled_or_interpreted", lambda _, package=OWN: _load(package, False))
+    monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
+    return no_gpu

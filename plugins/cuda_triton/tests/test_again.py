@@ -13,7 +13,7 @@ from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limit
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.lengths import Unknown
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import boxes, extend, few_rows, flavours, launch, sizing
+from draftmark_cuda_triton import boxes, extend, few_rows, launch, sizing, writing
 
 REQS, HEADS = 3, (8, 2)
 
@@ -34,16 +34,6 @@ def made(*shape, dtype=torch.bfloat16, odd=False):
 def seen(view):
     """A view of a GPU's tensor is a GPU's."""
     return view.as_subclass(OnGpu)
-
-
-@pytest.fixture
-def gpu(no_gpu, monkeypatch):
-    """Launches take the kernels for a GPU."""
-    monkeypatch.setattr(
-        launch, "compiled_or_interpreted", lambda _, package=flavours.OWN: flavours._load(package, False)
-    )
-    monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
-    return no_gpu
 
 
 class Layers:
@@ -135,7 +125,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}")
-def test_launches_are_those_that_would_be_made_anew(gpu, monkeypatch, case):
+def test_launches_are_those_that_would_be_made_anew(compiled, monkeypatch, case):
     """Of layers and batches that differ in addresses, pitches, alignment, sizes and what is not there, in any order."""
     chance, layers = random.Random(1), Layers(*case)
     batches = [layers.batch(chance) for _ in range(6)]
@@ -145,13 +135,32 @@ def test_launches_are_those_that_would_be_made_anew(gpu, monkeypatch, case):
         batch = chance.choice(batches)
         q, out = layers.rows(batch, chance)
         asked.append((q, chance.choice(caches), batch, out))
-    again = [launched(gpu, layers.served.attend, *one) for one in asked]
+    again = [launched(compiled, layers.served.attend, *one) for one in asked]
     monkeypatch.setattr(type(layers.served._again), "__call__", lambda _, layout, tensors, launch, *args: launch(*args))
     for one, found in zip(asked, again, strict=True):
-        assert found and found == launched(gpu, layers.served.attend, *one)
+        assert found and found == launched(compiled, layers.served.attend, *one)
 
 
-def test_a_like_layer_costs_no_look_at_its_arguments(gpu, monkeypatch):
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_are_written_as_they_would_be_anew(compiled, monkeypatch, fp8):
+    """Rows of K and V that are parts of one projection or not, to layers as above; scales that are there and not."""
+    chance, layers = random.Random(5), Layers(Mode.DECODE, 16, fp8)
+    caches, asked = [layers.layer(chance) for _ in range(6)], []
+    for _ in range(40):
+        cache, count = chance.choice(caches), chance.choice((1, 3, 16))
+        qkv = made(count, HEADS[0] + 2 * HEADS[1], 128)
+        k, v = (seen(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
+        if chance.random() < 0.4:
+            k, v = (made(count, HEADS[1], 128, odd=chance.random() < 0.2) for _ in "kv")
+        slots = made(count, dtype=torch.int64)
+        asked.append((k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots))
+    again = [launched(compiled, writing.write_kv, *one) for one in asked]
+    assert again == [launched(compiled, writing._launch, *one) for one in asked]
+    monkeypatch.setattr(writing, "_launch", lambda *_: pytest.fail("worked out anew"))
+    assert again == [launched(compiled, writing.write_kv, *one) for one in asked]
+
+
+def test_a_like_layer_costs_no_look_at_its_arguments(compiled, monkeypatch):
     """Of a second layer of the same layout nothing is bound, described or worked out."""
     chance, layers = random.Random(2), Layers(Mode.VERIFY, 16)
     batch = layers.batch(chance)
@@ -160,13 +169,13 @@ def test_a_like_layer_costs_no_look_at_its_arguments(gpu, monkeypatch):
     layers.served.attend(q, KVCache(*first), batch, out)
     monkeypatch.setattr(launch, "attend", lambda *_: pytest.fail("worked out anew"))
     monkeypatch.setattr(boxes, "describe", lambda *_: pytest.fail("described anew"))
-    given = launched(gpu, layers.served.attend, q, KVCache(*second), batch, out)
+    given = launched(compiled, layers.served.attend, q, KVCache(*second), batch, out)
     assert [source.fn.__name__ for source, _ in given] == ["attend_uniform", "merge_pieces"]
     boxed = [one[0] for one in given[0][1] if isinstance(one, tuple) and torch.bfloat16 in one]
     assert boxed == [plain(one) for one in second]
 
 
-def test_a_tensor_that_was_given_other_memory_is_read_there(gpu):
+def test_a_tensor_that_was_given_other_memory_is_read_there(compiled):
     """An address is asked for at every launch, of caches too, whatever objects they are in."""
     chance, layers = random.Random(4), Layers(Mode.DECODE, 16)
     batch, cache, other = layers.batch(chance), *(KVCache(*(made(4, 16, HEADS[1], 128) for _ in "kv")) for _ in "ab")
@@ -175,12 +184,12 @@ def test_a_tensor_that_was_given_other_memory_is_read_there(gpu):
         layers.served.attend(q, cache, batch, out)
     for one, new in ((cache.k, other.k), (cache.v, other.v)):
         one.set_(new)
-    moved = launched(gpu, layers.served.attend, q, cache, batch, out)
-    assert moved == launched(gpu, layers.served.attend, q, other, batch, out)
+    moved = launched(compiled, layers.served.attend, q, cache, batch, out)
+    assert moved == launched(compiled, layers.served.attend, q, other, batch, out)
 
 
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
-def test_no_tensor_is_kept(gpu, mode):
+def test_no_tensor_is_kept(compiled, mode):
     """What is remembered of a launch are numbers: the caller's memory goes when the caller lets it go."""
     chance, layers = random.Random(3), Layers(mode, 16)
     batch, cache = layers.batch(chance), layers.layer(chance)
@@ -188,7 +197,7 @@ def test_no_tensor_is_kept(gpu, mode):
     for _ in range(2):
         layers.served.attend(q, cache, batch, out)
     kept = [weakref.ref(one.untyped_storage()) for one in (cache.k, cache.v, q, out, batch.page_table)]
-    gpu.launched.clear()
+    compiled.launched.clear()
     del batch, cache, q, out
     gc.collect()
     assert [one() is None for one in kept] == [True] * 5

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from draftmark import AttentionShape, DeviceProfile
-from draftmark_cuda_triton import boxes, flavours, launch, tiling, tree_ops
+from draftmark_cuda_triton import boxes, flavours, launch, tiling
+from draftmark_cuda_triton.writing import write_kv
 
 REQS, PAGES, COLUMNS = 2, 4, 8
 
@@ -100,7 +101,7 @@ def compile_for(case: Case, arch: int) -> None:
     sinks = torch.ones(case.heads[0]) if case.sinks else None
     tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len)
     tile = tiling.for_cache(shape, device, tile, True, boxes.available())
-    launch.write_kv(new, new, k, v, scale, scale, slots)
+    write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
         launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
         launch.attend_extend(fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks)
@@ -114,17 +115,6 @@ def compile_for(case: Case, arch: int) -> None:
         fixed, tile, extent, 4, q, k, v, scale, scale, lens, table, mask, depth, work, partial, partial, out, None,
         indptr, sinks=sinks,
     )  # fmt: skip
-
-
-@pytest.fixture
-def compiled(no_gpu, monkeypatch):
-    """Launches take the kernels for a GPU, though the tensors are the CPU's."""
-    for module in (launch, tree_ops):
-        monkeypatch.setattr(
-            module, "compiled_or_interpreted", lambda _, package=flavours.OWN: flavours._load(package, False)
-        )
-    monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
-    return no_gpu
 
 
 @pytest.mark.parametrize("case", USUAL, ids=str)

@@ -130,12 +130,12 @@ def test_strided_pages(bench, layout):
 
 def test_rows_without_a_place_are_not_stored(bench):
     """Slot -1 stores nothing; the other rows go where the engine says."""
-    from draftmark_cuda_triton import launch
+    from draftmark_cuda_triton.writing import write_kv
 
     k, v = (torch.randn(4, 2, DIM, device=bench.device) for _ in range(2))
     pools = [bench.poison(3, 8, 2, DIM) for _ in range(2)]
     slots = torch.tensor([9, -1, 23, -1], device=bench.device)
-    launch.write_kv(k, v, *pools, None, None, slots)
+    write_kv(k, v, *pools, None, None, slots)
     for rows, pool in zip((k, v), pools, strict=True):
         flat = pool.view(24, 2, DIM)
         assert torch.equal(flat[[9, 23]], rows[[0, 2]])

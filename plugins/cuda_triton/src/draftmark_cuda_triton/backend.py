@@ -7,9 +7,10 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import Arena, ForwardBatch, KVCache, record_call
 
-from . import launch, sizing
+from . import sizing
 from .extend import Extend
 from .few_rows import FewRows
+from .writing import write_kv
 
 
 class TritonBackend:
@@ -37,9 +38,7 @@ class TritonBackend:
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
         slots = self._slots[: batch.num_rows]
-        record_call(
-            launch.write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v)
-        )
+        record_call(write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""

@@ -72,12 +72,12 @@ class Extend:
         if not self._slots.is_cuda:
             self._launch(num_rows, *tensors)  # type: ignore[arg-type]
             return
-        q, k, v, k_scale, v_scale, sinks, out, lens, _, table = moving = tensors[: len(MOVING)]
+        q, k, v, _, _, _, out, lens, _, table = moving = tensors[: len(MOVING)]
         assert q is not None and k is not None and v is not None and out is not None
         assert lens is not None and table is not None
         layout = (
-            num_rows, lens.shape[0], k_scale is None, v_scale is None, sinks is None, q.stride(), out.stride(),
-            table.stride(0), layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda, out.is_cuda,
+            num_rows, lens.shape[0], q.stride(), out.stride(), table.stride(0), layout_of(k), layout_of(v), q.dtype,
+            out.dtype, q.is_cuda, out.is_cuda,
         )  # fmt: skip
         self._again(layout, moving, self._launch, num_rows, *tensors)
 

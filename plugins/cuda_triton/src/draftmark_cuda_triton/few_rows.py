@@ -10,15 +10,12 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
 
-from . import launch, sizing, tiling
+from . import extend, launch, sizing, tiling
 from .extend import check_rows, has_boxes, has_one_pitch, layout_of
 from .launch import Attention, Extent
 from .starting import MOST_KNOWN, Again
 
-MOVING = (
-    *("q", "k_source", "v_source", "k_scale", "v_scale", "sinks", "out"),
-    *("prefix_lens", "q_indptr", "page_table", "tail_mask", "tail_depth"),
-)
+MOVING = (*extend.MOVING, "tail_mask", "tail_depth")
 """The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""
 
 
@@ -79,12 +76,11 @@ class FewRows:
         if not self._slots.is_cuda:
             self._launch(cut, block, *tensors)  # type: ignore[arg-type]
             return
-        q, k, v, k_scale, v_scale, sinks, out, _, _, table, mask, _ = moving = tensors[: len(MOVING)]
+        q, k, v, _, _, _, out, _, _, table, mask, _ = moving = tensors[: len(MOVING)]
         assert q is not None and k is not None and v is not None and out is not None and table is not None
         layout = (
-            cut, block, None if mask is None else mask.stride(0), k_scale is None, v_scale is None, sinks is None,
-            q.stride(), out.stride(), table.stride(0), layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda,
-            out.is_cuda,
+            cut, block, 0 if mask is None else mask.stride(0), q.stride(), out.stride(), table.stride(0),
+            layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda, out.is_cuda,
         )  # fmt: skip
         self._again(layout, moving, self._launch, cut, block, *tensors)
 

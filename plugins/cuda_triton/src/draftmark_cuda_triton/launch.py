@@ -341,8 +341,8 @@ def attend_extend(
             page_table, count, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
             PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
-            WINDOW=shape.window, CAP=shape.cap > 0,
-            SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+            WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
+            WITH_LSE=lse is not None, STAGES=tile.num_stages,
             **gathering.options(tile, k, q, num_rows * shape.group, shape.page_size),
         )  # fmt: skip
         return
@@ -356,35 +356,6 @@ def attend_extend(
         BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
         SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
-
-
-def write_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Scatter rows to slots, K and V in one launch; see `kv_write.write_rows`.
-
-    Args:
-        k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
-        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, of the rows' dtype, or e4m3, for which k_scale and v_scale
-            (float32 ``[1]``, None for 1) say what a stored value is multiplied by.
-        slot_mapping: int64 ``[rows]``.
-    """
-    # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
-    block_rows = 1 if k.is_cuda else 32
-    rows, heads, dim = k.shape
-    start(
-        compiled_or_interpreted(k).kv_write.write_rows, (triton.cdiv(rows, block_rows),),
-        k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
-        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
-        SCALED=scaled(k_scale, v_scale), NARROW=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),
-        BLOCK_ROWS=block_rows,
     )  # fmt: skip
 
 

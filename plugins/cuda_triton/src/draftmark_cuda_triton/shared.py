@@ -12,7 +12,7 @@ These names and their arguments change with a major version only.
 from .extend import Extend
 from .few_rows import FewRows
 from .flavours import compiled_or_interpreted
-from .launch import write_kv
 from .tree_ops import TritonTreeOps
+from .writing import write_kv
 
 __all__ = ["Extend", "FewRows", "TritonTreeOps", "compiled_or_interpreted", "write_kv"]

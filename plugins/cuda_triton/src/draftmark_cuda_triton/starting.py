@@ -125,8 +125,9 @@ class Again:
         """Do as ``launch(*args)`` does.
 
         Args:
-            layout: all that its launches depend on, but for addresses and the device: sizes, strides, dtypes, options.
-            tensors: those of `args` whose addresses change from call to call. All others stay where they are.
+            layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes.
+            tensors: those of `args` whose addresses change from call to call, None where there is none; calls in which
+                others are there are not alike. All other tensors stay where they are.
         """
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
         odd = 0
@@ -135,7 +136,7 @@ class Again:
         # Triton compiles apart for addresses that are multiples of 16.
         which = tuple([address % ALIGNED == 0 for address in addresses]) if odd % ALIGNED else None
         device = driver.active.get_current_device()
-        key = (layout, which, device)
+        key = (layout, tuple([one is None for one in tensors]), which, device)
         steps = self._known.get(key)
         if not steps:
             if len(self._known) >= MOST_KNOWN:

@@ -10,7 +10,7 @@ MAX_GRID_Y = 65535
 """CUDA's bound on the second and third extent of a grid."""
 FP8 = "float8_e4m3fn"
 BOXED_PAGES = 8
-"""Pages that are multiples of this come to the Hopper kernels in boxes: rows that the copy engine swizzles together."""
+"""Tokens that a page in boxes is a multiple of: the copy engine swizzles so many rows together, inside one page."""
 
 
 def gathers(shape: AttentionShape) -> bool:

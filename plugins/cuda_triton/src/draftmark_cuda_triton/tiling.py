@@ -11,7 +11,7 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
-from .support import gathers
+from .support import BOXED_PAGES, gathers
 
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
@@ -25,8 +25,6 @@ INTERPRETED_PIECES = 2
 """Pieces in the interpreter where a request has several tiles: two still cut and merge."""
 OVERLAPPED_ROWS = 384
 """Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
-BOX_ROWS = 8
-"""Rows that the copy engine swizzles together: a box has a multiple of them, inside one page."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
@@ -68,7 +66,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         extend: of EXTEND, whose longest request has q_len rows.
     """
     rows = q_len * shape.group_size
-    if has_hopper(shape, device) and shape.page_size % BOX_ROWS == 0:
+    if has_hopper(shape, device) and shape.page_size % BOXED_PAGES == 0:
         heights = () if extend else _narrow_heights(shape)
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
@@ -115,7 +113,7 @@ def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
 
 
 def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Whether `hopper` has kernels for a head_dim and dtypes, on this device, for pages of BOX_ROWS or `gathers`."""
+    """Whether `hopper` has kernels for a head_dim and dtypes, on this device, for pages in boxes or `gathers`."""
     return (
         device.kind == "cuda"
         and device.arch == HOPPER

@@ -1,0 +1,62 @@
+"""`write_kv`: new K and V rows to their slots, launched again for the next layer."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from .extend import layout_of
+from .flavours import compiled_or_interpreted
+from .launch import scaled
+from .starting import Again, start
+from .tiling import next_power_of_two
+
+MOVING = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
+"""The kernel's parameters that another layer or step brings: all of its tensors, in the order of `write_kv`."""
+_AGAIN = Again(MOVING)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Scatter rows to slots, K and V in one launch; see `kv_write.write_rows`.
+
+    Args:
+        k, v: ``[rows, KV heads, head_dim]``, head_dim contiguous.
+        k_cache, v_cache: ``[pages, P, KV heads, head_dim]``, of the rows' dtype, or e4m3, for which k_scale and v_scale
+            (float32 ``[1]``, None for 1) say what a stored value is multiplied by.
+        slot_mapping: int64 ``[rows]``.
+    """
+    tensors = (k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping)
+    if not k.is_cuda:
+        _launch(*tensors)
+        return
+    layout = k.shape, k.stride(), v.stride(), layout_of(k_cache), layout_of(v_cache), k.dtype, v.dtype
+    _AGAIN(layout, tensors, _launch, *tensors)
+
+
+def _launch(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+) -> None:
+    # A row is work enough for a program of a GPU; in the interpreter every program costs a millisecond.
+    block_rows = 1 if k.is_cuda else 32
+    rows, heads, dim = k.shape
+    start(
+        compiled_or_interpreted(k).kv_write.write_rows, (triton.cdiv(rows, block_rows),),
+        k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
+        *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
+        SCALED=scaled(k_scale, v_scale), NARROW=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),
+        BLOCK_ROWS=block_rows,
+    )  # fmt: skip
