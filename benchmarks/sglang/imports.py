@@ -22,5 +22,12 @@ def import_sglang(rehearsed: bool) -> None:
             import_module(module)
         except Exception:  # whatever it lacks
             stand_in = types.ModuleType(module)
-            stand_in.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
+            stand_in.__getattr__ = _unused  # type: ignore[method-assign]
             sys.modules[module] = stand_in
+
+
+def _unused(name: str) -> type:
+    """A class of any name; but of what Python asks every module for, such as `__file__`, there is nothing."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})

@@ -168,7 +168,7 @@ class Engine:
 def _tree_worker() -> str:
     from vllm.platforms import current_platform
 
-    return f"draftmark_vllm.trees.worker.{'CpuTreeWorker' if current_platform.is_cpu() else 'TreeWorker'}"
+    return f"draftmark_vllm.trees.{'cpu_worker.CpuTreeWorker' if current_platform.is_cpu() else 'worker.TreeWorker'}"
 
 
 def model(folder: Path, engine: Engine) -> Path:

@@ -18,7 +18,7 @@ from engines.vllm.tests.engine_models import smollm2, smollm2_head
 from engines.vllm.tests.engine_run import Asked
 
 ROOT = Path(__file__).parents[2]
-TREES = {"worker_cls": "draftmark_vllm.trees.worker.CpuTreeWorker", "async_scheduling": False}
+TREES = {"worker_cls": "draftmark_vllm.trees.cpu_worker.CpuTreeWorker", "async_scheduling": False}
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 EAGLE = {"method": "eagle3", "attention_backend": "CUSTOM"}
 

@@ -17,7 +17,7 @@ from draftmark_vllm.trees.runner import with_trees
 from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import Asked, Said
 
-WORKER = "draftmark_vllm.trees.worker.CpuTreeWorker"
+WORKER = "draftmark_vllm.trees.cpu_worker.CpuTreeWorker"
 LOOK_UP = {"method": "custom_class", "model": "draftmark_vllm.trees.look_up.LookUpTrees", "num_speculative_tokens": 7}
 ORACLE = LOOK_UP | {"model": "engines.vllm.tests.oracle.SecondBranch"}
 

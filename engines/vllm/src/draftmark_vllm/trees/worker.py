@@ -1,10 +1,9 @@
-"""The worker that a user names: `--worker-cls draftmark_vllm.trees.worker.TreeWorker`, `CpuTreeWorker` on a CPU."""
+"""The worker that a user names on a GPU: `--worker-cls draftmark_vllm.trees.worker.TreeWorker`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from .runner import with_trees
@@ -12,15 +11,6 @@ from .runner import with_trees
 
 class TreeWorker(Worker):  # type: ignore[misc]
     """vLLM's worker on a GPU."""
-
-    def init_device(self, *given: Any, **more: Any) -> None:
-        """As vLLM does, and then its runner serves trees."""
-        super().init_device(*given, **more)
-        with_trees(self.model_runner)
-
-
-class CpuTreeWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's worker on a CPU."""
 
     def init_device(self, *given: Any, **more: Any) -> None:
         """As vLLM does, and then its runner serves trees."""
