@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 WEIGHT_STD = 0.02
 ALIGNMENT = 512
@@ -64,41 +65,50 @@ class Memory:
         They are mapped anew when it loads (`adopt`). Without this each engine takes all weights once more while it
         starts, so that no two could start at a time.
         """
-        usual = torch.empty
 
         def empty(*size: Any, **options: Any) -> torch.Tensor:
             wanted = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
             numbers = len(wanted) > 1 and all(isinstance(one, int) for one in wanted)
             kind = options.get("dtype") or torch.get_default_dtype()
             if not numbers or kind is not self.weights.dtype or not MATRIX <= math.prod(wanted) <= self.weights.numel():
-                return usual(*size, **options)
+                return torch.empty(*size, **options)
             return self.weights[: math.prod(wanted)].view(*wanted)
 
-        torch.empty = empty  # type: ignore[assignment]
-        try:
+        with _Instead(torch.empty, empty):
             yield
-        finally:
-            torch.empty = usual
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[None]:
         """Give what vLLM allocates as KV within this block out of the shared tensor."""
-        usual, first = torch.zeros, 0
+        first = 0
 
         def zeros(*size: Any, **options: Any) -> torch.Tensor:
             nonlocal first
             if options.get("dtype") is not torch.int8 or len(size) != 1 or not isinstance(size[0], int):
-                return usual(*size, **options)
+                return torch.zeros(*size, **options)
             start, first = first, first + size[0] + (-size[0]) % ALIGNMENT
             if first > self.kv.numel():
                 raise ValueError(f"the shared KV has {self.kv.numel()} bytes, the engine asks for more")
             return self.kv[start : start + size[0]]
 
-        torch.zeros = zeros  # type: ignore[assignment]
-        try:
+        with _Instead(torch.zeros, zeros):
             yield
-        finally:
-            torch.zeros = usual
+
+
+class _Instead(TorchFunctionMode):
+    """Within its block calls of one of torch's functions are another's, in which they are torch's own again.
+
+    The name in torch keeps its function: torch's compiler, which may look at it for the first time within the block,
+    would else not know that function behind it.
+    """
+
+    def __init__(self, function: Callable[..., Any], other: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function, self._other = function, other
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch's protocol asks."""
+        return (self._other if func is self._function else func)(*args, **(kwargs or {}))
 
 
 def make(weights: int, kv_bytes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

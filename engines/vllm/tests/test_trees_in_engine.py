@@ -5,6 +5,8 @@ Needs an environment of its own (`make test-vllm`); skipped where vLLM is not in
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,12 @@ from engines.vllm.tests.engine_run import Asked, Said
 WORKER = "draftmark_vllm.trees.cpu_worker.CpuTreeWorker"
 LOOK_UP = {"method": "custom_class", "model": "draftmark_vllm.trees.look_up.LookUpTrees", "num_speculative_tokens": 7}
 ORACLE = LOOK_UP | {"model": "engines.vllm.tests.oracle.SecondBranch"}
+
+
+def test_the_workers_of_a_gpu_leave_torch_cuda_as_it_is() -> None:
+    """vLLM's CPU worker brings placeholders for streams and events of `torch.cuda`, so it must not come along."""
+    look = "import sys, draftmark_vllm.trees.worker; sys.exit('vllm.v1.worker.cpu_worker' in sys.modules)"
+    subprocess.run([sys.executable, "-c", look], check=True)
 
 
 def trees(model: str, drafts: dict[str, Any] | None, page_size: int = 16, **more: Any) -> Said:
