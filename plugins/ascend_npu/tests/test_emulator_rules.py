@@ -81,7 +81,7 @@ def test_a_dense_mask_may_have_fewer_axes_and_be_wider(library, shape):
     want, _ = library.npu_fused_infer_attention_score(
         q.npu(), *(one[:, kept].contiguous().npu() for one in (k, v)), **call
     )
-    assert torch.equal(out.cpu(), want.cpu())
+    torch.testing.assert_close(out.cpu(), want.cpu())  # a key without weight may turn the order of a sum
 
 
 def test_lengths_in_a_padded_layout_are_honoured(library):
@@ -93,7 +93,7 @@ def test_lengths_in_a_padded_layout_are_honoured(library):
     out, _ = library.npu_fused_infer_attention_score(q.npu(), k.npu(), v.npu(), **lists, **call)
     alone = (one[1:, :2].contiguous().npu() for one in (q, k, v))
     want, _ = library.npu_fused_infer_attention_score(*alone, **call)
-    assert torch.equal(out[1, :2].cpu(), want[0].cpu())
+    torch.testing.assert_close(out[1, :2].cpu(), want[0].cpu())
 
 
 def test_float8_cannot_be_filled(library):
