@@ -15,6 +15,7 @@ from draftmark_sglang.facts import RunnerFacts
 from draftmark_sglang.geometries import geometry_of, modes_of
 from draftmark_sglang.phases import counted_rows, mode_of
 from draftmark_sglang.prefixes import Prefixes
+from draftmark_sglang.trees import TreeMasks
 
 FACTS = RunnerFacts("cpu", "float32", "float32", 16, 4, 100, 64, "EAGLE", 4, 3, 8)
 
@@ -38,11 +39,11 @@ def _attention() -> Any:
     )
 
 
-def _batch(attention: Any, forward: Any, mode: Mode, seen: torch.Tensor | None = None) -> ForwardBatch:
+def _batch(attention: Any, forward: Any, mode: Mode, masks: TreeMasks | None = None) -> ForwardBatch:
     """Outside the graph, and twice inside: a graph's second replay finds what the first left."""
-    batch = uniform_batch(attention, forward, mode, POOL, seen=seen, in_capture=False)
-    write_batch(attention, batch, seen)
-    write_batch(attention, batch, seen)
+    batch = uniform_batch(attention, forward, mode, POOL, masks=masks, in_capture=False)
+    write_batch(attention, batch, masks)
+    write_batch(attention, batch, masks)
     return batch
 
 
@@ -86,7 +87,7 @@ def test_a_tree_and_its_padding() -> None:
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     mask[3, 2] = mask[4:, 2] = False
     forward = _forward([20, 1], [3, 0], spec_info=SimpleNamespace(custom_mask=mask.flatten()), num_padding=1)
-    batch = _batch(attention, forward, Mode.VERIFY, torch.ones(6 * 8 * 8, dtype=torch.bool))
+    batch = _batch(attention, forward, Mode.VERIFY, TreeMasks(6, 8, "cpu"))
     validate(batch, attention.geometry)
     assert isinstance(batch.tail, Tree)
     assert batch.tail.depth[0].tolist() == [0, 1, 2, 2, 3, 4, 5, 6]

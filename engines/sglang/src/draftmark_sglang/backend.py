@@ -20,6 +20,7 @@ from .options import Options
 from .phases import mode_of
 from .ranks import Forwards
 from .refusals import require_served
+from .trees import TreeMasks
 
 
 class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no types here
@@ -41,7 +42,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         self.needs_cpu_seq_lens = self.attention.needs_host_lengths
         self._batch: ForwardBatch | None = None
         self._forwards = Forwards(any(arena.guarded for arena in self.attention.arenas), self.facts.page_size)
-        self._mask, self._seen = self._new_mask(), self._new_cells()
+        self._mask, self._masks = self._new_mask(), self._new_masks()
 
     # -- before a forward ---------------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """SGLang says how far it pads batches, which may be further than it serves requests (sglang#25124)."""
         if max_bs > self.attention.geometry.max_reqs:
             self.attention.open(max_bs)
-            self._mask, self._seen = self._new_mask(), self._new_cells()
+            self._mask, self._masks = self._new_mask(), self._new_masks()
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """`seq_lens` of a padded request: its own row."""
@@ -67,7 +68,7 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
             self._batch = extend_batch(self.attention.geometry, forward_batch, req_to_token)
         else:
             self._batch = uniform_batch(
-                self.attention, forward_batch, mode, req_to_token, seen=self._masks_of(mode), in_capture=in_capture
+                self.attention, forward_batch, mode, req_to_token, masks=self._masks_of(mode), in_capture=in_capture
             )
         self.attention.plan(self._batch)
         if not in_capture:
@@ -107,22 +108,23 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """Where SGLang writes who sees whom in a tree: D × D bools a request, without the prefix."""
         return self._mask
 
-    def _masks_of(self, mode: Mode) -> torch.Tensor | None:
-        """Where a graph reads who sees whom: copies, since SGLang may write the next round's while a graph waits."""
-        return self._seen if mode is Mode.VERIFY else None
+    def _masks_of(self, mode: Mode) -> TreeMasks | None:
+        return self._masks if mode is Mode.VERIFY else None
+
+    def _new_masks(self) -> TreeMasks | None:
+        """Where trees are verified, what graphs read of them."""
+        if self.facts.is_draft or not self.facts.verifies_trees:
+            return None
+        return TreeMasks(self.attention.geometry.max_reqs, self.facts.num_draft_tokens, self.facts.device)
 
     def _new_mask(self) -> Any:
-        cells = self._new_cells()
-        if cells is None:
+        """Where trees are verified, what SGLang writes them to."""
+        masks = self._new_masks()
+        if masks is None:
             return None
         from sglang.srt.layers.attention.verify_mask import VerifyMask
         from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-        return VerifyMask(buffer=cells, mode=TreeMaskMode.QLEN_ONLY, max_bs=self.attention.geometry.max_reqs)
-
-    def _new_cells(self) -> torch.Tensor | None:
-        """D × D bools for each request, where trees are verified."""
-        if self.facts.is_draft or not self.facts.verifies_trees:
-            return None
-        count = self.attention.geometry.max_reqs * self.facts.num_draft_tokens**2
-        return torch.ones(count, dtype=torch.bool, device=self.facts.device)
+        return VerifyMask(
+            buffer=masks.cells.flatten(), mode=TreeMaskMode.QLEN_ONLY, max_bs=self.attention.geometry.max_reqs
+        )

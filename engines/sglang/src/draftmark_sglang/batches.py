@@ -16,8 +16,8 @@ from draftmark.runtime import Exact, ForwardBatch, HostLengths, Unknown, ragged
 
 from .attention import LayerAttention
 from .page_table import write_page_table
-from .phases import counted_rows, live_requests
-from .trees import parents_of_mask
+from .phases import counted_rows
+from .trees import TreeMasks
 
 
 def uniform_batch(
@@ -26,7 +26,7 @@ def uniform_batch(
     mode: Mode,
     req_to_token: torch.Tensor,
     *,
-    seen: torch.Tensor | None = None,
+    masks: TreeMasks | None = None,
     in_capture: bool,
 ) -> ForwardBatch:
     """Fill the static buffers for a DECODE, VERIFY or DRAFT_EXTEND batch, outside a captured region.
@@ -35,40 +35,23 @@ def uniform_batch(
 
     Args:
         forward: SGLang's `ForwardBatch`, or its view of one that a graph replays.
-        seen: where a tree's masks are kept; None where `forward.spec_info.custom_mask` does not say who sees whom.
+        masks: where trees' masks are kept; None where `forward.spec_info.custom_mask` does not say who sees whom.
         in_capture: whether a graph is about to be captured, when lengths mean nothing.
     """
     counted = counted_rows(mode, attention.geometry.draft.num_draft_tokens)
     host = host_lengths(forward, attention.geometry, counted, in_capture)
-    batch = attention.uniform(mode, 0, forward.batch_size, host, tree=seen is not None)
+    batch = attention.uniform(mode, 0, forward.batch_size, host, tree=masks is not None)
     attention.prefixes.copy(batch, forward, counted, req_to_token)
-    if seen is not None:
-        copy_masks(seen, batch, forward)
+    if masks is not None:
+        masks.copy(batch, forward)
     return batch
 
 
-def copy_masks(seen: torch.Tensor, batch: ForwardBatch, forward: Any) -> None:
-    """Keep the live requests' masks. `spec_info` is not padded: padded requests get roots alone.
-
-    Args:
-        seen: bool ``[max requests · D · D]``.
-    """
-    cells = batch.q_lens[0] ** 2
-    live = live_requests(forward, batch.padded_reqs)
-    seen[: live * cells].copy_(forward.spec_info.custom_mask[: live * cells])
-    if live < batch.padded_reqs:
-        seen[live * cells : batch.padded_reqs * cells].zero_()
-
-
-def write_batch(attention: LayerAttention, batch: ForwardBatch, seen: torch.Tensor | None = None) -> None:
+def write_batch(attention: LayerAttention, batch: ForwardBatch, masks: TreeMasks | None = None) -> None:
     """Finish what `uniform_batch` has copied: lengths, pages, who sees whom, positions. Captured."""
     attention.prefixes.write(batch, counted_rows(batch.mode, attention.geometry.draft.num_draft_tokens))
-    if seen is None:
-        attention.tree_ops.write_tail(batch)
-        return
-    requests, nodes = batch.padded_reqs, batch.q_lens[0]
-    masks = seen[: requests * nodes * nodes].view(requests, nodes, nodes)
-    attention.tree_ops.write_tail(batch, parents_of_mask(masks))
+    parents = None if masks is None else masks.parents(batch.padded_reqs)
+    attention.tree_ops.write_tail(batch, parents)
 
 
 def extend_batch(geometry: Geometry, forward: Any, req_to_token: torch.Tensor) -> ForwardBatch:

@@ -84,11 +84,10 @@ class DraftSteps:
             self.attention.plan(batch)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """A round begins: no step's metadata is written yet, and none of its tokens has a parent."""
+        """A round begins: no step's metadata is written yet."""
         self._begun = -1
         for batch in self._batches[:1]:
             self.attention.prefixes.write(batch, 0)
-        self._parents[: forward_batch.batch_size].fill_(-1)
         ACTIVE.steps = self
 
     # -- during a round -----------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ class DraftSteps:
         if topk == 1 or not 0 < step < len(self.attn_backends):
             return
         if self._options.ancestors is Ancestors.TRUE:
-            parents = parents_of_step(step, choice, topk)
+            parents = parents_of_step(choice, topk)
         else:
             parents = parents_by_branch(step, requests, topk, choice.device)
         self._parents[:requests, topk * step : topk * (step + 1)].copy_(parents)

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from draftmark.runtime import ForwardBatch
 
-def parents_of_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Find each node's parent from who sees whom: the last of its ancestors.
+from .phases import live_requests
 
-    Args:
-        mask: bool ``[R, D, D]``; [r, j, i] is set when node j sees node i. Nodes follow their ancestors, and a node
-            sees all of them (EAGLE's trees and n-gram's alike). The diagonal and what lies above it are not read.
 
-    Returns:
-        int64 ``[R, D]``; -1 for a node without ancestors.
+class TreeMasks:
+    """Who sees whom in each request's tree: copies, since SGLang may write the next round's while a graph waits.
+
+    Nodes follow their ancestors, and a node sees all of them (EAGLE's trees and n-gram's alike).
+
+    Attributes:
+        cells: bool ``[max_reqs, D, D]``; [r, j, i] is set when node j sees node i. The diagonal and what lies above it
+            are not read.
     """
-    nodes = mask.shape[-1]
-    index = torch.arange(nodes, device=mask.device)
-    seen = mask & (index < index[:, None])
-    return torch.where(seen, index, -1).amax(-1)
+
+    def __init__(self, max_reqs: int, nodes: int, device: torch.device | str) -> None:
+        self.cells = torch.ones(max_reqs, nodes, nodes, dtype=torch.bool, device=device)
+        index = torch.arange(nodes, device=device)
+        self._earlier = torch.where(index < index[:, None], index, -1)  # [D, D]: i where node i comes before node j
+
+    def copy(self, batch: ForwardBatch, forward: Any) -> None:
+        """Keep the live requests' masks. SGLang's `spec_info` is not padded: padded requests get roots alone."""
+        live = live_requests(forward, batch.padded_reqs)
+        given = forward.spec_info.custom_mask[: self.cells[:live].numel()]
+        self.cells[:live].copy_(given.view(self.cells[:live].shape))
+        if live < batch.padded_reqs:
+            self.cells[live : batch.padded_reqs].zero_()
+
+    def parents(self, requests: int) -> torch.Tensor:
+        """Find each node's parent: the last of its ancestors.
+
+        Returns:
+            int64 ``[requests, D]``; -1 for a node without ancestors.
+        """
+        return torch.where(self.cells[:requests], self._earlier, -1).amax(-1)
 
 
-def parents_of_step(step: int, choice: torch.Tensor, topk: int) -> torch.Tensor:
-    """Find the tail slot of each new branch's parent at a draft step.
+def parents_of_step(choice: torch.Tensor, topk: int) -> torch.Tensor:
+    """Find the tail slot of each new branch's parent at a draft step behind the first.
 
-    `select_top_k_tokens` picks topk of topk · topk candidates and reports candidate number c as c + topk² · (step -
-    1) + topk (`tree_info[2]`): the place among all scores so far. Candidate c continues branch c // topk of the step
-    before, whose token lies at tail slot topk · (step - 1) + that branch.
+    At step s `select_top_k_tokens` picks topk of topk · topk candidates and reports candidate c as c + topk² · (s - 1)
+    + topk (`tree_info[2]`): its place among all scores so far. It continues branch c // topk of the step before, whose
+    token lies at tail slot topk · (s - 1) + that branch: what is reported, divided by topk, less one.
 
     Args:
-        step: 1 and above; the tokens of step 0 continue the committed text.
         choice: int64 ``[R, topk]``, `tree_info[2]`.
 
     Returns:
         int64 ``[R, topk]``.
     """
-    candidate = choice - (topk * topk * (step - 1) + topk)
-    return topk * (step - 1) + torch.div(candidate, topk, rounding_mode="floor")
+    return torch.div(choice, topk, rounding_mode="floor").sub_(1)
 
 
 def parents_by_branch(step: int, requests: int, topk: int, device: torch.device) -> torch.Tensor:
