@@ -1,0 +1,242 @@
+"""Everything that draftmark asks of NVIDIA GPUs, in one command: verdicts, kernels, vLLM and SGLang.
+
+    python -m benchmarks.day OUT [--gpus N] [--seconds N] [--only NAME …] [--at ENGINE=PATH …]
+
+Jobs run in processes of their own, each on GPUs of its own, in the order in which their answers are wanted. One that
+fails, or whose time is over, keeps no other from running; most go on where they ended when the command is given again
+with the same OUT. An engine is taken from PATH, an interpreter or a folder of packages, where this environment has it
+not. OUT holds what each job wrote, its log, and `day.json`: how each ended, after how many seconds, on which GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftmark_contract.runner.staleness import standing
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BACKENDS = ("cuda_triton", "reference", "cuda_trtllm", "cuda_flashinfer")
+POLL = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question.
+
+    Attributes:
+        name: of its log.
+        command: a module and its arguments.
+        seconds: it is ended after so many.
+        gpus: that it has to itself.
+        engine: what must be importable: vllm, sglang, or nothing more than draftmark.
+        after: the job without which it has nothing to do.
+        beside: a second command, on the same GPUs at the same time.
+        record: of a verdict, which need not be asked for again while it is of today's code.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    gpus: int = 1
+    engine: str = ""
+    after: str = ""
+    beside: tuple[str, ...] = ()
+    record: str = ""
+
+
+def jobs(out: Path, workers: int) -> list[Job]:
+    """What tells most stands first; what needs two GPUs last, so that no GPU waits for the other before."""
+    models = str(out / "models")
+    sglang, vllm, two = (str(out / f"{name}-h200.json") for name in ("sglang", "vllm", "vllm-two"))
+    attention = ("benchmarks.attention", "--json", str(out / "attention-h200.json"))
+    texts, on_ranks = str(out / "sglang-texts.json"), str(out / "sglang-ranks.json")
+    return [
+        *(_verdict(out, backend, workers) for backend in BACKENDS),
+        Job("vllm", ("benchmarks.vllm", *_plan("h200-plan.json", vllm, models), "--seconds", "560"), 600, 1, "vllm"),
+        Job(
+            "sglang",
+            ("benchmarks.sglang", sglang, "--after", texts, "--all", "780", "--each", "60"),
+            800,
+            engine="sglang",
+            beside=("benchmarks.sglang.texts", texts),
+        ),
+        Job("attention", (*attention, "--grid", "--seconds", "280"), 320),
+        Job("device-tests", ("pytest", "-q", "-m", "device", "plugins/cuda_triton/tests"), 240),
+        Job("vllm-texts", ("benchmarks.vllm.judged", vllm, models), 120, 0, "vllm", after="vllm"),
+        Job("sglang-ranks", ("benchmarks.sglang.texts", on_ranks, "--ranks", "2"), 180, 2, "sglang"),
+        Job(
+            "vllm-two",
+            ("benchmarks.vllm", *_plan("h200-two-plan.json", two, models), "--seconds", "420"),
+            440,
+            2,
+            "vllm",
+        ),
+    ]
+
+
+def _plan(plan: str, result: str, models: str) -> tuple[str, ...]:
+    """What `benchmarks.vllm` is told: it goes on from a result that is there."""
+    resumed = ("--resume", result) if Path(result).exists() else ()
+    return str(ROOT / "benchmarks" / "vllm" / plan), "--out", result, "--models", models, *resumed
+
+
+def _verdict(out: Path, backend: str, workers: int) -> Job:
+    """All tiers; a journal of the first two, written elsewhere, may lie in OUT already."""
+    files = {"--journal": f"contract-{backend}.jsonl", "--json": f"contract-{backend}-items.json"}
+    files["--record"] = f"contract-{backend}-h200.json"
+    named = [word for option, file in files.items() for word in (option, str(out / file))]
+    command = ("draftmark.cli", "contract", backend, "--tier", "device", "--workers", str(workers), *named)
+    return Job(f"contract-{backend}", command, 420, record=files["--record"])
+
+
+class Running:
+    """A job's processes.
+
+    Args:
+        given: the GPUs, by number.
+        environment: of its processes, beside which GPUs they see.
+    """
+
+    def __init__(
+        self, job: Job, python: str, given: list[int], environment: dict[str, str], out: Path, left: float
+    ) -> None:
+        self.job, self.given, self.began = job, given, time.monotonic()
+        self._until = self.began + min(job.seconds, left)
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, given))} if given else {}
+        self._processes = []
+        for suffix, command in (("", job.command), ("-beside", job.beside)):
+            if not command:
+                continue
+            call = [python, "-m", *command]
+            with (out / f"{job.name}{suffix}.log").open("ab") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        call, cwd=ROOT, env=environment | shown, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
+
+    def ended(self) -> str | None:
+        """How it ended; None while it runs."""
+        codes = [process.poll() for process in self._processes]
+        if None in codes and time.monotonic() < self._until:
+            return None
+        self.end()
+        if None in codes:
+            return "out of time"
+        return "passed" if not any(codes) else f"failed ({', '.join(map(str, codes))})"
+
+    def end(self) -> None:
+        """End what is left of it, and what it has started."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Day:
+    """Jobs, and the GPUs that they take turns on.
+
+    Args:
+        at: where engines are installed, by name.
+    """
+
+    def __init__(self, todo: list[Job], gpus: int, seconds: float, at: dict[str, str], out: Path) -> None:
+        self._todo, self._gpus, self._free = list(todo), gpus, list(range(gpus))
+        self._until, self._at, self._out = time.monotonic() + seconds, at, out
+        self._running: list[Running] = []
+        self.how: dict[str, dict[str, object]] = {}
+
+    def run(self) -> None:
+        """Until every job has ended, or the time is over."""
+        try:
+            while self._todo or self._running:
+                self._begin()
+                time.sleep(POLL)
+                for one in list(self._running):
+                    how = one.ended()
+                    if how is not None:
+                        self._running.remove(one)
+                        self._free = sorted(self._free + one.given)
+                        self._note(one.job, how, seconds=round(time.monotonic() - one.began, 1), gpus=one.given)
+        finally:
+            for one in self._running:
+                one.end()
+
+    def _begin(self) -> None:
+        """Start what can be; a job that waits for a second GPU holds those behind it back."""
+        for job in list(self._todo):
+            left, why = self._until - time.monotonic(), ""
+            if job.gpus > self._gpus:
+                why = f"needs {job.gpus} GPUs"
+            elif left <= 0:
+                why = "no time left"
+            elif job.after and self.how.get(job.after, {}).get("ended") not in (None, "passed", "out of time"):
+                why = f"{job.after} did not run"
+            if why:
+                self._todo.remove(job)
+                self._note(job, f"not run: {why}")
+            elif job.after and job.after not in self.how:
+                continue
+            elif len(self._free) < job.gpus:
+                return
+            else:
+                self._todo.remove(job)
+                given, self._free = self._free[: job.gpus], self._free[job.gpus :]
+                python, environment = self._where(job.engine)
+                self._running.append(Running(job, python, given, environment, self._out, left))
+
+    def _where(self, engine: str) -> tuple[str, dict[str, str]]:
+        """The interpreter and environment of a job: the engine's where that is elsewhere, before what is here."""
+        path = self._at.get(engine, "")
+        if path and not Path(path).is_dir():
+            return path, dict(os.environ)
+        folders = [one for one in (path, os.environ.get("PYTHONPATH", "")) if one]
+        return sys.executable, os.environ | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
+
+    def _note(self, job: Job, how: str, **more: object) -> None:
+        self.how[job.name] = {"ended": how, **more}
+        print(f"{job.name}: {how} {more or ''}", flush=True)
+        (self._out / "day.json").write_text(json.dumps(self.how, indent=1) + "\n")
+
+
+def main() -> None:
+    """Exit code 0: every job that was asked for ran and passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=4 * 3600, help="begin nothing after as many, and end all")
+    parser.add_argument(
+        "--only", nargs="*", default=(), metavar="NAME", help="the jobs of these names, in the day's order"
+    )
+    parser.add_argument(
+        "--at", action="append", default=[], metavar="ENGINE=PATH", help="where vllm or sglang is installed"
+    )
+    parser.add_argument("--workers", type=int, default=min(20, os.cpu_count() or 1), help="of a contract")
+    asked = parser.parse_args()
+    out = asked.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    todo = jobs(out, asked.workers)
+    unknown = set(asked.only) - {job.name for job in todo}
+    if unknown:
+        parser.error(f"no job is named {', '.join(sorted(unknown))}; there are {', '.join(job.name for job in todo)}")
+    if asked.only:
+        todo = [job for job in todo if job.name in asked.only]
+    else:
+        todo = [job for job in todo if not job.record or standing(RESULTS / job.record)]
+    day = Day(todo, asked.gpus, asked.seconds, dict(one.split("=", 1) for one in asked.at), out)
+    day.run()
+    sys.exit(0 if all(one["ended"] == "passed" for one in day.how.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

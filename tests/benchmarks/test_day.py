@@ -1,0 +1,89 @@
+"""The day with GPUs: who waits for whom, what a job sees, and that nobody is kept from running by another."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.day import ROOT, Day, Job, jobs
+
+SHOW = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES'), sys.argv[1])"
+
+
+def _module(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.py").write_text(text)
+
+
+def _day(
+    tmp_path: Path, todo: list[Job], gpus: int = 2, seconds: float = 600, **at: str
+) -> dict[str, dict[str, object]]:
+    day = Day(todo, gpus, seconds, at, tmp_path)
+    day.run()
+    assert json.loads((tmp_path / "day.json").read_text()) == day.how
+    return day.how
+
+
+def test_jobs_have_gpus_of_their_own(tmp_path: Path) -> None:
+    """One GPU, both, or none; and a second command sees what the first sees."""
+    _module(tmp_path, "show", SHOW)
+    todo = [
+        Job("one", ("show", "a"), 60, engine="e", beside=("show", "b")),
+        Job("none", ("show", "c"), 60, 0, "e"),
+        Job("both", ("show", "d"), 60, 2, "e"),
+        Job("three", ("show", "e"), 60, 3, "e"),
+    ]
+    how = _day(tmp_path, todo, e=str(tmp_path))
+    assert {name: one["ended"] for name, one in how.items()} == {
+        "one": "passed", "none": "passed", "both": "passed", "three": "not run: needs 3 GPUs",
+    }  # fmt: skip
+    said = {path.stem: path.read_text().split() for path in tmp_path.glob("*.log")}
+    assert said["one"] == ["0", "a"] and said["one-beside"] == ["0", "b"] and said["both"] == ["0,1", "d"]
+    assert said["none"] == [os.environ.get("CUDA_VISIBLE_DEVICES", "None"), "c"]
+
+
+def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
+    """But those who would read what it should have written."""
+    _module(tmp_path, "fails", "raise SystemExit(3)")
+    _module(tmp_path, "hangs", "import time; time.sleep(3600)")
+    _module(tmp_path, "show", SHOW)
+    todo = [
+        Job("failed", ("fails",), 60, engine="e"),
+        Job("hung", ("hangs",), 0.2, engine="e"),
+        Job("reads", ("show", "a"), 60, 0, "e", after="failed"),
+        Job("reads-on", ("show", "b"), 60, 0, "e", after="hung"),
+    ]
+    how = _day(tmp_path, todo, gpus=1, e=str(tmp_path))
+    assert {name: one["ended"] for name, one in how.items()} == {
+        "failed": "failed (3)", "hung": "out of time", "reads": "not run: failed did not run", "reads-on": "passed",
+    }  # fmt: skip
+
+
+def test_without_time_nothing_begins(tmp_path: Path) -> None:
+    """And each says so."""
+    how = _day(tmp_path, [Job("late", ("show", "a"), 60)], seconds=0)
+    assert how["late"] == {"ended": "not run: no time left"}
+
+
+def test_every_job_is_a_program_of_this_repository(tmp_path: Path) -> None:
+    """Its module is there, its name is its own, and files that it reads are."""
+    todo = jobs(tmp_path, 2)
+    assert len({job.name for job in todo}) == len(todo)
+    assert all(not job.after or job.after in {one.name for one in todo} for job in todo)
+    for job in todo:
+        for command in filter(None, (job.command, job.beside)):
+            assert importlib.util.find_spec(command[0]) is not None, command
+            assert all(Path(word).exists() for word in command if word.startswith(str(ROOT)) and word.endswith(".json"))
+
+
+@pytest.mark.parametrize("asked", [["--only", "verdicts"], ["--seconds", "soon"]])
+def test_a_wrong_command_says_what_there_is(tmp_path: Path, asked: list[str]) -> None:
+    """Before anything runs."""
+    command = [sys.executable, "-m", "benchmarks.day", str(tmp_path), *asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and ("contract-cuda_triton" in done.stderr or "invalid float" in done.stderr)
