@@ -162,7 +162,6 @@ class Made:
             seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
             page_table=table,
             slots=slots,
-            positions=None,
             num_rows=self.num_rows,
             seq_bounds=None if problem.loose is None else tuple(n + problem.loose for n in lens),
             exact=problem.loose == 0 and problem.verify_rows == 1,

@@ -147,7 +147,6 @@ def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
         seq_lens=cam.seq_lens,
         page_table=cam.block_table_tensor,
         slots=cam.slot_mapping,
-        positions=getattr(cam, "positions", None),
         num_rows=cam.num_actual_tokens,
         seq_bounds=None if bounds is None else tuple(bounds.tolist()),
         exact=exact,

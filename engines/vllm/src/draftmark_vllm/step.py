@@ -25,7 +25,6 @@ class Step:
         seq_lens: int32 ``[R]``, KV tokens of each request, those of this step included.
         page_table: int32 ``[R, columns]``, of vLLM's width.
         slots: int64 ``[rows]``, the KV slot of each row, -1 for a row that stores nothing.
-        positions: int64 ``[rows]``, or None where vLLM does not tell.
         num_rows: query rows, padding included.
         seq_bounds: of each request what the host knows of `seq_lens`; None if it knows nothing.
         exact: `seq_bounds` are the lengths themselves.
@@ -36,7 +35,6 @@ class Step:
     seq_lens: torch.Tensor
     page_table: torch.Tensor
     slots: torch.Tensor
-    positions: torch.Tensor | None
     num_rows: int
     seq_bounds: tuple[int, ...] | None = None
     exact: bool = False
@@ -69,8 +67,9 @@ class StepBuffers:
             q_indptr=self._indptr(step, span),
             page_table=self._page_table(part(step.page_table, first, reqs), first),
             tail=CAUSAL,
-            # No backend reads them in these modes; where vLLM does not tell them they are zeros.
-            positions=part(self._positions if step.positions is None else step.positions, row, rows),
+            # Zeros: vLLM rotates q and k itself, tells positions in runner V1 alone, and there a draft model's first
+            # step comes with the target's. A window counts L + depth, which a backend works out.
+            positions=self._positions[:rows],
             host=_host(step, span, geometry),
             num_reqs=span.num_reqs,
             q_lens=span.q_lens,
