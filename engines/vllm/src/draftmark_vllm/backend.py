@@ -12,6 +12,7 @@ from draftmark import Form
 from draftmark_engines import EngineError
 
 from .limits import chosen_backend, engine_limits, is_fp8, layer_shape, profile_of, serves_trees
+from .options import refused_option
 from .pages import head_slots
 from .registration import check_claim
 from .served import OTHER_BACKEND, Geometries
@@ -103,14 +104,10 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]
         from vllm.platforms import current_platform
 
         config = get_current_vllm_config()
-        if getattr(config.cache_config, "kv_sharing_fast_prefill", False):
-            return "KV-sharing fast prefill is not served; leave --kv-sharing-fast-prefill out"
+        refused = refused_option(config)
+        if refused is not None:
+            return refused
         model = config.model_config
-        if getattr(model, "enable_sleep_mode", False) and VLLM.installed_before("0.29"):
-            return (
-                "vLLM before 0.29 does not give back what its backends keep when it wakes; leave --enable-sleep-mode "
-                "out, or pip install 'vllm>=0.29'"
-            )
         parallel = config.parallel_config
         try:
             backend = chosen_backend(config, current_platform.device_type)
