@@ -30,12 +30,14 @@ class Family:
         kind: transformers' `model_type`. config: what differs from `USUAL`; None leaves a name out.
         architecture: vLLM's name of it, where nothing but a configuration is written, as vLLM refuses it.
         arguments: vLLM's, without which its CPU does not serve the family.
+        since: the release from which vLLM's own CPU runs what is written here: before it ends in an error, without us.
     """
 
     kind: str
     config: dict[str, Any] = field(default_factory=dict)
     architecture: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    since: str = ""
 
     def write(self, folder: Path, name: str) -> str:
         """Write it to a folder of its own, once."""
@@ -98,9 +100,11 @@ SERVED: dict[str, Family] = {
     "gemma": Family("gemma", {"hidden_activation": "gelu_pytorch_tanh"}),
     "gemma-2": Family("gemma2", {**WINDOW, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0}),
     "gemma-3": Family("gemma3_text", {**WINDOW, "num_hidden_layers": 7, "query_pre_attn_scalar": 32}),
-    "gemma-3n": Family("gemma3n_text", {**WINDOWS, **PER_LAYER, "num_kv_shared_layers": 2, "laurel_rank": 16}),
+    "gemma-3n": Family(
+        "gemma3n_text", {**WINDOWS, **PER_LAYER, "num_kv_shared_layers": 2, "laurel_rank": 16}, since="0.30"
+    ),
     "gemma-4": Family("gemma4_text", {**WINDOWS, **PER_LAYER, "num_kv_shared_layers": 0, "global_head_dim": 64}),
-    "gpt-oss": Family("gpt_oss", {**EXPERTS, **WINDOW}),
+    "gpt-oss": Family("gpt_oss", {**EXPERTS, **WINDOW}, since="0.31"),
     "phi": Family("phi", PARTIAL),
     "phi-3": Family("phi3", PARTIAL),
     "phi-3-window": Family("phi3", WINDOW),
