@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftmark_sglang.trees import TreeMasks, parents_by_branch, parents_of_step
+from draftmark_sglang.trees import TreeMasks, write_parents_by_branch, write_parents_of_step
 
 
 def _mask(parents: list[int]) -> torch.Tensor:
@@ -52,9 +52,14 @@ def test_a_candidate_continues_the_branch_that_it_was_made_from(topk: int, step:
     """Candidate c of a step comes from branch c // topk of the step before, at the tail slots of that step."""
     candidates = torch.randperm(topk * topk, generator=torch.Generator().manual_seed(topk))[None, :topk]
     reported = candidates + topk * topk * (step - 1) + topk
-    assert torch.equal(parents_of_step(reported, topk), topk * (step - 1) + candidates // topk)
+    parents = torch.full((1, topk * 6), -9)
+    write_parents_of_step(parents[:, topk : 2 * topk], reported, topk)
+    assert torch.equal(parents[:, topk : 2 * topk], topk * (step - 1) + candidates // topk)
+    assert (parents[:, :topk] == -9).all() and (parents[:, 2 * topk :] == -9).all()
 
 
 def test_branch_order() -> None:
     """SGLang's own backends read branch t's slots for branch t, whomever it continues."""
-    assert parents_by_branch(2, 2, 3, torch.device("cpu")).tolist() == [[3, 4, 5], [3, 4, 5]]
+    parents = torch.empty(2, 3, dtype=torch.int64)
+    write_parents_by_branch(parents, 2)
+    assert parents.tolist() == [[3, 4, 5], [3, 4, 5]]

@@ -18,7 +18,7 @@ from .draft_round import ACTIVE
 from .facts import facts_of
 from .options import Ancestors, Options
 from .refusals import require_served
-from .trees import parents_by_branch, parents_of_step
+from .trees import write_parents_by_branch, write_parents_of_step
 
 
 class DraftSteps:
@@ -97,11 +97,11 @@ class DraftSteps:
         topk, requests = self.facts.topk, choice.shape[0]
         if topk == 1 or not 0 < step < len(self.attn_backends):
             return
+        parents = self._parents[:requests, topk * step : topk * (step + 1)]
         if self._options.ancestors is Ancestors.TRUE:
-            parents = parents_of_step(choice, topk)
+            write_parents_of_step(parents, choice, topk)
         else:
-            parents = parents_by_branch(step, requests, topk, choice.device)
-        self._parents[:requests, topk * step : topk * (step + 1)].copy_(parents)
+            write_parents_by_branch(parents, step)
 
     def begin(self, step: int) -> ForwardBatch:
         """The batch of a step; its tail and metadata are written at its first layer, when parents are known."""

@@ -43,22 +43,25 @@ class TreeMasks:
         return torch.where(self.cells[:requests], self._earlier, -1).amax(-1)
 
 
-def parents_of_step(choice: torch.Tensor, topk: int) -> torch.Tensor:
-    """Find the tail slot of each new branch's parent at a draft step behind the first.
+def write_parents_of_step(out: torch.Tensor, choice: torch.Tensor, topk: int) -> None:
+    """Write the tail slot of each new branch's parent at a draft step behind the first.
 
     At step s `select_top_k_tokens` picks topk of topk · topk candidates and reports candidate c as c + topk² · (s - 1)
     + topk (`tree_info[2]`): its place among all scores so far. It continues branch c // topk of the step before, whose
     token lies at tail slot topk · (s - 1) + that branch: what is reported, divided by topk, less one.
 
     Args:
+        out: int64 ``[R, topk]``, written whole.
         choice: int64 ``[R, topk]``, `tree_info[2]`.
-
-    Returns:
-        int64 ``[R, topk]``.
     """
-    return torch.div(choice, topk, rounding_mode="floor").sub_(1)
+    torch.div(choice, topk, rounding_mode="floor", out=out).sub_(1)
 
 
-def parents_by_branch(step: int, requests: int, topk: int, device: torch.device) -> torch.Tensor:
-    """The parents that SGLang's own backends assume: branch t of a step continues branch t of the step before."""
-    return (topk * (step - 1) + torch.arange(topk, device=device)).expand(requests, -1)
+def write_parents_by_branch(out: torch.Tensor, step: int) -> None:
+    """Write the parents that SGLang's own backends assume: branch t of a step continues branch t of the step before.
+
+    Args:
+        out: int64 ``[R, topk]``, written whole.
+    """
+    topk = out.shape[1]
+    out.copy_(topk * (step - 1) + torch.arange(topk, device=out.device))
