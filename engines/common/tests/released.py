@@ -82,3 +82,65 @@ def arguments(function: ast.AST) -> list[str]:
     """Names of what a function takes by position, but for self and cls."""
     assert isinstance(function, ast.FunctionDef)
     return [one.arg for one in function.args.args if one.arg not in ("self", "cls")]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A name that a file of ours takes from an engine: ``from module import name``."""
+
+    file: str
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.module}.{self.name}"
+
+
+def imported(folder: Path, package: str) -> list[Imported]:
+    """Every name that the files of a folder take from a package, wherever they import it, but under ``try``."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tried = {inner for one in ast.walk(tree) if isinstance(one, ast.Try) for inner in ast.walk(one)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package and node not in tried:
+                file = str(path.relative_to(folder))
+                found += [Imported(file, node.module or "", one.name) for one in node.names]
+    return found
+
+
+def offered(read: Read, module: str, name: str) -> bool:
+    """Whether a module of the package binds a name, or has a submodule of it."""
+    path = "/".join(module.split(".")[1:])
+    if _first(read, f"{path}/{name}.py", f"{path}/{name}/__init__.py") is not None:
+        return True
+    source = _first(read, f"{path}.py", f"{path}/__init__.py")
+    return source is not None and name in _bound(ast.parse(source).body)
+
+
+def _first(read: Read, *paths: str) -> str | None:
+    for path in paths:
+        try:
+            return read(path.lstrip("/"))
+        except (KeyError, FileNotFoundError):
+            continue
+    return None
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """Names that a module's statements bind, also under ``if`` and ``try``."""
+    found: set[str] = set()
+    for one in body:
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(one.name)
+        elif isinstance(one, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in one.names}
+        elif isinstance(one, ast.Assign | ast.AnnAssign):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            found |= {inner.id for each in targets for inner in ast.walk(each) if isinstance(inner, ast.Name)}
+        else:
+            for part in ("body", "orelse", "finalbody"):
+                found |= _bound(getattr(one, part, []))
+            for handler in getattr(one, "handlers", []):
+                found |= _bound(handler.body)
+    return found

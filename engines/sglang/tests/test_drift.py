@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +18,26 @@ from draftmark_sglang.hooks import HOOKS, REFUSALS, Hook
 from draftmark_sglang.plugin import ADDERS, CHOICES
 from draftmark_sglang.refusals import ARGUMENTS, ENVIRONMENT
 from draftmark_sglang.versions import SUPPORTED
-from engines.common.tests.released import Read, Releases, arguments, defined
+from engines.common.tests.released import Read, Releases, arguments, defined, imported, offered
 
 HANDLERS = "srt/arg_groups/speculative_hook.py"
 EACH = Releases(SUPPORTED, "sglang", "DRAFTMARK_SGLANG_WHEELS").each()
 
 
+OURS = Path(__file__).parents[1] / "src" / "draftmark_sglang"
+
+
 def _body(function: ast.AST) -> list[ast.stmt]:
     assert isinstance(function, ast.FunctionDef)
     return function.body
+
+
+@EACH
+def test_every_name_that_is_imported_is_there(read: Read) -> None:
+    """From the module that defines it: a package's shorter way has closed before (`get_pp_group`, 0.5.21)."""
+    names = imported(OURS, "sglang")
+    assert len(names) > 30
+    assert [str(one) for one in names if not offered(read, one.module, one.name)] == []
 
 
 @EACH

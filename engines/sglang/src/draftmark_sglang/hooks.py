@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import WrapperDescriptorType
 from typing import Any
 
 from . import NAME
@@ -95,14 +96,19 @@ def allow_listed_models(original: Any, server_args: Any) -> Any:
     except AssertionError as error:
         if NAME not in str(error) or "triton" not in str(error) or not serves(resolved_view(server_args)):
             raise
-    given = {name: getattr(server_args, name) for name in BACKENDS}
+    given, write = {name: getattr(server_args, name) for name in BACKENDS}, _plain_setter(type(server_args))
     try:
         for name, value in given.items():
-            object.__setattr__(server_args, name, "triton" if value == NAME else value)
+            write(server_args, name, "triton" if value == NAME else value)
         return original(server_args)
     finally:
         for name, value in given.items():
-            object.__setattr__(server_args, name, value)
+            write(server_args, name, value)
+
+
+def _plain_setter(kind: type) -> Any:
+    """What writes an attribute below a class's guards: `object`'s own, and since 0.5.20 that of msgspec's structs."""
+    return next(own for one in kind.__mro__ if isinstance(own := vars(one).get("__setattr__"), WrapperDescriptorType))
 
 
 def note_parents(result: Any, i: int, *arguments: Any, **named: Any) -> None:

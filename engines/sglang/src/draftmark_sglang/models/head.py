@@ -97,7 +97,7 @@ class DraftmarkHeadForCausalLMEagle3(LlamaForCausalLM):  # type: ignore[misc]  #
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         nn.Module.__init__(self)
-        from sglang.srt.distributed import get_pp_group
+        from sglang.srt.distributed.parallel_state import get_pp_group
 
         self.config, self.quant_config, self.pp_group = config, quant_config, get_pp_group()
         self.model = _Head(config)
