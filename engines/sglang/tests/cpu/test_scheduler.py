@@ -150,18 +150,21 @@ def _in_two_pools(*arguments: Any, **named: Any) -> dict[str, Any]:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
-    derive, free = ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa
+    # What leaves the window is freed by segments since 0.5.20.
+    way = "free_swa_segment" if hasattr(SWATokenToKVPoolAllocator, "free_swa_segment") else "free_swa"
+    derive, free = ModelConfig._derive_hybrid_model, getattr(SWATokenToKVPoolAllocator, way)
     freed = []
 
     def two_pools(self: Any) -> None:
         self.disable_hybrid_swa_memory = False
         derive(self)
 
-    def counted(self: Any, slots: Any) -> None:
+    def counted(self: Any, slots: Any, **where: Any) -> None:
         freed.append(len(slots))
-        free(self, slots)
+        free(self, slots, **where)
 
-    ModelConfig._derive_hybrid_model, SWATokenToKVPoolAllocator.free_swa = two_pools, counted
+    ModelConfig._derive_hybrid_model = two_pools
+    setattr(SWATokenToKVPoolAllocator, way, counted)
     return generate(*arguments, **named) | dict(freed=sum(freed))
 
 

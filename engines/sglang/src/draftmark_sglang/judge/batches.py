@@ -46,7 +46,8 @@ def forward_batch(placed: Placed, runner: Any, padded: int | None = None) -> Any
     batch = ForwardBatch(**{name: value for name, value in fields.items() if name in known})
     translator = getattr(runner, "kv_index_translator", None)
     if translator is not None:
-        translator.own_plan(batch).bind(batch, translator)
+        # `bind_own_plan` since 0.5.22, `rebind_write_loc` before.
+        (getattr(translator, "bind_own_plan", None) or translator.rebind_write_loc)(batch)
     return batch
 
 
