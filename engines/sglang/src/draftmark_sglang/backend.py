@@ -56,6 +56,10 @@ class DraftmarkBackend(AttentionBackend):  # type: ignore[misc]  # sglang has no
         """`seq_lens` of a padded request: its own row."""
         return 1
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """The same, for the batches that DP attention pads on a CPU; asked since 0.5.18."""
+        return self.get_cuda_graph_seq_len_fill_value()
+
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Copies of what SGLang owns, and the host's plan: eagerly, before a capture and before each replay."""
         self._forwards.begin()

@@ -124,4 +124,5 @@ def _stand_in() -> None:
     torch.tensor = unpinned
     GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
     GroupCoordinator.reduce_scatter_tensor = reduce_scatter
-    TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1
+    for graph in ("cuda", "cpu"):
+        setattr(TorchNativeAttnBackend, f"get_{graph}_graph_seq_len_fill_value", lambda self: 1)

@@ -220,7 +220,12 @@ def test_fp8_kv(target: str, eagle: str) -> None:
     """KV in e4m3, by cuda_triton in the interpreter: a tree gives the texts of plain decoding over such KV."""
     kernels = {"DRAFTMARK_BACKEND": "cuda_triton"}
     served = dict(model_path=target, page_size=16, kv_cache_dtype="fp8_e4m3", environment=kernels)
-    decoded = in_a_fork(generate, PROMPTS, TOKENS, attention_backend="draftmark", **served)
+    try:
+        decoded = in_a_fork(generate, PROMPTS, TOKENS, attention_backend="draftmark", **served)
+    except RuntimeError as error:
+        if "FP8 KV cache requires Intel AMX" in str(error):
+            pytest.skip("this SGLang keeps no fp8 KV on a CPU without AMX")
+        raise
     made = in_a_fork(generate, PROMPTS, TOKENS, **served, **TREE, **_drafts(eagle))
     assert decoded["kv_dtypes"] == made["kv_dtypes"] == ["float8_e4m3fn"]
     assert made["texts"] == decoded["texts"]
