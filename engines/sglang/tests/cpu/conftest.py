@@ -17,7 +17,7 @@ os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # SGLang's allocators and index kernels are Triton
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 if not collect_ignore_glob and importlib.metadata.version("sglang") in ("0.5.17", "0.5.18"):
-    os.environ.setdefault("CXX", "c++ -include cstddef")  # their n-gram corpus leaves an include out
+    os.environ.setdefault("CXX", str(HERE / "with_cstddef.sh"))
 
 
 @pytest.fixture(scope="session")
