@@ -17,7 +17,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all types contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-sglang-only test-npu test-npu-only test-npu-newest
+.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-sglang-only test-sglang-newest test-npu test-npu-only test-npu-newest
 .PHONY: npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
@@ -228,6 +228,10 @@ test-sglang-only: $(SGLANG_VENV)/sglang.stamp ## The same, and fails where it ca
 	    || echo "SGLang $$one cannot be had here: its interfaces are not read"; done
 	OMP_NUM_THREADS=1 DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases DRAFTMARK_SGLANG_WHEELS=$(SGLANG_VENV)/wheels \
 	    $(SGLANG_VENV)/bin/python -m pytest -q -n 2 --dist loadfile engines/sglang/tests
+
+# SGLang moves what an adapter reads from release to release; those between ran by hand.
+test-sglang-newest: ## The same with the newest SGLang that is served.
+	@$(MAKE) test-sglang SGLANG=0.5.23 SGLANG_TRANSFORMERS=5.19.0 SGLANG_TOKENIZERS=0.23.2 SGLANG_VENV=.venv-sglang-newest SGLANG_RANGE=
 
 findings: $(SGLANG_VENV)/sglang.stamp $(VLLM_VENV)/vllm.stamp ## Runs every command of docs/findings.md, in released engines, and keeps how it ended.
 	DRAFTMARK_RELEASES=$(CURDIR)/.cache/releases $(SGLANG_VENV)/bin/python -m tools.docs.findings --run
