@@ -89,3 +89,24 @@ def eagle_head(folder: Path, target: str) -> str:
         config = json.loads((Path(target) / "config.json").read_text()) | {"num_hidden_layers": 1}
         (path / "config.json").write_text(json.dumps(config))
     return str(path)
+
+
+def gemma4_assistant(folder: Path, target: str) -> str:
+    """Write a random assistant of a Gemma 4: two layers that have no KV and read their target's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = folder / "gemma4-assistant"
+    if not (path / "config.json").exists():
+        torch.manual_seed(1)
+        text = json.loads((Path(target) / "config.json").read_text()) | {
+            "num_hidden_layers": 2,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+        }
+        if "per_layer_config" in text:  # of the target's four layers
+            text["per_layer_config"] = {"1": text["per_layer_config"]["1"]}
+        config = AutoConfig.for_model("gemma4_assistant", text_config=text, backbone_hidden_size=text["hidden_size"])
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(path)
+    return str(path)

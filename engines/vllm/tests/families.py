@@ -123,6 +123,9 @@ SERVED: dict[str, Family] = {
     "cohere": Family("cohere"),
     "cohere-2": Family("cohere2", {**WINDOW, "num_hidden_layers": 4}),
     "granite": Family("granite", {"attention_multiplier": 0.2}),
+    "granite-of-transformers": Family(
+        "granite", {"attention_multiplier": 0.2}, arguments={"model_impl": "transformers"}
+    ),
     "granite-moe": Family("granitemoe", EXPERTS),
     "granite-hybrid": Family(
         "granitemoehybrid", {**EXPERTS, **STATES, **by_turns("mamba", "attention")}, arguments=WHOLE

@@ -16,10 +16,13 @@ pytest.importorskip("vllm")
 
 from draftmark import Form
 from draftmark.reference import ReferencePlugin
-from engines.vllm.tests.engine_models import eagle_head, smollm2, smollm2_head, tiny
+from draftmark_vllm.versions import VLLM
+from engines.vllm.tests.engine_models import eagle_head, gemma4_assistant, smollm2, smollm2_head, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
+from engines.vllm.tests.families import SERVED
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+GEMMA = {"sliding_window": 32, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0}
 NEAR = 0.02
 """Of log-probabilities, in bfloat16."""
 
@@ -103,6 +106,23 @@ def test_a_draft_model_decodes_in_our_pages(folder: Path) -> None:
     assert said.tokens == plain(tiny(folder)).tokens and said.drafted > 0
 
 
+def test_a_draft_model_of_layers_of_two_shapes(folder: Path) -> None:
+    """A Gemma 2, whose windows are of one group with its other layers: vLLM names the second behind the builder."""
+    model = tiny(folder, "gemma2", **GEMMA)
+    drafts = {"method": "draft_model", "model": model, "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
+    said = ours(model, 16, speculative_config=drafts, disable_hybrid_kv_cache_manager=True)
+    assert said.tokens == plain(model).tokens and said.accepted > 0
+
+
+@pytest.mark.skipif(VLLM.installed_before("0.27"), reason="vLLM 0.26 does not read this Gemma 4's configuration")
+def test_an_assistant_that_reads_its_targets_kv(folder: Path) -> None:
+    """Gemma 4's MTP: layers without KV, which are told whose they read once they are made. They store nothing."""
+    model = SERVED["gemma-4"].write(folder, "gemma-4")
+    drafts = {"method": "mtp", "model": gemma4_assistant(folder, model), "num_speculative_tokens": 3}
+    said = ours(model, 16, speculative_config=drafts)
+    assert said.tokens == plain(model).tokens and said.drafted > 0
+
+
 @pytest.mark.usefixtures("stand_ins")
 def test_suffixes_draft_other_numbers_of_tokens_each_step(folder: Path) -> None:
     """vLLM's suffix decoding, over a stand-in for the package that it asks for."""
@@ -127,8 +147,7 @@ def test_a_window(folder: Path) -> None:
 
 def test_layers_of_two_shapes_with_soft_caps(folder: Path) -> None:
     """A Gemma 2: every other layer has a window, all cap their logits."""
-    shape = {"sliding_window": 32, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0}
-    model = tiny(folder, "gemma2", **shape)
+    model = tiny(folder, "gemma2", **GEMMA)
     assert ours(model, 16, speculative_config=NGRAM).tokens == plain(model).tokens
 
 

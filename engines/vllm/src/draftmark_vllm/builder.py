@@ -52,26 +52,34 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
         # Not the spec's: one of full layers tells the chunk of others that share its pages.
-        (chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
-        limits = limits_of_chunks(engine_limits(vllm_config), chunk)
+        (self._chunk,) = {getattr(one, "attention_chunk_size", None) for one in layers}
+        self._limits = limits = limits_of_chunks(engine_limits(vllm_config), self._chunk)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
-        backend = chosen_backend(vllm_config, device.type)
-        self._served = Served(backend, self._shapes(layers), limits, profile_of(device), device)
+        self._backend = chosen_backend(vllm_config, device.type)
+        self._serve(layers)
         geometry = self._served.any.few
         columns = 0 if Form.ENGINE_TABLE in geometry.forms else geometry.max_pages_per_req
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device, columns)
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
-        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
-        # Nor is one told anything of chunks: to 0.29 vLLM gives the requests' bounds beside them.
-        self._told = chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
-        if chunk is not None and self._served.need is HostLengthsNeed.EXACT:
-            raise EngineError(
-                f"backend {backend.info.name} plans from exact lengths, which vLLM does not tell of layers that see "
-                f"chunks of {chunk} positions; choose another backend"
-            )
+
+    def _serve(self, layers: list[Any]) -> None:
+        """Bind the backends of the layers that are named so far."""
+        self._num_layers = len(self.layer_names)
+        backend = self._backend
+        self._served = Served(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
         # Inside a graph no plan is made, and no host length is known.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
+        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
+        # Nor is one told anything of chunks: to 0.29 vLLM gives the requests' bounds beside them.
+        self._told = self._chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
+        if self._chunk is not None and self._served.need is HostLengthsNeed.EXACT:
+            raise EngineError(
+                f"backend {backend.info.name} plans from exact lengths, which vLLM does not tell of layers that see "
+                f"chunks of {self._chunk} positions; choose another backend"
+            )
+        # Layers that read others' KV alone (Gemma 4's assistant) are told slots of some group, by runner V1.
+        self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -102,6 +110,8 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
                 backend.write_metadata(batch)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
+        if len(self.layer_names) != self._num_layers:  # runner V1 names a draft model's to a builder that is made
+            self._serve(self._layers())
         step = _step(cam, capture or not self._told, self._exact)
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
         parts = []
@@ -117,7 +127,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
 
     def _check(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
         geometry = self._served.geometry(batch.mode)
-        check_batch(batch, geometry, slots)
+        check_batch(batch, geometry, slots if self._writes else slots[:0])
         if self._guard is not None:
             self._guard.observe(step_digest(batch, geometry.attention.page_size))
 

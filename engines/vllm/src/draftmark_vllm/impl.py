@@ -54,7 +54,6 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self.sliding_window, self.logits_soft_cap = sliding_window, logits_soft_cap
         self._loaded_sinks = sinks
         self._sinks: torch.Tensor | None = None
-        self._writes = kv_sharing_target_layer_name is None
         self._config = get_current_vllm_config()
         self._pages: torch.Tensor | None = None
         self._cache: KVCache | None = None
@@ -115,7 +114,12 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             return output.fill_(0)
         cache, shape = self._view(layer, kv_cache), self._shape
         assert shape is not None, "a builder has asked for the shape of each of its layers"
-        if self._writes:
+        # To 0.29 a model of transformers (--model-impl) tells a layer's scale as it calls it, which may be too late.
+        if self.scale != shape.softmax_scale:
+            query = query * (self.scale / shape.softmax_scale)
+        # The layer's word, not the argument: Gemma 4's assistant is made first and told then that it reads others' KV,
+        # and to 0.30 it brings keys that are uninitialized memory.
+        if layer.kv_sharing_target_layer_name is None:
             # All rows before any attention: a request may share a page that another one fills in the same step.
             for first, batch, backends in attn_metadata.parts:
                 rows = batch.num_rows
