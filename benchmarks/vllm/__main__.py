@@ -230,6 +230,8 @@ ABOUT = ("backend", "dtype", "page_size", "num_gpus", "drafts", "eager")
 def _about(engine: Engine) -> dict[str, Any]:
     """What an engine of texts is."""
     about = {name: getattr(engine, name) for name in ABOUT}
+    if engine.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
+        about["runner"] = "V1"
     return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 

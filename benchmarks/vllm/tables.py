@@ -101,12 +101,13 @@ def drafts(record: dict[str, Any]) -> str:
     rows = record.get("drafting", ())
     if not rows:
         return "On a GPU no tree has been timed in vLLM yet."
-    titles = ["backend", "drafts", "rows verified", "tokens a round", "ms a step", "tokens/s", "texts equal"]
-    lines = [_line(titles), _line(["---", "---", *["---:"] * 5])]
+    titles = ["backend", "drafts", "runner", "rows verified", "tokens a round", "ms a step", "tokens/s", "texts equal"]
+    lines = [_line(titles), _line(["---", "---", "---", *["---:"] * 5])]
     for row in rows:
         equal = f"{row['equal']} of {row['texts']}"
         numbers = [f"{row['tokens_per_round']:.2f}", f"{row['step_ms']:.2f}", f"{row['tokens_per_s']:,.0f}", equal]
-        lines.append(_line([_name(row), _drafts(row), str(1 + row["drafts"]), *numbers]))
+        about = [_name(row), _drafts(row), row.get("runner", "vLLM's choice"), str(1 + row["drafts"])]
+        lines.append(_line([*about, *numbers]))
     return "\n".join(lines)
 
 
