@@ -1,7 +1,10 @@
 """The record of a run, and from it the tables of docs/sglang.md.
 
 python -m benchmarks.sglang.tables                                  # write the tables into the page
-python -m benchmarks.sglang.tables --of ROWS.json TEXTS.json ABOUT.json   # make the record of a run's files
+python -m benchmarks.sglang.tables --run NAME ROWS.json ABOUT.json [TEXTS.json]     # put a run's files into the record
+
+A record holds the rows of several runs, each with the name of its run. Rows of two runs are never compared: they are of
+other machines, or of other hours of one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ EARLIER = RECORD.with_name("sglang-h200-earlier.json")
 PAGE = ROOT / "docs" / "sglang.md"
 BEGIN, END = "<!-- from benchmarks/results/sglang-h200.json -->", "<!-- end -->"
 OURS = "draftmark"
+STUCK_OUT = 1.4
+"""A round that takes as many times the median is none of the others' kind."""
 NAMES = {"fa3": "FA3", "flashinfer": "FlashInfer", "triton": "Triton"}
 HEADINGS = {
     "none": "plain",
@@ -35,21 +40,31 @@ TEXTS = "| backend | case | texts equal to plain decoding's | others, parted at 
 Row = dict[str, Any]
 
 
-def record_of(rows: Row, texts: list[Row], about: Row) -> Row:
-    """One run's files as they are recorded: profiles apart, and of what was not measured only the names."""
+def with_run(record: Row, name: str, rows: Row, about: Row, texts: Iterable[Row] = ()) -> Row:
+    """The record with a run's files in it: profiles apart, and of what was not measured only the names.
+
+    A run of a name that the record has already takes its place.
+    """
     profiles = [
         dict(case=row["case"], backend=row["backend"], page_size=row["page_size"]) | row["profile"]
         for row in rows["rows"]
         if "profile" in row
     ]
-    return about | dict(
+    made = about | dict(
         device=rows["device"],
         versions=dict(torch=rows["torch"], sglang=rows["sglang"]),
-        equality=[{name: value for name, value in text.items() if name != "log"} for text in texts],
-        rows=[{name: value for name, value in row.items() if name != "profile"} for row in rows["rows"]],
-        profiles=profiles,
         not_measured=[*rows["not_measured"], *about.get("not_measured", [])],
     )
+    found = {
+        "equality": [{field: value for field, value in text.items() if field != "log"} for text in texts],
+        "rows": [{field: value for field, value in row.items() if field != "profile"} for row in rows["rows"]],
+        "profiles": profiles,
+    }
+    lists = {
+        part: [one for one in record.get(part, []) if one["run"] != name] + [dict(run=name) | one for one in new]
+        for part, new in found.items()
+    }
+    return record | dict(schema=2, runs=record.get("runs", {}) | {name: made}) | lists
 
 
 def write_record(record: Row, out: Path) -> None:
@@ -59,9 +74,20 @@ def write_record(record: Row, out: Path) -> None:
         if isinstance(value, list) and value:
             inner = ",\n  ".join(json.dumps(one) for one in value)
             parts.append(f" {json.dumps(name)}: [\n  {inner}\n ]")
+        elif name == "runs":
+            inner = ",\n  ".join(f"{json.dumps(run)}: {json.dumps(said)}" for run, said in value.items())
+            parts.append(f" {json.dumps(name)}: {{\n  {inner}\n }}")
         else:
             parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
     out.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def rate(row: Row) -> float:
+    """Tokens a second; of the median round, where one round stuck out, as one in which a backend compiles a kernel."""
+    median = row.get("median_round_us", 0.0)
+    if row.get("longest_round_us", 0.0) <= STUCK_OUT * median:
+        return float(row["tokens_per_s"])
+    return float(row["num_reqs"] * row["accept_len"] * 1e6 / median)
 
 
 def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row]]]:
@@ -74,9 +100,9 @@ def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row
         best: dict[tuple[str, int], Row] = {}
         for row in group:
             key = row["backend"], row["page_size"]
-            if key not in best or row["tokens_per_s"] > best[key]["tokens_per_s"]:
+            if key not in best or rate(row) > rate(best[key]):
                 best[key] = row
-        ordered = sorted(best.values(), key=lambda row: -row["tokens_per_s"])
+        ordered = sorted(best.values(), key=lambda row: -rate(row))
         ours = next((row for row in ordered if row["backend"] == OURS), None)
         peer = next((row for row in ordered if row["backend"] != OURS), None)
         found.append((ours, peer, [row for row in ordered if row is not ours and row is not peer]))
@@ -90,8 +116,8 @@ def bound(row: Row, profiles: Iterable[Row]) -> float | None:
     """
     for one in profiles:
         if all(one[name] == row[name] for name in ("case", "backend", "page_size")) and "attention_us" in one:
-            spent, rate = float(row["median_round_us"]), float(row["tokens_per_s"])
-            return rate * spent / (spent - float(one["attention_us"]))
+            spent = float(row["median_round_us"])
+            return rate(row) * spent / (spent - float(one["attention_us"]))
     return None
 
 
@@ -104,16 +130,30 @@ def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
 
 
 def tables(record: Row, earlier: Row | None = None) -> str:
-    """All rows: a table for each way to speculate, one of prefill; then where rounds go, and whose texts are equal.
+    """All rows, run by run: a table for each way to speculate, one of prefill; then where rounds go.
 
-    Last what an earlier run alone measured.
+    Behind them whose texts are equal, and what an earlier run alone measured.
     """
     parts = []
-    for (of,), rows in _by([row | dict(of=_of(row)) for row in record["rows"]], "of"):
-        parts.append(f"**{of}**\n\n{HEAD}")
-        parts += [_line(*each, record.get("profiles", [])) for each in compared(rows)]
-        parts.append("\n")
-    return "".join(parts) + rounds(record) + texts(record) + (then(record, earlier) if earlier else "")
+    for about, run in _runs(record):
+        parts.append(f"**{about}**\n\n" if about else "")
+        for (of,), rows in _by([row | dict(of=_of(row)) for row in run["rows"]], "of"):
+            parts.append(f"**{of}**\n\n{HEAD}")
+            parts += [_line(*each, run.get("profiles", [])) for each in compared(rows)]
+            parts.append("\n")
+        parts.append(rounds(run))
+    return "".join(parts) + texts(record) + (then(record, earlier) if earlier else "")
+
+
+def _runs(record: Row) -> list[tuple[str, Row]]:
+    """What is said of each run, and its part of the record; the record itself, where runs are not told apart."""
+    if "runs" not in record:
+        return [("", record)]
+    lists = ("rows", "profiles")
+    return [
+        (said["about"], {part: [one for one in record[part] if one["run"] == name] for part in lists})
+        for name, said in record["runs"].items()
+    ]
 
 
 def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[Row]) -> str:
@@ -121,9 +161,9 @@ def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[
     some = ours or peer or others[0]
     ratio = most = "–"
     if ours and peer:
-        ratio = f"{ours['tokens_per_s'] / peer['tokens_per_s']:.2f}"
+        ratio = f"{rate(ours) / rate(peer):.2f}"
         free = bound(ours, profiles) if ours["phase"] != "prefill" else None
-        most = f"{free / peer['tokens_per_s']:.2f}" if free else "–"
+        most = f"{free / rate(peer):.2f}" if free else "–"
     cells = [f"{some['num_reqs']} × {some['prompt_len'] // 1024}k", _called(ours, False) if ours else "–"]
     cells += [_called(peer) if peer else "–", ratio, most, ", ".join(_called(one) for one in others)]
     return f"| {' | '.join(cells)} |\n"
@@ -194,7 +234,8 @@ def _of(row: Row) -> str:
 def _called(row: Row, named: bool = True) -> str:
     backend: str = row["backend"]
     name = NAMES.get(backend, backend) + " " if named else ""
-    return f"{name}{row['tokens_per_s']:,.0f} (p{row['page_size']})"
+    stuck_out = "*" if rate(row) != row["tokens_per_s"] else ""
+    return f"{name}{rate(row):,.0f}{stuck_out} (p{row['page_size']})"
 
 
 def page(text: str, record: Row, earlier: Row | None = None) -> str:
@@ -206,10 +247,14 @@ def page(text: str, record: Row, earlier: Row | None = None) -> str:
 def main() -> None:
     """Make the record, if asked, and write the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang.tables")
-    parser.add_argument("--of", nargs=3, type=Path, metavar=("ROWS", "TEXTS", "ABOUT"))
+    parser.add_argument("--run", nargs="+", metavar="NAME ROWS ABOUT [TEXTS]", help="put a run's files into the record")
     options = parser.parse_args()
-    if options.of:
-        write_record(record_of(*(json.loads(one.read_text()) for one in options.of)), RECORD)
+    if options.run:
+        name, *files = options.run
+        if len(files) not in (2, 3):
+            parser.error(f"--run takes a name and two or three files, and was given {len(files)}: {', '.join(files)}")
+        record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        write_record(with_run(record, name, *(json.loads(Path(one).read_text()) for one in files)), RECORD)
     record, earlier = (json.loads(one.read_text()) for one in (RECORD, EARLIER))
     PAGE.write_text(page(PAGE.read_text(), record, earlier))
 

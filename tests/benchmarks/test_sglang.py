@@ -11,7 +11,19 @@ import pytest
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
 from benchmarks.sglang.profiles import is_attention, shares
-from benchmarks.sglang.tables import EARLIER, PAGE, RECORD, bound, compared, page, rounds, tables, then
+from benchmarks.sglang.tables import (
+    EARLIER,
+    PAGE,
+    RECORD,
+    bound,
+    compared,
+    page,
+    rate,
+    rounds,
+    tables,
+    then,
+    with_run,
+)
 from benchmarks.spans import covered
 
 H200 = 150e9
@@ -58,10 +70,13 @@ def test_a_recorded_row_is_one_of_the_plan(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [RECORD, EARLIER], ids=lambda path: path.stem)
 def test_the_record_says_what_it_is(path: Path) -> None:
-    """Machine, versions, commit, what ran beside, whose texts were compared, and what was not measured."""
+    """Of each run machine, versions, commit, what ran beside and what was not measured; whose texts were compared."""
     record = json.loads(path.read_text())
-    assert record["schema"] == 1 and record["versions"].keys() == {"torch", "sglang"}
-    assert all(record[name] for name in ("device", "commit", "date", "model", "how", "beside", "not_measured"))
+    runs = record.get("runs", {"": record})
+    for run in runs.values():
+        assert run["versions"].keys() == {"torch", "sglang"}
+        assert all(run[name] for name in ("device", "commit", "date", "how", "beside", "not_measured"))
+    assert record["model"] and {row.get("run", "") for row in record["rows"] + record["profiles"]} <= runs.keys()
     assert all(one["equal"] + len(one["parted"]) == one["texts"] for one in record["equality"])
 
 
@@ -85,6 +100,28 @@ def test_a_peer_is_the_fastest_of_its_kind() -> None:
     assert [one["tokens_per_s"] for one in others] == [90.0, 45.0]
     line = "| 1 × 1k | 100 (p64) | FA3 50 (p64) | 2.00 | – | draftmark 90 (p1), Triton 45 (p1) |"
     assert line in tables(dict(rows=rows))
+
+
+def test_a_round_that_stuck_out_does_not_count() -> None:
+    """A backend that compiles a kernel while it is timed has the rate of its median round, and a mark."""
+    row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=64)
+    row |= dict(backend="fa3", accept_len=4, median_round_us=10_000.0)
+    even, odd = row | dict(longest_round_us=13_900.0), row | dict(longest_round_us=900_000.0)
+    assert rate(even | dict(tokens_per_s=399.0)) == 399.0
+    assert rate(odd | dict(tokens_per_s=97.0)) == 400.0
+    assert "FA3 400* (p64)" in tables(dict(rows=[odd | dict(tokens_per_s=97.0)]))
+
+
+def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
+    """Also where both measured the same point; a run of the same name takes the other's place."""
+    row = dict(phase="decode", case="none 1x1024", speculate="none", num_reqs=1, prompt_len=1024, page_size=64)
+    files = [dict(device="H", torch="t", sglang="s", rows=[row | dict(backend=name, tokens_per_s=rate)], not_measured=[])
+             for name, rate in (("draftmark", 9.0), ("fa3", 8.0), ("fa3", 3.0))]  # fmt: skip
+    record = with_run({}, "one", files[0], dict(about="the first"))
+    record = with_run(with_run(record, "two", files[1], dict(about="x")), "two", files[2], dict(about="the second"))
+    text = tables(record)
+    assert text.index("**the first**") < text.index("| 1 × 1k | 9 (p64) | – | – | – |  |")
+    assert text.index("**the second**") < text.index("| 1 × 1k | – | FA3 3 (p64) | – | – |  |")
 
 
 def test_overlapping_kernels_count_once() -> None:
