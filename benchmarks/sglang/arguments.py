@@ -43,14 +43,16 @@ def server_arguments(server: Server, folder: Path, rehearsed: bool = False) -> d
     return arguments | drafting(case, folder / "draft")
 
 
-def environment(server: Server) -> dict[str, str]:
+def environment(server: Server, rehearsed: bool = False) -> dict[str, str]:
     """How much SGLang is told that it accepts, which it reads when it is imported; and its n-gram corpus's compiler."""
     case = server.case
-    compiler = NGRAM_COMPILER if case.speculate == "ngram" else {}
+    found = (NGRAM_COMPILER if case.speculate == "ngram" else {}) | (ON_A_CPU if rehearsed else {})
     if case.speculate == "none":
-        return compiler
-    return compiler | {"SGLANG_SIMULATE_ACC_LEN": str(case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+        return found
+    return found | {"SGLANG_SIMULATE_ACC_LEN": str(case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
 
 
 NGRAM_COMPILER = {"CXX": "c++ -include cstddef"}
 """0.5.17's n-gram corpus is compiled when it is first used, and leaves an include out."""
+ON_A_CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""SGLang's allocators and index kernels are Triton's: interpreted, in a rehearsal."""

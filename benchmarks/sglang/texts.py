@@ -21,7 +21,7 @@ from typing import Any
 
 from draftmark_sglang.in_process import run_until_done, scheduler_of, submit
 
-from .arguments import NGRAM_COMPILER, drafting
+from .arguments import NGRAM_COMPILER, ON_A_CPU, drafting
 from .cases import Case, ngram, plain, tree16, tree48
 from .cases import chain as chain_of
 from .guessable import VOCABULARY, write_guessable
@@ -56,7 +56,7 @@ def prompts() -> list[list[int]]:
 
 def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool) -> None:
     """Decode every prompt, together, and write texts, verifications, and how many forwards all ranks ran alike."""
-    os.environ.update(NGRAM_COMPILER)
+    os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = SERVED[number]
     import_sglang(rehearsed)
     from .dummies import pools_as_asked

@@ -34,7 +34,7 @@ SKIPPED, ROUNDS, FEWER, PROFILED = 6, 40, 16, 6
 def main(number: int, folder: Path, rehearsed: bool) -> None:
     """Start, wait for the turn, measure every point, and write rows as they come."""
     server = SERVERS[number]
-    os.environ.update(environment(server))  # before SGLang is imported, which reads it then
+    os.environ.update(environment(server, rehearsed))  # before SGLang is imported, which reads it then
     if not rehearsed:
         with suppress(Exception):  # it saves time, no more: SGLang compiles what it lacks
             _compile_early(number, server)
@@ -52,6 +52,8 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
     scheduler = scheduler_of(**server_arguments(server, folder, rehearsed))
     assert scheduler.max_total_num_tokens >= server.tokens - 64, "the pool is smaller than was asked for"
     fill(scheduler)
+    # What a backend compiles when it is first asked (FlashInfer: for minutes) is there before it says that it is ready.
+    run_until_done(scheduler, submit(scheduler, [list(range(2, 66))], 4 * server.case.accept))
     (folder / f"ready.{number}").touch()
     _wait(folder / f"turn.{number}")
     measured = Measured(server, scheduler, folder / f"rows.{number}.json")

@@ -115,8 +115,9 @@ def test_a_round_that_stuck_out_does_not_count() -> None:
 def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
     """Also where both measured the same point; a run of the same name takes the other's place."""
     row = dict(phase="decode", case="none 1x1024", speculate="none", num_reqs=1, prompt_len=1024, page_size=64)
-    files = [dict(device="H", torch="t", sglang="s", rows=[row | dict(backend=name, tokens_per_s=rate)], not_measured=[])
-             for name, rate in (("draftmark", 9.0), ("fa3", 8.0), ("fa3", 3.0))]  # fmt: skip
+    run = dict(device="H", torch="t", sglang="s", not_measured=[])
+    measured = (("draftmark", 9.0), ("fa3", 8.0), ("fa3", 3.0))
+    files = [run | dict(rows=[row | dict(backend=name, tokens_per_s=speed)]) for name, speed in measured]
     record = with_run({}, "one", files[0], dict(about="the first"))
     record = with_run(with_run(record, "two", files[1], dict(about="x")), "two", files[2], dict(about="the second"))
     text = tables(record)
