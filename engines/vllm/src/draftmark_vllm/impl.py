@@ -113,7 +113,7 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
             self._reserve(query)
             return output.fill_(0)
         cache, shape = self._view(layer, kv_cache), self._shape
-        assert shape is not None, "a builder has asked for the shape of each of its layers"
+        assert shape is not None and shape.softmax_scale, "a builder has asked for the shape of each of its layers"
         # To 0.29 a model of transformers (--model-impl) tells a layer's scale as it calls it, which may be too late.
         if self.scale != shape.softmax_scale:
             query = query * (self.scale / shape.softmax_scale)
