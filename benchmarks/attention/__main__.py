@@ -41,7 +41,7 @@ def measure(case: Case, names: set[str] | None) -> list[dict]:
     """One row per backend of one case."""
     inputs = build(case)
     plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
-    asked: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case.name)}
+    asked: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
     expected: dict[str, torch.Tensor] = {}
     rows = []
     for name, make in asked.items():

@@ -8,6 +8,7 @@ so that no call finds in L2 what the call before it read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -26,9 +27,10 @@ class Case:
     Attributes:
         lens: committed tokens of each request.
         q_len, tail_len: query rows and tail slots of each request; a prefill has prefix 0 and q_len new tokens.
-        tree: the tail carries an arbitrary mask; otherwise it is causal.
+        tree: the tail carries an arbitrary mask; otherwise it is causal, a chain where there is more than one row.
         ragged: prefill, through the ragged kernel.
         model: heads, head_dim, pages, dtype of KV.
+        uneven: a chain's rows of each request, where they differ: `q_len` and `tail_len` are the most.
     """
 
     name: str
@@ -38,11 +40,22 @@ class Case:
     tree: bool = False
     ragged: bool = False
     model: Model = STANDARD
+    uneven: tuple[int, ...] = ()
+
+    @property
+    def q_lens(self) -> tuple[int, ...]:
+        """Query rows of each request."""
+        return self.uneven or (self.q_len,) * len(self.lens)
+
+    @property
+    def tail_lens(self) -> tuple[int, ...]:
+        """Tail slots of each request."""
+        return self.uneven or (self.tail_len,) * len(self.lens)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that a call must read once."""
-        return sum(n + self.tail_len for n in self.lens) * self.model.token_bytes
+        return (sum(self.lens) + sum(self.tail_lens)) * self.model.token_bytes
 
 
 def ragged_lens(count: int, longest: int) -> tuple[int, ...]:
@@ -82,11 +95,16 @@ class Inputs:
     seen: torch.Tensor | None
     """bool ``[R, q_len, tail_len]``, the mask unpacked, for peers that want it so."""
 
+    @property
+    def tails(self) -> torch.Tensor:
+        """Tail slots of each request, int32 ``[R]``."""
+        return torch.tensor(self.case.tail_lens, dtype=torch.int32, device=self.q.device)
+
 
 def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
     """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool."""
-    requests, tail, model = len(case.lens), case.tail_len, case.model
-    pages_per_req = [-(-(n + tail) // model.page) for n in case.lens]
+    requests, model = len(case.lens), case.model
+    pages_per_req = [-(-(n + tail) // model.page) for n, tail in zip(case.lens, case.tail_lens, strict=True)]
     pool = 1 + sum(pages_per_req)
     page_table = torch.zeros(requests, max(pages_per_req), dtype=torch.int32)
     ids = torch.randperm(pool - 1, dtype=torch.int32) + 1
@@ -98,12 +116,12 @@ def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
     prefix_lens = torch.tensor(case.lens, dtype=torch.int32, device=device)
     sets = sets or max(1, min(4, -(-4 * L2_BYTES // case.kv_bytes)))
     caches = [_cache(pool, page_table, pages_per_req, case, device) for _ in range(sets)]
-    q = torch.randn(requests * case.q_len, model.heads, model.dim, device=device).to(torch.bfloat16)
-    q_indptr = torch.arange(requests + 1, dtype=torch.int32, device=device) * case.q_len
+    q = torch.randn(sum(case.q_lens), model.heads, model.dim, device=device).to(torch.bfloat16)
+    q_indptr = torch.tensor([0, *accumulate(case.q_lens)], dtype=torch.int32, device=device)
     mask = depth = seen = None
     if case.tree:
         seen, depth = _trees(case, device)
-        mask = pack_bits(seen.flatten(0, 1), -(-tail // 32))
+        mask = pack_bits(seen.flatten(0, 1), -(-case.tail_len // 32))
     return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen)
 
 
@@ -115,7 +133,7 @@ def _cache(
         cache = torch.randn(pool, model.page, model.kv_heads, model.dim, device=device, dtype=torch.bfloat16)
         cache[0] = 0
         for r, n in enumerate(pages_per_req):
-            used = (case.lens[r] + case.tail_len) - (n - 1) * model.page
+            used = (case.lens[r] + case.tail_lens[r]) - (n - 1) * model.page
             cache[page_table[r, n - 1].long(), used:] = float("nan")
         pair.append(cache.to(getattr(torch, model.kv_dtype)))
     return pair[0], pair[1]
@@ -139,12 +157,13 @@ def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: st
     model = case.model
     group = model.heads // model.kv_heads
     for r, n in enumerate(case.lens):
-        keys = n + case.tail_len
+        keys = n + case.tail_lens[r]
         pages = inputs.page_table[r, : -(-keys // model.page)].long()
         k, v = (_rows(tensor, pages)[:keys].double().transpose(0, 1) for tensor in cache)
-        rows = slice(r * case.q_len, (r + 1) * case.q_len)
+        first = sum(case.q_lens[:r])
+        rows = slice(first, first + case.q_lens[r])
         q = inputs.q[rows].double().transpose(0, 1)
-        hidden = torch.zeros(case.q_len, keys, dtype=torch.bool, device=q.device)
+        hidden = torch.zeros(case.q_lens[r], keys, dtype=torch.bool, device=q.device)
         hidden[:, n:] = ~_tail(inputs, r, tail)
         for h in range(model.kv_heads):
             heads = slice(h * group, (h + 1) * group)
@@ -161,13 +180,13 @@ def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
 
 
 def _tail(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
-    case = inputs.case
+    rows, slots = inputs.case.q_lens[request], inputs.case.tail_lens[request]
     if tail == "none":
-        return torch.zeros(case.q_len, case.tail_len, dtype=torch.bool, device=inputs.q.device)
+        return torch.zeros(rows, slots, dtype=torch.bool, device=inputs.q.device)
     if inputs.seen is not None and tail == "exact":
         return inputs.seen[request]
-    own = torch.arange(case.tail_len - case.q_len, case.tail_len, device=inputs.q.device)
-    return torch.arange(case.tail_len, device=inputs.q.device) <= own[:, None]
+    own = torch.arange(slots - rows, slots, device=inputs.q.device)
+    return torch.arange(slots, device=inputs.q.device) <= own[:, None]
 
 
 def clear_unused(inputs: Inputs) -> None:

@@ -65,7 +65,7 @@ def fa3(inputs: Inputs) -> Peer:
     _load(model)
     draft = case.tree and case.q_len != case.tail_len
     causal = not draft and case.q_len > 1
-    lens = inputs.prefix_lens if draft else inputs.prefix_lens + case.tail_len
+    lens = inputs.prefix_lens if draft else inputs.prefix_lens + inputs.tails
     longest = max(case.lens) + (0 if draft else case.tail_len)
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
     calls = [

@@ -2,11 +2,14 @@
 
 How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM's default), 32, 64 and 128; contexts of
 a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
-single GPU holds; decode, a draft step, trees of 4 to 256 nodes, prefill. A pair of factors is enough to show where a
-kernel falls off, so the grid varies one or two of them from Llama-3-8B's and leaves out what no 141 GB hold.
+single GPU holds; decode, a draft step, trees of 4 to 256 nodes, chains of 5 rows (EAGLE's) and of 1 to 5 (n-grams'),
+prefill. A pair of factors is enough to show where a kernel falls off, so the grid varies one or two of them from
+Llama-3-8B's and leaves out what no 141 GB hold.
 """
 
 from __future__ import annotations
+
+import torch
 
 from .cases import Case, ragged_lens
 from .models import MODELS, STANDARD, Model
@@ -26,9 +29,17 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
     name = f"{kind}{number}-{told}{own}"
     if kind == "decode":
         return Case(name, lens, 1, 1, model=model)
+    if kind in ("chain", "uneven"):
+        return Case(name, lens, rows, rows, model=model, uneven=_uneven(len(lens), rows) if kind == "uneven" else ())
     if kind == "extend":
         return Case(name, (0,) * len(lens), lens[0], lens[0], ragged=True, model=model)
     return Case(name, lens, rows, 2 * rows if kind == "draft" else rows, tree=True, model=model)
+
+
+def _uneven(count: int, most: int) -> tuple[int, ...]:
+    """The same rows of each request in every run, 1 to `most`: what n-gram drafts give."""
+    generator = torch.Generator().manual_seed(11)
+    return tuple(torch.randint(1, most + 1, (count,), generator=generator).tolist())
 
 
 def four(model: Model) -> tuple[Case, ...]:
@@ -59,6 +70,12 @@ SUBSET = (
     *four(STANDARD.narrow())[:2],
     case(STANDARD.narrow(), "draft", (8192,) * 64, 8),
     *four(STANDARD.paged(16).narrow())[:2],
+    case(STANDARD.paged(16), "chain", (1024,) * 64, 5),
+    case(STANDARD.paged(16), "chain", (32768,) * 8, 5),
+    case(STANDARD, "chain", (32768,) * 8, 5),
+    case(STANDARD.paged(16), "uneven", (1024,) * 16, 5),
+    case(STANDARD.paged(16), "uneven", (1024,) * 64, 5),
+    case(STANDARD.paged(16), "uneven", (8192,) * 64, 5),
 )
 
 
@@ -89,4 +106,5 @@ def _trees(model: Model, lens: tuple[int, ...]) -> list[Case]:
         case(model, "decode", lens, 1),
         *(case(model, "draft", lens, width) for width in (4, 8, 16)),
         *(case(model, "verify", lens, size) for size in sizes),
+        *(case(model, kind, lens, 5) for kind in ("chain", "uneven")[: len(lens)]),
     ]

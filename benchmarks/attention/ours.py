@@ -32,15 +32,16 @@ def attention(model: Model) -> AttentionShape:
 
 def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
     """The case as draftmark sees it."""
-    case, requests = inputs.case, len(inputs.case.lens)
+    case, requests, device = inputs.case, len(inputs.case.lens), inputs.q.device
     mode, step, draft = _mode(case)
-    limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, requests * case.q_len if case.ragged else 0))
-    geometry = Geometry.create(attention(case.model), limits, draft, device_profile("cuda"), (mode,))
+    rows = sum(case.q_lens)
+    limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, rows if case.ragged else 0))
+    geometry = Geometry.create(attention(case.model), limits, draft, device_profile(device.type), (mode,))
     tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
-    positions = torch.zeros(requests * case.q_len, dtype=torch.int64, device="cuda")
+    positions = torch.zeros(rows, dtype=torch.int64, device=device)
     batch = ForwardBatch(
         mode, step, inputs.prefix_lens, inputs.q_indptr, inputs.page_table, tail, positions, Exact(case.lens),
-        requests, (case.q_len,) * requests, (case.tail_len,) * requests, requests * case.q_len, None,
+        requests, case.q_lens, case.tail_lens, rows, None,
     )  # fmt: skip
     return geometry, batch
 
@@ -48,8 +49,10 @@ def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
 def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
     if case.ragged:
         return Mode.EXTEND, 0, DraftShape()
-    if not case.tree:
+    if not case.tree and case.q_len == 1:
         return Mode.DECODE, 0, DraftShape()
+    if not case.tree:
+        return Mode.RAGGED_VERIFY if case.uneven else Mode.VERIFY, 0, DraftShape(1, case.q_len - 1, case.q_len)
     if case.q_len == case.tail_len:
         return Mode.VERIFY, 0, DraftShape(topk=8, num_steps=5, num_draft_tokens=case.q_len)
     step = case.tail_len // case.q_len - 1
@@ -60,13 +63,13 @@ def ours(plugin: str, inputs: Inputs) -> Peer:
     """One of our plugins, through the hooks."""
     geometry, batch = batch_of(inputs)
     try:
-        backend = load(plugin).open(geometry, "cuda")
+        backend = load(plugin).open(geometry, inputs.q.device.type)
     except BackendError as error:
         raise Absent(str(error)) from error
     backend.plan(batch)
     backend.write_metadata(batch)
     outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
-    scales = () if inputs.case.model.kv_dtype == "bfloat16" else (torch.ones(1, device="cuda"),) * 2
+    scales = () if inputs.case.model.kv_dtype == "bfloat16" else (torch.ones(1, device=inputs.q.device),) * 2
     layers = [KVCache(*pair, *scales) for pair in inputs.caches]
     calls = [
         lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)

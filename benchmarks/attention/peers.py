@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import Inputs
+from .cases import Case, Inputs
 from .models import Model
 from .stubs import Absent
 
@@ -37,13 +37,14 @@ class Peer:
     note: str = ""
 
 
-def _prefix_csr(inputs: Inputs, tail: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """FlashInfer's indptr, indices, last_page_len of ``lens + tail`` keys per request."""
+def _csr(inputs: Inputs, tails: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """FlashInfer's indptr, indices, last_page_len of each request's prefix and as many slots of its tail."""
     model = inputs.case.model
-    counts = [-(-(n + tail) // model.page) for n in inputs.case.lens]
+    lens = [n + tail for n, tail in zip(inputs.case.lens, tails, strict=True)]
+    counts = [-(-n // model.page) for n in lens]
     indptr = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     indices = torch.cat([inputs.page_table[r, :n] for r, n in enumerate(counts)])
-    last = torch.tensor([(n + tail - 1) % model.page + 1 for n in inputs.case.lens], dtype=torch.int32)
+    last = torch.tensor([(n - 1) % model.page + 1 for n in lens], dtype=torch.int32)
     return indptr.cuda(), indices.int(), last.cuda()
 
 
@@ -67,7 +68,7 @@ def flashinfer(inputs: Inputs) -> Peer:
     if case.name.startswith("draft"):
         return _flashinfer_branches(fi, inputs)
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
-    indptr, indices, last = _prefix_csr(inputs, case.tail_len)
+    indptr, indices, last = _csr(inputs, case.tail_lens)
     mask = None
     if case.tree:
         mask = torch.cat(
@@ -84,7 +85,7 @@ def flashinfer_decode(inputs: Inputs) -> Peer:
     model = inputs.case.model
     fi = import_flashinfer()
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
-    indptr, indices, last = _prefix_csr(inputs, inputs.case.tail_len)
+    indptr, indices, last = _csr(inputs, inputs.case.tail_lens)
     wrapper.plan(indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page, sm_scale=model.scale,
                  **_dtypes(model))  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
@@ -117,7 +118,8 @@ def flashinfer_once(inputs: Inputs) -> Peer:
     if not case.tree:
         raise Absent("no tree in this case")
     prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
-    prefix.plan(inputs.q_indptr, *_prefix_csr(inputs, 0), model.heads, model.kv_heads, model.dim, model.page,
+    committed = _csr(inputs, (0,) * len(case.lens))
+    prefix.plan(inputs.q_indptr, *committed, model.heads, model.kv_heads, model.dim, model.page,
                 causal=False, sm_scale=model.scale, **_dtypes(model))  # fmt: skip
     tail = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     requests = len(case.lens)
@@ -150,13 +152,16 @@ def xqa(inputs: Inputs) -> Peer:
     """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
-    if case.ragged or case.q_len != case.tail_len:
-        raise Absent("XQA's mask is q x q: a tail longer than the query rows, or a prefill, cannot be asked")
+    if case.ragged or case.uneven or case.q_len != case.tail_len:
+        raise Absent(
+            "XQA's mask is q x q: a tail longer than the query rows, other rows each, or a prefill cannot be asked"
+        )
     mask = None
     if case.q_len > 1:
         words = 2 * math.ceil(case.q_len / 32)
         bits = torch.zeros(len(case.lens), case.q_len, words * 16, dtype=torch.int32, device="cuda")
-        bits[:, :, : case.tail_len] = inputs.seen
+        chain = torch.ones(case.q_len, case.q_len, dtype=torch.bool, device="cuda").tril()
+        bits[:, :, : case.tail_len] = chain if inputs.seen is None else inputs.seen
         packed = (bits.view(*bits.shape[:2], words, 16) << torch.arange(16, device="cuda")).sum(-1)
         mask = packed.to(torch.int32).to(torch.uint16)
     lens = inputs.prefix_lens + case.tail_len
@@ -191,12 +196,12 @@ def _workspace() -> torch.Tensor:
     return _workspaces[0]
 
 
-def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
-    """Peers to ask in one case, by the name they have in the results."""
+def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
+    """Peers to ask in one case, by the name they have in the results: of a chain's verification the fastest alone."""
     from . import engines, fa3
 
     found: dict[str, Callable[[Inputs], Peer]] = {
-        "flashinfer": flashinfer_decode if case_name.startswith("decode") else flashinfer,
+        "flashinfer": flashinfer_decode if case.name.startswith("decode") else flashinfer,
         "flashinfer-once": flashinfer_once,
         "xqa": xqa,
         "fa3": fa3.fa3,
@@ -206,4 +211,6 @@ def backends(case_name: str) -> dict[str, Callable[[Inputs], Peer]]:
         "xformers": engines.xformers,
         "flex": engines.flex,
     }
+    if case.q_len > 1 and not case.tree and not case.ragged:
+        return {name: found[name] for name in ("flashinfer", "xqa", "fa3")}
     return found
