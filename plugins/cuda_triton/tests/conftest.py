@@ -15,7 +15,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from draftmark_cuda_triton import boxes, launch, starting, tree_ops, writing
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark.batch import Causal, ForwardBatch, Tree
+from draftmark.lengths import Unknown
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import again, boxes, extend, few_rows, launch, sizing, starting, tree_ops, writing
 from draftmark_cuda_triton.flavours import OWN, _load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -299,7 +303,7 @@ def no_gpu(request, monkeypatch, compiled_kernels) -> NoGpu:
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
     monkeypatch.setattr(starting, "_STARTED", {})
-    monkeypatch.setattr(writing, "_AGAIN", starting.Again(writing.MOVING))
+    monkeypatch.setattr(writing, "_AGAIN", again.Again(writing.MOVING))
     for one in (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ())):
         one.device_caches.clear()
     return found
@@ -312,3 +316,99 @@ def compiled(no_gpu, monkeypatch) -> NoGpu:
         monkeypatch.setattr(module, "compiled_or_interpreted", lambda _, package=OWN: _load(package, False))
     monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
     return no_gpu
+
+
+LAYER_REQS, HEADS = 3, (8, 2)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says it is a GPU's."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def made(*shape, dtype=torch.bfloat16, odd=False):
+    """A new tensor, at an address that is no multiple of 16 bytes if `odd`."""
+    count = torch.Size(shape).numel()
+    return seen(torch.zeros(count + 8, dtype=dtype)[4 * odd :][:count].view(shape))
+
+
+def seen(view):
+    """A view of a GPU's tensor is a GPU's."""
+    return view.as_subclass(OnGpu)
+
+
+class Layers:
+    """One backend's attention, and batches and layers for it.
+
+    Args:
+        mode: of all batches. page: its size. fp8: of the KV.
+    """
+
+    def __init__(self, mode, page, fp8=False, sinks=False):
+        dtype = "float8_e4m3fn" if fp8 else "bfloat16"
+        self.mode, self.page, self.kv_dtype, self.has_sinks = mode, page, getattr(torch, dtype), sinks
+        shape = AttentionShape(*HEADS, 128, page, kv_dtype=dtype, sinks=sinks)
+        self.q_len = {Mode.DECODE: 1, Mode.EXTEND: 20}.get(mode, 8)
+        limits, device = Limits(8, 4096, 256), DeviceProfile("cuda", 90, 132)
+        geometry = Geometry.create(shape, limits, DraftShape(4, 3, 8), device, (mode,))
+        slots = made(int(geometry.max_rows_any), dtype=torch.int64)
+        if mode is Mode.EXTEND:
+            self.served = extend.Extend(geometry, slots, made(999, 2, dtype=torch.int32))
+        else:
+            specs = sizing.few_rows_buffers(geometry, [mode])
+            own = {one.name: made(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
+            self.served = few_rows.FewRows(geometry, slots, own)
+        self.words = geometry.mask_words
+
+    def batch(self, chance):
+        """Requests, page tables of some width, and chains or trees, at new addresses."""
+        count = chance.choice((2, LAYER_REQS))
+        rows, q_len = count * self.q_len, self.q_len
+        tail = Causal()
+        if self.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and chance.random() < 0.6:
+            depth = (rows,) if self.mode is Mode.RAGGED_VERIFY else (count, q_len)
+            mask = made(rows, self.words, dtype=torch.int32, odd=chance.random() < 0.2)
+            tail = Tree(mask, made(*depth, dtype=torch.int32))
+        return ForwardBatch(
+            self.mode, 0, made(count, dtype=torch.int32), made(count + 1, dtype=torch.int32),
+            made(count, chance.choice((300, 4096)), dtype=torch.int32), tail, made(rows, dtype=torch.int64),
+            Unknown(count, 4000), count, (q_len,) * count, (q_len,) * count, rows, None,
+        )  # fmt: skip
+
+    def layer(self, chance):
+        """A cache: contiguous, or K and V in one page, and of one of two sizes."""
+        pages, shape = chance.choice((4, 6)), (self.page, HEADS[1], 128)
+        if chance.random() < 0.3:
+            k, v = map(seen, made(pages, 2, *shape, dtype=self.kv_dtype).unbind(1))
+        else:
+            k, v = (made(pages, *shape, dtype=self.kv_dtype) for _ in range(2))
+        scales = [made(1, dtype=torch.float32, odd=chance.random() < 0.2) for _ in range(2)]
+        if self.kv_dtype is torch.bfloat16 or chance.random() < 0.2:
+            scales = [None, None]
+        elif chance.random() < 0.3:
+            scales[1] = scales[0]
+        return KVCache(k, v, *scales, made(HEADS[0], dtype=torch.float32) if self.has_sinks else None)
+
+    def rows(self, batch, chance):
+        """q and out; q may be a part of wider rows."""
+        wide = made(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
+        q = seen(wide[:, : HEADS[0]]) if chance.random() < 0.5 else made(batch.num_rows, HEADS[0], 128)
+        return q, made(batch.num_rows, HEADS[0], 128)
+
+    def new_rows(self, count, chance):
+        """K and V of a step, parts of one projection or not, and their slots."""
+        qkv = made(count, HEADS[0] + 2 * HEADS[1], 128)
+        k, v = (seen(one) for one in qkv[:, HEADS[0] :].split(HEADS[1], 1))
+        if chance.random() < 0.4:
+            k, v = (made(count, HEADS[1], 128, odd=chance.random() < 0.2) for _ in "kv")
+        return k, v, made(count, dtype=torch.int64)
+
+    made = staticmethod(made)
+
+
+@pytest.fixture
+def layers_of() -> type[Layers]:
+    """Backends without a GPU whose tensors say that they are on one, with `compiled`."""
+    return Layers

@@ -8,8 +8,8 @@ from draftmark import BatchError, Geometry, Mode
 from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
 
 from . import boxes, launch, tiling
+from .again import Again
 from .launch import Attention
-from .starting import Again
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""

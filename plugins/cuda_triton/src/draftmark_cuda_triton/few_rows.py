@@ -11,9 +11,9 @@ from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
 
 from . import extend, launch, sizing, tiling
+from .again import MOST_KNOWN, Again
 from .extend import check_rows, has_boxes, has_one_pitch, layout_of
 from .launch import Attention, Extent
-from .starting import MOST_KNOWN, Again
 
 MOVING = (*extend.MOVING, "tail_mask", "tail_depth")
 """The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""

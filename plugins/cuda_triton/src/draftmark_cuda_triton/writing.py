@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 
+from .again import Again
 from .extend import layout_of
 from .flavours import compiled_or_interpreted
 from .launch import scaled
-from .starting import Again, start
+from .starting import start
 from .tiling import next_power_of_two
 
 MOVING = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")

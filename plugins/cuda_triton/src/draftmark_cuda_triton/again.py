@@ -1,0 +1,192 @@
+"""What a function launches, launched again for other tensors of the same layout: no fact is worked out twice.
+
+An eager forward of a model makes the same launches once a layer, and all of their numbers come from layouts and sizes.
+So they are noted the first time, and a later call fills in the addresses: of parameters that the driver takes as they
+are (`native`), or, where the driver does not tell them, of Triton's own call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_uint64
+from threading import Lock
+from typing import Any, Protocol
+
+import torch
+from triton.runtime.driver import driver
+
+from . import native
+from .native import DriverError
+from .starting import Launched, noted
+from .templates import ALIGNED, Template, is_box, moved
+
+MOST_KNOWN = 1024
+"""Layouts that are remembered at a time, and addresses of each."""
+
+
+class Step(Protocol):
+    """One launch that was made, without the tensors that it was made for."""
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch it with tensors at other addresses."""
+
+
+class Again:
+    """A function's launches, by the layout of its tensors.
+
+    Args:
+        names: of the kernels' parameters for the tensors, in the order in which calls give them.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._number = {name: number for number, name in enumerate(names)}
+        self._known: dict[tuple[Any, ...], list[Step]] = {}
+        self._templates: dict[tuple[Any, ...], Template | None] = {}
+        self._one_at_a_time = Lock()
+
+    def __call__(
+        self, layout: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...], launch: Callable[..., None], *args: Any
+    ) -> None:
+        """Do as ``launch(*args)`` does.
+
+        Args:
+            layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes.
+            tensors: those of `args` whose addresses change from call to call, None where there is none; calls in which
+                others are there are not alike. The first is always there. All other tensors stay where they are.
+        """
+        first = tensors[0]
+        assert first is not None
+        addresses = [0 if one is None else one.data_ptr() for one in tensors]
+        odd = 0
+        for address in addresses:
+            odd |= address
+        # Triton compiles apart for addresses that are multiples of 16.
+        which = tuple([address % ALIGNED == 0 for address in addresses]) if odd % ALIGNED else None
+        device = first.get_device()
+        key = (layout, tuple([one is None for one in tensors]), which, device)
+        steps = self._known.get(key)
+        if not steps:
+            self._first(key, tensors, launch, args)
+            return
+        stream = driver.active.get_current_stream(device)
+        with self._one_at_a_time:
+            for step in steps:
+                step(addresses, stream)
+
+    def _first(
+        self,
+        key: tuple[Any, ...],
+        tensors: tuple[torch.Tensor | None, ...],
+        launch: Callable[..., None],
+        args: tuple[Any, ...],
+    ) -> None:
+        device, found = key[-1], native.driver()
+        if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
+            launch(*args)  # in another one's capture nothing else is captured
+            return
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+            self._templates.clear()
+        self._known[key] = [self._step(tensors, device, *one) for one in noted(launch, *args)]
+
+    def _step(
+        self, tensors: Sequence[torch.Tensor | None], device: int, compiled: Any, grid: Any, args: tuple[Any, ...]
+    ) -> Step:
+        """A launch, and which of its arguments is the address or the descriptor of which tensor."""
+        places: list[tuple[int, int]] = []
+        for place, (name, value) in enumerate(zip(compiled.src.fn.arg_names, args, strict=True)):
+            number = self._number.get(name)
+            if isinstance(value, torch.Tensor):
+                if number is None or tensors[number] is None:
+                    # Another one stands for a tensor that there is not.
+                    number = next((i for i, one in enumerate(tensors) if one is value), None)
+            elif not is_box(value):
+                continue
+            if number is not None:
+                places.append((place, number))
+        template = self._template(device, compiled, grid, args)
+        if template is None:
+            return Called((compiled, grid, args), places)
+        return Direct(template, (compiled, grid, args), places)
+
+    def _template(self, device: int, compiled: Any, grid: Any, args: tuple[Any, ...]) -> Template | None:
+        found = native.driver()
+        if found is None:
+            return None
+        key = (compiled, device, *[(tuple(one.shape), tuple(one.strides)) for one in args if is_box(one)])
+        if key not in self._templates:
+            try:
+                self._templates[key] = Template(found, compiled, grid, args, device)
+            except DriverError:
+                self._templates[key] = None
+        return self._templates[key]
+
+
+class Called:
+    """A launch by Triton's own call.
+
+    Args:
+        launched: what was launched. places: which argument is the address or the descriptor of which tensor.
+    """
+
+    def __init__(self, launched: Launched, places: list[tuple[int, int]]) -> None:
+        compiled, grid, args = launched
+        self._run, self._args = compiled[grid], list(args)
+        for place, value in enumerate(args):
+            if isinstance(value, torch.Tensor):
+                self._args[place] = value.data_ptr()
+            elif is_box(value):
+                self._args[place] = moved(value, value.base.data_ptr())
+        self._places = [one for one in places if not is_box(args[one[0]])]
+        self._boxes: list[tuple[int, int, dict[int, Any]]] = [
+            (place, number, {}) for place, number in places if is_box(args[place])
+        ]
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch it with tensors at other addresses."""
+        given = self._args.copy()
+        for place, number in self._places:
+            given[place] = addresses[number]
+        for place, number, known in self._boxes:
+            address = addresses[number]
+            if address not in known:
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                known[address] = moved(given[place], address)
+            given[place] = known[address]
+        self._run(*given, stream=stream)
+
+
+class Direct:
+    """A launch by CUDA's driver.
+
+    Args:
+        template: of its kernel. launched, places: as of `Called`.
+    """
+
+    def __init__(self, template: Template, launched: Launched, places: list[tuple[int, int]]) -> None:
+        _, grid, args = launched
+        self._template, self._launch = template, template.launch(grid, args)
+        self._places: list[tuple[c_uint64, int]] = [
+            (self._launch.address(template.param(place)), number) for place, number in places if not is_box(args[place])
+        ]
+        self._boxes = [
+            (template.param(place), number, place, template.known(place))
+            for place, number in places
+            if is_box(args[place])
+        ]
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch it with tensors at other addresses."""
+        for slot, number in self._places:
+            slot.value = addresses[number]
+        for param, number, _, known in self._boxes:
+            found = known.get(addresses[number])
+            if found is None:
+                found = self._mapped(addresses, known, number)
+            self._launch.point(param, addressof(found))
+        self._launch(stream)
+
+    def _mapped(self, addresses: Sequence[int], known: dict[int, Any], number: int) -> Any:
+        self._template.maps({place: addresses[n] for _, n, place, _ in self._boxes})
+        return known[addresses[number]]

@@ -1,0 +1,208 @@
+"""A launch as CUDA's driver takes it, without Triton's own call around it.
+
+Triton's launcher unpacks some forty Python objects a launch and encodes every copy descriptor anew: ten to twenty
+microseconds of the host, where the driver takes three. An eager forward pays it three times a layer. A stream that
+captures tells what the driver is given by a launch: where each argument goes among the parameters is found out once a
+compiled kernel (`templates`), and later launches are written there. Only CUDA's documented driver API is used. How
+Triton packs parameters changes with its releases, and is nothing that is known here.
+
+Source: CUDA Driver API, "Stream Management", "Graph Management", "Execution Control".
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+NON_BLOCKING, RELAXED = 1, 2
+"""Of a stream that waits for no other; of a capture that forbids its thread nothing."""
+COOPERATIVE, CLUSTER, CLUSTER_POLICY, DEPENDENT = 2, 4, 5, 6
+"""Attributes of launches. The first three are attributes of their nodes; the last, a programmatic dependent, is not."""
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint * 16)]
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", c_uint),
+    ]  # fmt: skip
+
+
+class Node(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = [
+        ("function", c_void_p), ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint),
+        ("params", ctypes.POINTER(c_void_p)), ("extra", c_void_p), ("kernel", c_void_p), ("context", c_void_p),
+    ]  # fmt: skip
+
+
+class DriverError(RuntimeError):
+    """CUDA's driver refused a call, or has none of that name."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What the driver was given by one launch.
+
+    Attributes:
+        function: of the driver. grid, block: of three. shared: bytes.
+        params: of each parameter its bytes.
+        attributes: of the launch, but whether it is a programmatic dependent.
+    """
+
+    function: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    params: tuple[bytes, ...]
+    attributes: tuple[Attribute, ...]
+
+
+class Driver:
+    """The few calls of CUDA's driver.
+
+    Args:
+        library: libcuda, loaded so that its calls keep the interpreter's lock: they are shorter than its handing over.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.start = library.cuLaunchKernelEx
+        self._streams: dict[int, c_void_p] = {}
+
+    def captured(self, launch: Callable[[int], object], device: int) -> Captured:
+        """Capture one launch, which does not run.
+
+        Args:
+            launch: launches one kernel on a stream.
+
+        Raises:
+            DriverError: a call failed, or `launch` did something else.
+        """
+        stream, graph = self._stream(device), c_void_p()
+        self._call("cuStreamBeginCapture_v2", stream, RELAXED)
+        try:
+            launch(stream.value or 0)
+        finally:
+            self._call("cuStreamEndCapture", stream, byref(graph))
+        try:
+            return self._told(self._only_node(graph))
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a stream captures a graph, or may not be asked since another one does."""
+        status = c_int()
+        return bool(self._code("cuStreamIsCapturing", c_void_p(stream), byref(status)) or status.value)
+
+    def _stream(self, device: int) -> c_void_p:
+        if device not in self._streams:
+            made = c_void_p()
+            self._call("cuStreamCreate", byref(made), NON_BLOCKING)
+            self._streams[device] = made
+        return self._streams[device]
+
+    def _only_node(self, graph: c_void_p) -> c_void_p:
+        count, nodes = c_size_t(2), (c_void_p * 2)()
+        self._call("cuGraphGetNodes", graph, nodes, byref(count))
+        if count.value != 1:
+            raise DriverError(f"a launch of one kernel is {count.value} nodes")
+        return c_void_p(nodes[0])
+
+    def _told(self, node: c_void_p) -> Captured:
+        about, attributes = Node(), []
+        self._call("cuGraphKernelNodeGetParams_v2", node, byref(about))
+        if not about.function or not about.params:
+            raise DriverError("a node tells neither its function nor its parameters")
+        for number in (COOPERATIVE, CLUSTER, CLUSTER_POLICY):
+            value = (c_uint * 16)()
+            self._call("cuGraphKernelNodeGetAttribute", node, number, byref(value))
+            if any(value):
+                attributes.append(Attribute(number, 0, value))
+        params = tuple(ctypes.string_at(about.params[n], size) for n, size in enumerate(self._sizes(about.function)))
+        return Captured(
+            about.function, tuple(about.grid), tuple(about.block), about.shared, params, tuple(attributes)
+        )  # fmt: skip
+
+    def _sizes(self, function: int) -> list[int]:
+        """Bytes of each parameter: asked for one after another, until there is none."""
+        found: list[int] = []
+        offset, size = c_size_t(), c_size_t()
+        while not self._code(
+            "cuFuncGetParamInfo", c_void_p(function), c_size_t(len(found)), byref(offset), byref(size)
+        ):
+            found.append(size.value)
+        return found
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = self._code(name, *args)
+        if code:
+            raise DriverError(f"{name}: CUresult {code}")
+
+    def _code(self, name: str, *args: Any) -> int:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"{name} is not in this driver")
+        return int(function(*args))
+
+
+class Launch:
+    """A launch to be made again and again, with its parameters in the host's memory.
+
+    Args:
+        like: one that was captured, of which all but the grid and the parameters are taken.
+        grid: of three. params: of each parameter its bytes.
+        dependent: it takes its place while the kernel before it on the stream runs, for whose stores it waits itself.
+    """
+
+    def __init__(
+        self, driver: Driver, like: Captured, grid: Sequence[int], params: Sequence[bytes], dependent: bool
+    ) -> None:
+        self._params = [(c_char * len(one)).from_buffer_copy(one) for one in params]
+        self._pointers = (c_void_p * len(params))(*map(ctypes.addressof, self._params))
+        attributes = [*like.attributes, *([Attribute(DEPENDENT, 0, (c_uint * 16)(1))] if dependent else ())]
+        self._attributes = (Attribute * max(1, len(attributes)))(*attributes)
+        self._config = Config(
+            (c_uint * 3)(*grid), (c_uint * 3)(*like.block), like.shared, None, self._attributes, len(attributes)
+        )  # fmt: skip
+        self._about, self._function, self._start = byref(self._config), c_void_p(like.function), driver.start
+
+    def address(self, place: int) -> ctypes.c_uint64:
+        """A parameter that is an address; the next launch gets what its `value` is then."""
+        return ctypes.c_uint64.from_buffer(self._params[place])
+
+    def point(self, place: int, memory: int) -> None:
+        """Take a parameter from elsewhere in the host's memory from now on."""
+        self._pointers[place] = memory
+
+    def __call__(self, stream: int) -> None:
+        """Launch.
+
+        Raises:
+            DriverError: the driver refused.
+        """
+        self._config.stream = stream
+        code = self._start(self._about, self._function, self._pointers, None)
+        if code:
+            raise DriverError(f"cuLaunchKernelEx: CUresult {code}")
+
+
+@lru_cache(1)
+def driver() -> Driver | None:
+    """CUDA's, or None where there is none."""
+    try:
+        return Driver(ctypes.PyDLL("libcuda.so.1"))
+    except (OSError, AttributeError):
+        return None

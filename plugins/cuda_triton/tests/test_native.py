@@ -1,0 +1,242 @@
+"""`native`, `templates`: what the driver is given directly is what Triton's own call would give it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+
+import pytest
+
+from draftmark import Mode
+from draftmark_cuda_triton import native, writing
+from draftmark_cuda_triton.again import Called, Direct
+from draftmark_cuda_triton.native import Driver, DriverError
+
+FLOATS = {"fp32": "f", "fp64": "d"}
+BYTES = {"i32": 4, "i64": 8, "u32": 4, "u64": 8}
+
+
+def packed(source, args):
+    """Parameters of a launch: addresses, numbers, descriptors with shapes and pitches, and two nulls behind them."""
+    found = []
+    for kind, value in zip(source.signature.values(), args, strict=True):
+        if kind == "constexpr":
+            continue
+        if kind.startswith("tensordesc"):
+            about = repr((value.base.data_ptr(), value.base.dtype, value.shape, value.strides, value.block_shape))
+            found += [about.encode().ljust(128, b"\0")[:128]]
+            found += [int(n).to_bytes(4, "little") for n in value.shape]
+            found += [int(n).to_bytes(8, "little") for n in value.strides]
+        elif kind in FLOATS:
+            found.append(struct.pack(f"<{FLOATS[kind]}", value))
+        else:
+            number = value.data_ptr() if hasattr(value, "data_ptr") else value
+            found.append(int(number).to_bytes(8, "little", signed=number < 0)[: BYTES.get(kind, 8)])
+    return [*found, bytes(8), bytes(8)]
+
+
+class Library:
+    """What is used of libcuda, over launches that a driver without a GPU keeps."""
+
+    def __init__(self, gpu, lacks=()):
+        self.gpu, self.started, self._captured, self.capturing = gpu, [], [], False
+        for name in lacks:
+            setattr(self, name, None)
+
+    def cuStreamCreate(self, stream, flags):
+        stream._obj.value = 5
+        return 0
+
+    def cuStreamIsCapturing(self, stream, status):
+        status._obj.value = self.capturing
+        return 0
+
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        self._before = len(self.gpu.launched)
+        return 0
+
+    def cuStreamEndCapture(self, stream, graph):
+        self._captured = self.gpu.launched[self._before :]
+        del self.gpu.launched[self._before :]
+        graph._obj.value = 6
+        return 0
+
+    def cuGraphDestroy(self, graph):
+        return 0
+
+    def cuGraphGetNodes(self, graph, nodes, count):
+        count._obj.value = len(self._captured)
+        nodes[0] = 7
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node, about):
+        ((source, given),) = self._captured
+        assert given[3] == 5, "launched on the stream that captures"
+        self._params = [ctypes.create_string_buffer(one, len(one)) for one in packed(source, given[9:])]
+        self._pointers = (ctypes.c_void_p * len(self._params))(*map(ctypes.addressof, self._params))
+        found = about._obj
+        found.function, found.shared = id(source), 1000
+        found.grid, found.block = (ctypes.c_uint * 3)(*given[:3]), (ctypes.c_uint * 3)(128, 1, 1)
+        found.params = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
+        return 0
+
+    def cuGraphKernelNodeGetAttribute(self, node, number, value):
+        return 0
+
+    def cuFuncGetParamInfo(self, function, number, offset, size):
+        if number.value >= len(self._params):
+            return 1
+        size._obj.value = len(self._params[number.value])
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, pointers, extra):
+        config = config._obj
+        sizes = self.sizes[function.value]
+        params = [ctypes.string_at(where, size) for where, size in zip(pointers, sizes, strict=True)]
+        attributes = [config.attributes[n].id for n in range(config.num_attributes)]
+        self.started.append((function.value, (*config.grid,), (*config.block,), config.shared, attributes, params))
+        return 0
+
+
+class Sized(Library):
+    """Remembers the sizes of every kernel's parameters, as a driver does."""
+
+    def __init__(self, gpu, lacks=()):
+        super().__init__(gpu, lacks)
+        self.sizes = {}
+
+    def cuGraphKernelNodeGetParams_v2(self, node, about):
+        code = super().cuGraphKernelNodeGetParams_v2(node, about)
+        self.sizes[about._obj.function] = [len(one) for one in self._params]
+        return code
+
+
+@pytest.fixture
+def library(compiled, monkeypatch):
+    """Of a driver that is not there, in place of CUDA's."""
+    return stand_in(Sized(compiled), monkeypatch)
+
+
+def stand_in(library, monkeypatch):
+    driver = Driver(library)
+    monkeypatch.setattr(native, "driver", lambda: driver)
+    return library
+
+
+def steps_of(again):
+    return [one for steps in again._known.values() for one in steps]
+
+
+def asked_of(layers_of, case):
+    chance, layers = random.Random(1), layers_of(*case)
+    batches, caches = [layers.batch(chance) for _ in range(6)], [layers.layer(chance) for _ in range(5)]
+    for _ in range(40):
+        batch = chance.choice(batches)
+        q, out = layers.rows(batch, chance)
+        yield layers, (q, chance.choice(caches), batch, out)
+
+
+def given_anew(gpu, call, *args):
+    """Grids and parameters that ``call(*args)`` would give the driver, if Triton gave them."""
+    before = len(gpu.launched)
+    call(*args)
+    made = gpu.launched[before:]
+    del gpu.launched[before:]
+    return [(id(source), given[:3], packed(source, given[9:])) for source, given in made]
+
+
+CASES = [
+    (Mode.DECODE, 16, False, False),
+    (Mode.VERIFY, 16, False, True),
+    (Mode.VERIFY, 16, True, False),
+    (Mode.RAGGED_VERIFY, 1, False, False),
+    (Mode.RAGGED_VERIFY, 64, False, False),
+    (Mode.EXTEND, 16, False, True),
+    (Mode.EXTEND, 1, False, False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}")
+def test_the_driver_is_given_what_triton_gives_it(library, layers_of, monkeypatch, case):
+    """Of layers and batches that differ in addresses, pitches, alignment, sizes and what is not there, in any order."""
+    direct = 0
+    for layers, one in asked_of(layers_of, case):
+        with monkeypatch.context() as anew:
+            call = lambda _, layout, tensors, launch, *args: launch(*args)  # noqa: E731
+            anew.setattr(type(layers.served._again), "__call__", call)
+            wanted = given_anew(library.gpu, layers.served.attend, *one)
+        library.started.clear()
+        launched = given_anew(library.gpu, layers.served.attend, *one)
+        started = [(function, grid, params) for function, grid, _, _, _, params in library.started]
+        assert wanted and (launched or started) == wanted
+        direct += bool(started)
+    assert direct > 15
+    assert all(isinstance(step, Direct) for step in steps_of(layers.served._again))
+
+
+def test_a_kernel_that_waits_itself_is_launched_so(library, layers_of):
+    """As programmatic dependents: attention of few rows and its merge, on sm_90; not where Triton's option is off."""
+    for _, (layers, one) in zip(range(12), asked_of(layers_of, CASES[0]), strict=False):
+        layers.served.attend(*one)
+    assert library.started and all(attributes == [native.DEPENDENT] for *_, attributes, _ in library.started)
+
+
+def test_one_capture_serves_every_number_of_rows(library, layers_of, monkeypatch):
+    """Batches of sizes never seen are captured for no more, nor layers whose descriptors are known."""
+    chance, layers = random.Random(3), layers_of(*CASES[4])
+    batches, cache = [layers.batch(chance) for _ in range(6)], layers.layer(chance)
+    for batch in batches[:3]:
+        layers.served.attend(*layers.rows(batch, chance)[:1], cache, batch, layers.rows(batch, chance)[1])
+    known = {id(one) for one in layers.served._again._templates.values()}
+    for batch in batches:
+        q, out = layers.rows(batch, chance)
+        layers.served.attend(q, cache, batch, out)
+    assert len(layers.served._again._templates) - len(known) <= 4
+
+
+@pytest.mark.parametrize("lacks", ["cuFuncGetParamInfo", "cuGraphKernelNodeGetParams_v2"])
+def test_an_older_driver_is_left_to_triton(compiled, layers_of, monkeypatch, lacks):
+    """Nothing is launched but by Triton's call, and all of it."""
+    stand_in(Sized(compiled, [lacks]), monkeypatch)
+    for layers, one in asked_of(layers_of, CASES[0]):
+        assert given_anew(compiled, layers.served.attend, *one)
+    assert all(isinstance(step, Called) for step in steps_of(layers.served._again))
+
+
+def test_a_refusal_of_the_driver_is_told(library, layers_of, monkeypatch):
+    """With the driver's code: no launch is lost in silence."""
+    driver = native.driver()
+    monkeypatch.setattr(driver, "start", lambda *_: 700)
+    with pytest.raises(DriverError, match="cuLaunchKernelEx: CUresult 700"):
+        for layers, one in asked_of(layers_of, CASES[0]):
+            layers.served.attend(*one)
+
+
+def test_in_a_capture_nothing_is_remembered(library, layers_of):
+    """What is captured is Triton's own launch; the first eager call behind it is noted."""
+    library.capturing = True
+    chance, layers = random.Random(2), layers_of(*CASES[0])
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    q, out = layers.rows(batch, chance)
+    for _ in range(2):
+        assert given_anew(library.gpu, layers.served.attend, q, cache, batch, out)
+    assert not layers.served._again._known
+    library.capturing = False
+    for _ in range(2):
+        layers.served.attend(q, cache, batch, out)
+    assert library.started
+
+
+def test_rows_are_written_by_the_driver(library, layers_of):
+    """write_kv too, with tensors that are parts of one projection."""
+    chance, layers = random.Random(5), layers_of(Mode.DECODE, 16)
+    cache = layers.layer(chance)
+    for count in (3, 3, 16, 3):
+        k, v, slots = layers.new_rows(count, chance)
+        asked = k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots
+        wanted = given_anew(library.gpu, writing._launch, *asked)
+        library.started.clear()
+        launched = given_anew(library.gpu, writing.write_kv, *asked)
+        assert (launched or [(f, g, p) for f, g, _, _, _, p in library.started]) == wanted
+    assert library.started
