@@ -57,7 +57,9 @@ def test_launches_are_those_that_would_be_made_anew(compiled, layers_of, monkeyp
         q, out = layers.rows(batch, chance)
         asked.append((q, chance.choice(caches), batch, out))
     again = [launched(compiled, layers.served.attend, *one) for one in asked]
-    monkeypatch.setattr(type(layers.served._again), "__call__", lambda _, layout, tensors, launch, *args: launch(*args))
+    monkeypatch.setattr(
+        type(layers.served._again), "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors)
+    )
     for one, found in zip(asked, again, strict=True):
         assert found and found == launched(compiled, layers.served.attend, *one)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 
 from draftmark import Mode
-from draftmark_cuda_triton import native, writing
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import native, templates, writing
 from draftmark_cuda_triton.again import Called, Direct
 from draftmark_cuda_triton.native import Driver, DriverError
 
@@ -163,7 +165,7 @@ def test_the_driver_is_given_what_triton_gives_it(library, layers_of, monkeypatc
     direct = 0
     for layers, one in asked_of(layers_of, case):
         with monkeypatch.context() as anew:
-            call = lambda _, layout, tensors, launch, *args: launch(*args)  # noqa: E731
+            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
             anew.setattr(type(layers.served._again), "__call__", call)
             wanted = given_anew(library.gpu, layers.served.attend, *one)
         library.started.clear()
@@ -226,6 +228,34 @@ def test_in_a_capture_nothing_is_remembered(library, layers_of):
     for _ in range(2):
         layers.served.attend(q, cache, batch, out)
     assert library.started
+
+
+def test_a_grid_without_programs_is_not_launched(library, layers_of):
+    """The driver refuses it, and Triton does not launch it."""
+    chance, layers = random.Random(2), layers_of(*CASES[0])
+    cache, (k, v, slots) = layers.layer(chance), layers.new_rows(0, chance)
+    for _ in range(3):
+        writing.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+    assert not library.started
+
+
+def test_descriptors_that_were_forgotten_are_made_again(library, layers_of, monkeypatch):
+    """K's is known and V's is not, when the room for both is full: neither is read where it was."""
+    monkeypatch.setattr(templates, "MOST_MAPS", 2)
+    chance, layers = random.Random(2), layers_of(*CASES[1])
+    batch, made = layers.batch(chance), [layers_of.made(4, 16, 2, 128) for _ in range(5)]
+    q, out = layers.rows(batch, chance)
+    asked = [KVCache(*chance.sample(made, 2)) for _ in range(30)]
+    sinks = layers.layer(chance).sinks
+    for cache in asked:
+        one = q, replace(cache, sinks=sinks), batch, out
+        with monkeypatch.context() as anew:
+            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
+            anew.setattr(type(layers.served._again), "__call__", call)
+            wanted = given_anew(library.gpu, layers.served.attend, *one)
+        library.started.clear()
+        launched = given_anew(library.gpu, layers.served.attend, *one)
+        assert (launched or [(f, g, p) for f, g, _, _, _, p in library.started]) == wanted
 
 
 def test_rows_are_written_by_the_driver(library, layers_of):

@@ -105,7 +105,7 @@ def direct(monkeypatch):
 
         def anew(self):
             """Leave every launch to Triton from now on."""
-            call = lambda _, layout, tensors, launch, *args: launch(*args)  # noqa: E731
+            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
             monkeypatch.setattr(again.Again, "__call__", call)
 
     told, launched = Told(), again.Direct.__call__

@@ -8,7 +8,7 @@ are (`native`), or, where the driver does not tell them, of Triton's own call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_uint64
+from ctypes import c_uint64
 from threading import Lock
 from typing import Any, Protocol
 
@@ -47,12 +47,12 @@ class Again:
     def __call__(
         self, layout: tuple[Any, ...], tensors: tuple[torch.Tensor | None, ...], launch: Callable[..., None], *args: Any
     ) -> None:
-        """Do as ``launch(*args)`` does.
+        """Do as ``launch(*args, *tensors)`` does.
 
         Args:
             layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes.
-            tensors: those of `args` whose addresses change from call to call, None where there is none; calls in which
-                others are there are not alike. The first is always there. All other tensors stay where they are.
+            tensors: those whose addresses change from call to call, None where there is none; calls in which others
+                are there are not alike. The first is always there. Whatever else is launched with stays where it is.
         """
         first = tensors[0]
         assert first is not None
@@ -65,7 +65,7 @@ class Again:
         device = first.get_device()
         key = (layout, tuple([one is None for one in tensors]), which, device)
         steps = self._known.get(key)
-        if not steps:
+        if steps is None:
             self._first(key, tensors, launch, args)
             return
         stream = driver.active.get_current_stream(device)
@@ -82,12 +82,14 @@ class Again:
     ) -> None:
         device, found = key[-1], native.driver()
         if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
-            launch(*args)  # in another one's capture nothing else is captured
+            launch(*args, *tensors)  # in another one's capture nothing else is captured
             return
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
             self._templates.clear()
-        self._known[key] = [self._step(tensors, device, *one) for one in noted(launch, *args)]
+        # A grid without programs is no launch to the driver.
+        launched = [one for one in noted(launch, *args, *tensors) if all(one[1])]
+        self._known[key] = [self._step(tensors, device, *one) for one in launched]
 
     def _step(
         self, tensors: Sequence[torch.Tensor | None], device: int, compiled: Any, grid: Any, args: tuple[Any, ...]
@@ -170,23 +172,22 @@ class Direct:
         self._places: list[tuple[c_uint64, int]] = [
             (self._launch.address(template.param(place)), number) for place, number in places if not is_box(args[place])
         ]
-        self._boxes = [
-            (template.param(place), number, place, template.known(place))
-            for place, number in places
-            if is_box(args[place])
-        ]
+        boxed = [(place, number) for place, number in places if is_box(args[place])]
+        self._boxes = [(template.param(place), number, template.known(place)) for place, number in boxed]
+        self._boxed = boxed
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Launch it with tensors at other addresses."""
         for slot, number in self._places:
             slot.value = addresses[number]
-        for param, number, _, known in self._boxes:
-            found = known.get(addresses[number])
-            if found is None:
-                found = self._mapped(addresses, known, number)
-            self._launch.point(param, addressof(found))
+        try:
+            self._point(addresses)
+        except KeyError:
+            self._template.maps({place: addresses[number] for place, number in self._boxed})
+            self._point(addresses)
         self._launch(stream)
 
-    def _mapped(self, addresses: Sequence[int], known: dict[int, Any], number: int) -> Any:
-        self._template.maps({place: addresses[n] for _, n, place, _ in self._boxes})
-        return known[addresses[number]]
+    def _point(self, addresses: Sequence[int]) -> None:
+        pointers = self._launch.pointers
+        for param, number, known in self._boxes:
+            pointers[param] = known[addresses[number]]

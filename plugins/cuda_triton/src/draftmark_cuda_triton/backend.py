@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.runtime import Arena, ForwardBatch, KVCache, record_call
+from draftmark.runtime import Arena, ForwardBatch, KVCache
 
 from . import sizing
 from .extend import Extend
 from .few_rows import FewRows
-from .writing import write_kv
+from .remembered import Remembered
+from .writing import write_rows
 
 
 class TritonBackend:
@@ -23,6 +24,7 @@ class TritonBackend:
         self.geometry = geometry
         self.arena = arena
         self._slots = arena[sizing.SLOTS]
+        self._slots_of = Remembered[ForwardBatch, torch.Tensor]()
         if Mode.EXTEND in geometry.modes:
             self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES])
         if sizing.few_rows_modes(geometry):
@@ -37,12 +39,14 @@ class TritonBackend:
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
-        slots = self._slots[: batch.num_rows]
-        record_call(write_kv, k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots, mutates=(cache.k, cache.v))
+        write_rows(k, v, cache, self._slots_of(self._rows, batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""
         self._of(batch).attend(q, cache, batch, out)
+
+    def _rows(self, batch: ForwardBatch) -> torch.Tensor:
+        return self._slots[: batch.num_rows]
 
     def _of(self, batch: ForwardBatch) -> Extend | FewRows:
         return self._extend if batch.mode is Mode.EXTEND else self._few_rows

@@ -10,6 +10,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
 from . import boxes, launch, tiling
 from .again import Again
 from .launch import Attention
+from .remembered import cache_layout
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""
@@ -60,26 +61,23 @@ class Extend:
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
-        check_rows(q, out)
-        record_call(
-            self._attend, batch.num_rows, q, cache.k, cache.v, cache.k_scale, cache.v_scale,
-            sinks_of(cache, self._geometry), out, batch.prefix_lens, batch.q_indptr, batch.page_table,
-            self._row_tiles, mutates=(out,),
+        table, rows = batch.page_table, batch.num_rows
+        tensors = (
+            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens,
+            batch.q_indptr, table,
         )  # fmt: skip
-
-    def _attend(self, num_rows: int, *tensors: torch.Tensor | None) -> None:
-        """Launch, or launch again. `tensors` are named in MOVING, and behind those come the row tiles."""
         if not self._slots.is_cuda:
-            self._launch(num_rows, *tensors)  # type: ignore[arg-type]
+            check_rows(q, out)
+            record_call(self._launch, rows, *tensors, self._row_tiles, mutates=(out,))
             return
-        q, k, v, _, _, _, out, lens, _, table = moving = tensors[: len(MOVING)]
-        assert q is not None and k is not None and v is not None and out is not None
-        assert lens is not None and table is not None
         layout = (
-            num_rows, lens.shape[0], q.stride(), out.stride(), table.stride(0), layout_of(k), layout_of(v), q.dtype,
-            out.dtype, q.is_cuda, out.is_cuda,
+            rows, batch.padded_reqs, table.stride(0), cache_layout(cache), q.stride(), out.stride(), q.dtype, out.dtype,
         )  # fmt: skip
-        self._again(layout, moving, self._launch, num_rows, *tensors)
+        self._again(layout, tensors, self._launch_own, rows)
+
+    def _launch_own(self, num_rows: int, *tensors: torch.Tensor) -> None:
+        check_rows(tensors[0], tensors[MOVING.index("out")])
+        self._launch(num_rows, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as MOVING names them
 
     def _launch(
         self,
@@ -118,11 +116,6 @@ def has_boxes(*caches: torch.Tensor) -> bool:
 def has_one_pitch(*caches: torch.Tensor) -> bool:
     """Whether K's tokens are rows of one pitch, and V's, as a copy box describes them: views of packed pages too."""
     return all(_one_pitch(one) for one in caches)
-
-
-def layout_of(cache: torch.Tensor) -> tuple[object, ...]:
-    """All that launches take from a cache but its address."""
-    return cache.stride(), cache.shape, cache.dtype, cache.is_cuda
 
 
 def _one_pitch(tensor: torch.Tensor) -> bool:

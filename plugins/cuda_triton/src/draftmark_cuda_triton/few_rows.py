@@ -12,8 +12,9 @@ from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, s
 
 from . import extend, launch, sizing, tiling
 from .again import MOST_KNOWN, Again
-from .extend import check_rows, has_boxes, has_one_pitch, layout_of
+from .extend import check_rows, has_boxes, has_one_pitch
 from .launch import Attention, Extent
+from .remembered import Remembered, cache_layout
 
 MOVING = (*extend.MOVING, "tail_mask", "tail_depth")
 """The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""
@@ -30,6 +31,10 @@ class Cut:
     extent: Extent
     tile: tiling.Tile
     pieces: int
+
+
+Facts = tuple[tuple[Cut, bool, int, int], torch.Tensor | None, torch.Tensor | None]
+"""Of a batch: its cut, whether its tail is a block, pitches of page table and mask; then its tree's mask and depth."""
 
 
 class FewRows:
@@ -49,6 +54,7 @@ class FewRows:
         self._shape = Attention.of(geometry, slots.is_cuda)
         self._cuts: dict[tuple[int, ...], Cut] = {}
         self._again = Again(MOVING)
+        self._facts = Remembered[ForwardBatch, Facts]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
@@ -61,28 +67,31 @@ class FewRows:
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, one launch and a merge; q and out ``[rows, query heads, head_dim]``."""
+        which, mask, depth = self._facts(self._of_batch, batch)
+        tensors = (
+            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens,
+            batch.q_indptr, batch.page_table, mask, depth,
+        )  # fmt: skip
+        if self._slots.is_cuda:
+            layout = which, cache_layout(cache), q.stride(), out.stride(), q.dtype, out.dtype
+            self._again(layout, tensors, self._launch_own, *which[:2])
+            return
         check_rows(q, out)
-        tail = batch.tail
-        mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
         record_call(
-            self._attend, self._extent(batch), isinstance(tail, Block), q, cache.k, cache.v, cache.k_scale,
-            cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens, batch.q_indptr, batch.page_table,
-            mask, depth, self._work, self._partial_out, self._partial_lse,
+            self._launch, *which[:2], *tensors, self._work, self._partial_out, self._partial_lse,
             mutates=(self._partial_out, self._partial_lse, out),
         )  # fmt: skip
 
-    def _attend(self, cut: Cut, block: bool, *tensors: torch.Tensor | None) -> None:
-        """Launch, or launch again. `tensors` are named in MOVING, and behind those come the schedule and partials."""
-        if not self._slots.is_cuda:
-            self._launch(cut, block, *tensors)  # type: ignore[arg-type]
-            return
-        q, k, v, _, _, _, out, _, _, table, mask, _ = moving = tensors[: len(MOVING)]
-        assert q is not None and k is not None and v is not None and out is not None and table is not None
-        layout = (
-            cut, block, 0 if mask is None else mask.stride(0), q.stride(), out.stride(), table.stride(0),
-            layout_of(k), layout_of(v), q.dtype, out.dtype, q.is_cuda, out.is_cuda,
-        )  # fmt: skip
-        self._again(layout, moving, self._launch, cut, block, *tensors)
+    def _of_batch(self, batch: ForwardBatch) -> Facts:
+        tail = batch.tail
+        mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
+        pitches = batch.page_table.stride(0), 0 if mask is None else mask.stride(0)
+        return (self._extent(batch), isinstance(tail, Block), *pitches), mask, depth
+
+    def _launch_own(self, cut: Cut, block: bool, *tensors: torch.Tensor) -> None:
+        check_rows(tensors[0], tensors[MOVING.index("out")])
+        own = self._work, self._partial_out, self._partial_lse
+        self._launch(cut, block, *tensors, *own)  # type: ignore[call-arg]  # as MOVING names them
 
     def _launch(
         self,

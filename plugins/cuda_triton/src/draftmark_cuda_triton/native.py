@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 NON_BLOCKING, RELAXED = 1, 2
@@ -81,6 +82,7 @@ class Driver:
         self._library = library
         self.start = library.cuLaunchKernelEx
         self._streams: dict[int, c_void_p] = {}
+        self._one_at_a_time = Lock()
 
     def captured(self, launch: Callable[[int], object], device: int) -> Captured:
         """Capture one launch, which does not run.
@@ -91,16 +93,17 @@ class Driver:
         Raises:
             DriverError: a call failed, or `launch` did something else.
         """
-        stream, graph = self._stream(device), c_void_p()
-        self._call("cuStreamBeginCapture_v2", stream, RELAXED)
-        try:
-            launch(stream.value or 0)
-        finally:
-            self._call("cuStreamEndCapture", stream, byref(graph))
-        try:
-            return self._told(self._only_node(graph))
-        finally:
-            self._call("cuGraphDestroy", graph)
+        with self._one_at_a_time:
+            stream, graph = self._stream(device), c_void_p()
+            self._call("cuStreamBeginCapture_v2", stream, RELAXED)
+            try:
+                launch(stream.value or 0)
+            finally:
+                self._call("cuStreamEndCapture", stream, byref(graph))
+            try:
+                return self._told(self._only_node(graph))
+            finally:
+                self._call("cuGraphDestroy", graph)
 
     def is_capturing(self, stream: int) -> bool:
         """Whether a stream captures a graph, or may not be asked since another one does."""
@@ -165,13 +168,16 @@ class Launch:
         like: one that was captured, of which all but the grid and the parameters are taken.
         grid: of three. params: of each parameter its bytes.
         dependent: it takes its place while the kernel before it on the stream runs, for whose stores it waits itself.
+
+    Attributes:
+        pointers: of each parameter where it is in the host's memory; another may be put there.
     """
 
     def __init__(
         self, driver: Driver, like: Captured, grid: Sequence[int], params: Sequence[bytes], dependent: bool
     ) -> None:
         self._params = [(c_char * len(one)).from_buffer_copy(one) for one in params]
-        self._pointers = (c_void_p * len(params))(*map(ctypes.addressof, self._params))
+        self.pointers = (c_void_p * len(params))(*map(ctypes.addressof, self._params))
         attributes = [*like.attributes, *([Attribute(DEPENDENT, 0, (c_uint * 16)(1))] if dependent else ())]
         self._attributes = (Attribute * max(1, len(attributes)))(*attributes)
         self._config = Config(
@@ -183,10 +189,6 @@ class Launch:
         """A parameter that is an address; the next launch gets what its `value` is then."""
         return ctypes.c_uint64.from_buffer(self._params[place])
 
-    def point(self, place: int, memory: int) -> None:
-        """Take a parameter from elsewhere in the host's memory from now on."""
-        self._pointers[place] = memory
-
     def __call__(self, stream: int) -> None:
         """Launch.
 
@@ -194,7 +196,7 @@ class Launch:
             DriverError: the driver refused.
         """
         self._config.stream = stream
-        code = self._start(self._about, self._function, self._pointers, None)
+        code = self._start(self._about, self._function, self.pointers, None)
         if code:
             raise DriverError(f"cuLaunchKernelEx: CUresult {code}")
 

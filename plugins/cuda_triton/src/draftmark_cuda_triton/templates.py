@@ -73,7 +73,8 @@ class Template:
         if len(longer) != len(self._boxes):
             raise DriverError(f"{len(self._boxes)} copy descriptors are {len(longer)} parameters")
         self._box_params = dict(zip(self._boxes, longer, strict=True))
-        self._maps: dict[int, dict[int, Any]] = {place: {} for place in self._boxes}
+        self._maps: dict[int, dict[int, int]] = {place: {} for place in self._boxes}
+        self._kept: dict[int, list[Any]] = {place: [] for place in self._boxes}
         if self._packed(plain) != list(like.params):
             raise DriverError("what was found of the parameters does not make them")
 
@@ -87,17 +88,19 @@ class Template:
         return self._box_params[place] if place in self._box_params else self._place[place]
 
     def maps(self, addresses: dict[int, int]) -> None:
-        """Have the driver's descriptors of tensors at other addresses, by the argument; see `map_at`."""
+        """Have the driver's descriptors of tensors at other addresses, by the argument; see `known`."""
         args = [moved(one, addresses[n]) if n in addresses else one for n, one in enumerate(self._args)]
         params = self._captured(args).params
         for place, address in addresses.items():
             known, bits = self._maps[place], params[self._box_params[place]]
             if len(known) >= MOST_MAPS:
                 known.clear()
-            known[address] = (ctypes.c_char * len(bits)).from_buffer_copy(bits)
+                self._kept[place].clear()
+            self._kept[place].append((ctypes.c_char * len(bits)).from_buffer_copy(bits))
+            known[address] = ctypes.addressof(self._kept[place][-1])
 
-    def known(self, place: int) -> dict[int, Any]:
-        """The descriptors of an argument, by the address of the tensor."""
+    def known(self, place: int) -> dict[int, int]:
+        """Where the descriptors of an argument are in the host's memory, by the address of the tensor."""
         return self._maps[place]
 
     def _captured(self, args: Sequence[Any]) -> Captured:

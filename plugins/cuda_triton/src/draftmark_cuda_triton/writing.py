@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import triton
 
+from draftmark.runtime import KVCache, record_call
+
 from .again import Again
-from .extend import layout_of
 from .flavours import compiled_or_interpreted
 from .launch import scaled
+from .remembered import cache_layout, layout_of
 from .starting import start
 from .tiling import next_power_of_two
 
@@ -38,8 +40,17 @@ def write_kv(
     if not k.is_cuda:
         _launch(*tensors)
         return
-    layout = k.shape, k.stride(), v.stride(), layout_of(k_cache), layout_of(v_cache), k.dtype, v.dtype
-    _AGAIN(layout, tensors, _launch, *tensors)
+    layout = k.shape, k.stride(), v.stride(), (layout_of(k_cache), layout_of(v_cache)), k.dtype, v.dtype
+    _AGAIN(layout, tensors, _launch)
+
+
+def write_rows(k: torch.Tensor, v: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
+    """`write_kv` to a layer, for a backend's step; a graph that is recorded on a CPU replays it."""
+    tensors = (k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+    if not slots.is_cuda:
+        record_call(_launch, *tensors, mutates=(cache.k, cache.v))
+        return
+    _AGAIN((k.shape, k.stride(), v.stride(), cache_layout(cache), k.dtype, v.dtype), tensors, _launch)
 
 
 def _launch(
