@@ -1,0 +1,55 @@
+"""`remembered`: asked once of an object, forgotten with it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton.remembered import Remembered, cache_layout
+
+
+class Thing:
+    """An object that can be referred to weakly."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+def test_of_an_object_it_is_asked_once():
+    """Of two that are equal, of each."""
+    asked, known = [], Remembered()
+    said = lambda one: asked.append(one.number) or one.number  # noqa: E731
+    first, second = Thing(1), Thing(1)
+    assert [known(said, one) for one in (first, second, first, second)] == [1] * 4 and asked == [1, 1]
+
+
+def test_an_object_that_is_gone_is_forgotten():
+    """It is not kept, and one that comes to lie where it was is asked itself."""
+    known, seen = Remembered(), set()
+    for number in range(200):
+        one = Thing(number)
+        seen.add(id(one))
+        assert known(lambda it: it.number, one) == number
+        gone = weakref.ref(one)
+        del one
+        gc.collect()
+        assert gone() is None and not known._known
+    assert len(seen) < 200, "no identity came twice: the test shows nothing"
+
+
+def test_layouts_that_are_alike_are_one():
+    """Of caches anywhere in memory; another page size, pitch, dtype or number of pages is another."""
+
+    def cache(pages=4, size=16, heads=2, dtype=torch.bfloat16, joint=False):
+        if joint:
+            return KVCache(*torch.zeros(pages, 2, size, heads, 64, dtype=dtype).unbind(1))
+        return KVCache(*(torch.zeros(pages, size, heads, 64, dtype=dtype) for _ in "kv"))
+
+    alike = [cache(), cache()]
+    others = [cache(5), cache(size=32), cache(heads=4), cache(dtype=torch.float16), cache(joint=True)]
+    mixed = KVCache(cache().k, cache(joint=True).v)
+    found = [cache_layout(one) for one in (*alike, *others, mixed)]
+    assert found[0] is found[1] and len(set(found)) == 7
