@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks import runs
+
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "sglang-h200.json"
 EARLIER = RECORD.with_name("sglang-h200-earlier.json")
@@ -60,10 +62,7 @@ def with_run(record: Row, name: str, rows: Row, about: Row, texts: Iterable[Row]
         "rows": [{field: value for field, value in row.items() if field != "profile"} for row in rows["rows"]],
         "profiles": profiles,
     }
-    lists = {
-        part: [one for one in record.get(part, []) if one["run"] != name] + [dict(run=name) | one for one in new]
-        for part, new in found.items()
-    }
+    lists = {part: runs.with_run(record.get(part, []), name, new) for part, new in found.items()}
     return record | dict(schema=2, runs=record.get("runs", {}) | {name: made}) | lists
 
 

@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import with_run
+
 LISTS = ("equality", "rows", "drafting", "profiles")
 OF_A_RUN = ("device", "commit", "versions", "start_s", "failed", "not_run")
 
@@ -37,8 +39,7 @@ def gather(
     before = record.get("runs", {})
     found: dict[str, Any] = {"schema": 2, "runs": _placed(before, run, said, keep[0] if keep else None)}
     for name in LISTS:
-        kept = [row for row in record.get(name, ()) if row["run"] != run]
-        found[name] = kept + [{"run": run, **row} for row in result.get(name, ())]
+        found[name] = with_run(record.get(name, ()), run, result.get(name, ()))
     return found
 
 

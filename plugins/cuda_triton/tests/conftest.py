@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -412,3 +413,53 @@ class Layers:
 def layers_of() -> type[Layers]:
     """Backends without a GPU whose tensors say that they are on one, with `compiled`."""
     return Layers
+
+
+@pytest.fixture(
+    params=[
+        (Mode.DECODE, 16, False, False),
+        (Mode.VERIFY, 16, False, True),
+        (Mode.VERIFY, 16, True, False),
+        (Mode.RAGGED_VERIFY, 1, False, False),
+        (Mode.RAGGED_VERIFY, 64, False, False),
+        (Mode.EXTEND, 16, False, True),
+        (Mode.EXTEND, 1, False, False),
+    ],
+    ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}",
+)
+def asked_of_layers(request, layers_of):
+    """One backend's layers and 40 calls of its attention: batches and layers that differ in addresses, pitches,
+    alignment, sizes and what is not there, in any order.
+    """
+    return asked_of(layers_of(*request.param))
+
+
+def asked_of(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
+    """Layers, and what is asked of them; see `asked_of_layers`."""
+    chance = random.Random(1)
+    batches, caches = [layers.batch(chance) for _ in range(6)], [layers.layer(chance) for _ in range(5)]
+    asked = []
+    for _ in range(40):
+        batch = chance.choice(batches)
+        q, out = layers.rows(batch, chance)
+        asked.append((q, chance.choice(caches), batch, out))
+    return layers, asked
+
+
+@pytest.fixture
+def decodes(layers_of):
+    """`asked_of_layers` of decodes over pages of 16."""
+    return asked_of(layers_of(Mode.DECODE, 16))
+
+
+@pytest.fixture
+def anew(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
+    """In the block, nothing is launched again, but all of it anew, by Triton."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with monkeypatch.context() as inside:
+            inside.setattr(again.Again, "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors))
+            yield
+
+    return block

@@ -34,34 +34,13 @@ def launched(gpu, call, *args):
     return [(source, [plain(one) for one in (*given[:3], *given[9:])]) for source, given in gpu.launched[before:]]
 
 
-CASES = [
-    (Mode.DECODE, 16, False, False),
-    (Mode.VERIFY, 16, False, True),
-    (Mode.VERIFY, 16, True, False),
-    (Mode.RAGGED_VERIFY, 1, False, False),
-    (Mode.RAGGED_VERIFY, 64, False, False),
-    (Mode.EXTEND, 16, False, True),
-    (Mode.EXTEND, 1, False, False),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}")
-def test_launches_are_those_that_would_be_made_anew(compiled, layers_of, monkeypatch, case):
-    """Of layers and batches that differ in addresses, pitches, alignment, sizes and what is not there, in any order."""
-    chance, layers = random.Random(1), layers_of(*case)
-    batches = [layers.batch(chance) for _ in range(6)]
-    caches = [layers.layer(chance) for _ in range(5)]
-    asked = []
-    for _ in range(30):
-        batch = chance.choice(batches)
-        q, out = layers.rows(batch, chance)
-        asked.append((q, chance.choice(caches), batch, out))
+def test_launches_are_those_that_would_be_made_anew(compiled, asked_of_layers, anew):
+    """Of all that is asked of layers."""
+    layers, asked = asked_of_layers
     again = [launched(compiled, layers.served.attend, *one) for one in asked]
-    monkeypatch.setattr(
-        type(layers.served._again), "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors)
-    )
-    for one, found in zip(asked, again, strict=True):
-        assert found and found == launched(compiled, layers.served.attend, *one)
+    with anew():
+        for one, found in zip(asked, again, strict=True):
+            assert found and found == launched(compiled, layers.served.attend, *one)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

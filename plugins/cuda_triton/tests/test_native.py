@@ -42,7 +42,8 @@ class Library:
     """What is used of libcuda, over launches that a driver without a GPU keeps."""
 
     def __init__(self, gpu, lacks=()):
-        self.gpu, self.started, self._captured, self.capturing = gpu, [], [], False
+        self.gpu, self.started, self.captures, self._captured, self.capturing = gpu, [], 0, [], False
+        self._sizes = {}
         for name in lacks:
             setattr(self, name, None)
 
@@ -61,6 +62,7 @@ class Library:
     def cuStreamEndCapture(self, stream, graph):
         self._captured = self.gpu.launched[self._before :]
         del self.gpu.launched[self._before :]
+        self.captures += 1
         graph._obj.value = 6
         return 0
 
@@ -78,6 +80,7 @@ class Library:
         self._params = [ctypes.create_string_buffer(one, len(one)) for one in packed(source, given[9:])]
         self._pointers = (ctypes.c_void_p * len(self._params))(*map(ctypes.addressof, self._params))
         found = about._obj
+        self._sizes[id(source)] = [len(one) for one in self._params]
         found.function, found.shared = id(source), 1000
         found.grid, found.block = (ctypes.c_uint * 3)(*given[:3]), (ctypes.c_uint * 3)(128, 1, 1)
         found.params = ctypes.cast(self._pointers, ctypes.POINTER(ctypes.c_void_p))
@@ -94,30 +97,17 @@ class Library:
 
     def cuLaunchKernelEx(self, config, function, pointers, extra):
         config = config._obj
-        sizes = self.sizes[function.value]
+        sizes = self._sizes[function.value]
         params = [ctypes.string_at(where, size) for where, size in zip(pointers, sizes, strict=True)]
         attributes = [config.attributes[n].id for n in range(config.num_attributes)]
         self.started.append((function.value, (*config.grid,), (*config.block,), config.shared, attributes, params))
         return 0
 
 
-class Sized(Library):
-    """Remembers the sizes of every kernel's parameters, as a driver does."""
-
-    def __init__(self, gpu, lacks=()):
-        super().__init__(gpu, lacks)
-        self.sizes = {}
-
-    def cuGraphKernelNodeGetParams_v2(self, node, about):
-        code = super().cuGraphKernelNodeGetParams_v2(node, about)
-        self.sizes[about._obj.function] = [len(one) for one in self._params]
-        return code
-
-
 @pytest.fixture
 def library(compiled, monkeypatch):
     """Of a driver that is not there, in place of CUDA's."""
-    return stand_in(Sized(compiled), monkeypatch)
+    return stand_in(Library(compiled), monkeypatch)
 
 
 def stand_in(library, monkeypatch):
@@ -130,15 +120,6 @@ def steps_of(again):
     return [one for steps in again._known.values() for one in steps]
 
 
-def asked_of(layers_of, case):
-    chance, layers = random.Random(1), layers_of(*case)
-    batches, caches = [layers.batch(chance) for _ in range(6)], [layers.layer(chance) for _ in range(5)]
-    for _ in range(40):
-        batch = chance.choice(batches)
-        q, out = layers.rows(batch, chance)
-        yield layers, (q, chance.choice(caches), batch, out)
-
-
 def given_anew(gpu, call, *args):
     """Grids and parameters that ``call(*args)`` would give the driver, if Triton gave them."""
     before = len(gpu.launched)
@@ -148,77 +129,80 @@ def given_anew(gpu, call, *args):
     return [(id(source), given[:3], packed(source, given[9:])) for source, given in made]
 
 
-CASES = [
-    (Mode.DECODE, 16, False, False),
-    (Mode.VERIFY, 16, False, True),
-    (Mode.VERIFY, 16, True, False),
-    (Mode.RAGGED_VERIFY, 1, False, False),
-    (Mode.RAGGED_VERIFY, 64, False, False),
-    (Mode.EXTEND, 16, False, True),
-    (Mode.EXTEND, 1, False, False),
-]
+def direct(library):
+    """Grids and parameters that the driver was given by `Direct` since it was last asked."""
+    started = [(function, grid, params) for function, grid, _, _, _, params in library.started]
+    library.started.clear()
+    return started
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}")
-def test_the_driver_is_given_what_triton_gives_it(library, layers_of, monkeypatch, case):
-    """Of layers and batches that differ in addresses, pitches, alignment, sizes and what is not there, in any order."""
-    direct = 0
-    for layers, one in asked_of(layers_of, case):
-        with monkeypatch.context() as anew:
-            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
-            anew.setattr(type(layers.served._again), "__call__", call)
+def test_the_driver_is_given_what_triton_gives_it(library, asked_of_layers, anew):
+    """Of all that is asked of layers."""
+    layers, asked = asked_of_layers
+    count = 0
+    for one in asked:
+        with anew():
             wanted = given_anew(library.gpu, layers.served.attend, *one)
-        library.started.clear()
-        launched = given_anew(library.gpu, layers.served.attend, *one)
-        started = [(function, grid, params) for function, grid, _, _, _, params in library.started]
+        launched, started = given_anew(library.gpu, layers.served.attend, *one), direct(library)
         assert wanted and (launched or started) == wanted
-        direct += bool(started)
-    assert direct > 15
+        count += bool(started)
+    assert count > 15
     assert all(isinstance(step, Direct) for step in steps_of(layers.served._again))
 
 
-def test_a_kernel_that_waits_itself_is_launched_so(library, layers_of):
+def test_a_kernel_that_waits_itself_is_launched_so(library, decodes, layers_of):
     """As programmatic dependents: attention of few rows and its merge, on sm_90; not where Triton's option is off."""
-    for _, (layers, one) in zip(range(12), asked_of(layers_of, CASES[0]), strict=False):
+    layers, asked = decodes
+    for one in asked[:12]:
         layers.served.attend(*one)
     assert library.started and all(attributes == [native.DEPENDENT] for *_, attributes, _ in library.started)
+    library.started.clear()
+    chance = random.Random(5)
+    cache, (k, v, slots) = layers.layer(chance), layers.new_rows(3, chance)
+    for _ in range(2):
+        writing.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
+    assert library.started and all(attributes == [] for *_, attributes, _ in library.started)
 
 
-def test_one_capture_serves_every_number_of_rows(library, layers_of, monkeypatch):
+def test_one_capture_serves_every_number_of_rows(library, layers_of):
     """Batches of sizes never seen are captured for no more, nor layers whose descriptors are known."""
-    chance, layers = random.Random(3), layers_of(*CASES[4])
+    chance, layers = random.Random(3), layers_of(Mode.RAGGED_VERIFY, 64)
     batches, cache = [layers.batch(chance) for _ in range(6)], layers.layer(chance)
-    for batch in batches[:3]:
-        layers.served.attend(*layers.rows(batch, chance)[:1], cache, batch, layers.rows(batch, chance)[1])
-    known = {id(one) for one in layers.served._again._templates.values()}
-    for batch in batches:
-        q, out = layers.rows(batch, chance)
-        layers.served.attend(q, cache, batch, out)
-    assert len(layers.served._again._templates) - len(known) <= 4
+    known = 0
+    for asked in (batches[:3], batches):
+        known = len(layers.served._again._templates)
+        for batch in asked:
+            q, out = layers.rows(batch, chance)
+            layers.served.attend(q, cache, batch, out)
+    templates_made = layers.served._again._templates
+    assert len(templates_made) - known <= 4
+    boxed = sum(bool(one._boxes) for one in templates_made.values())
+    assert library.captures <= 2 * len(templates_made) + boxed
 
 
 @pytest.mark.parametrize("lacks", ["cuFuncGetParamInfo", "cuGraphKernelNodeGetParams_v2"])
-def test_an_older_driver_is_left_to_triton(compiled, layers_of, monkeypatch, lacks):
+def test_an_older_driver_is_left_to_triton(compiled, decodes, monkeypatch, lacks):
     """Nothing is launched but by Triton's call, and all of it."""
-    stand_in(Sized(compiled, [lacks]), monkeypatch)
-    for layers, one in asked_of(layers_of, CASES[0]):
+    stand_in(Library(compiled, [lacks]), monkeypatch)
+    layers, asked = decodes
+    for one in asked:
         assert given_anew(compiled, layers.served.attend, *one)
     assert all(isinstance(step, Called) for step in steps_of(layers.served._again))
 
 
-def test_a_refusal_of_the_driver_is_told(library, layers_of, monkeypatch):
+def test_a_refusal_of_the_driver_is_told(library, decodes, monkeypatch):
     """With the driver's code: no launch is lost in silence."""
-    driver = native.driver()
-    monkeypatch.setattr(driver, "start", lambda *_: 700)
+    layers, asked = decodes
+    monkeypatch.setattr(native.driver(), "start", lambda *_: 700)
     with pytest.raises(DriverError, match="cuLaunchKernelEx: CUresult 700"):
-        for layers, one in asked_of(layers_of, CASES[0]):
+        for one in asked:
             layers.served.attend(*one)
 
 
 def test_in_a_capture_nothing_is_remembered(library, layers_of):
     """What is captured is Triton's own launch; the first eager call behind it is noted."""
     library.capturing = True
-    chance, layers = random.Random(2), layers_of(*CASES[0])
+    chance, layers = random.Random(2), layers_of(Mode.DECODE, 16)
     batch, cache = layers.batch(chance), layers.layer(chance)
     q, out = layers.rows(batch, chance)
     for _ in range(2):
@@ -232,30 +216,26 @@ def test_in_a_capture_nothing_is_remembered(library, layers_of):
 
 def test_a_grid_without_programs_is_not_launched(library, layers_of):
     """The driver refuses it, and Triton does not launch it."""
-    chance, layers = random.Random(2), layers_of(*CASES[0])
+    chance, layers = random.Random(2), layers_of(Mode.DECODE, 16)
     cache, (k, v, slots) = layers.layer(chance), layers.new_rows(0, chance)
     for _ in range(3):
         writing.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
     assert not library.started
 
 
-def test_descriptors_that_were_forgotten_are_made_again(library, layers_of, monkeypatch):
+def test_descriptors_that_were_forgotten_are_made_again(library, layers_of, anew, monkeypatch):
     """K's is known and V's is not, when the room for both is full: neither is read where it was."""
     monkeypatch.setattr(templates, "MOST_MAPS", 2)
-    chance, layers = random.Random(2), layers_of(*CASES[1])
+    chance, layers = random.Random(2), layers_of(Mode.VERIFY, 16, sinks=True)
     batch, made = layers.batch(chance), [layers_of.made(4, 16, 2, 128) for _ in range(5)]
     q, out = layers.rows(batch, chance)
     asked = [KVCache(*chance.sample(made, 2)) for _ in range(30)]
     sinks = layers.layer(chance).sinks
     for cache in asked:
         one = q, replace(cache, sinks=sinks), batch, out
-        with monkeypatch.context() as anew:
-            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
-            anew.setattr(type(layers.served._again), "__call__", call)
+        with anew():
             wanted = given_anew(library.gpu, layers.served.attend, *one)
-        library.started.clear()
-        launched = given_anew(library.gpu, layers.served.attend, *one)
-        assert (launched or [(f, g, p) for f, g, _, _, _, p in library.started]) == wanted
+        assert (given_anew(library.gpu, layers.served.attend, *one) or direct(library)) == wanted
 
 
 def test_rows_are_written_by_the_driver(library, layers_of):
@@ -266,7 +246,6 @@ def test_rows_are_written_by_the_driver(library, layers_of):
         k, v, slots = layers.new_rows(count, chance)
         asked = k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots
         wanted = given_anew(library.gpu, writing._launch, *asked)
-        library.started.clear()
-        launched = given_anew(library.gpu, writing.write_kv, *asked)
-        assert (launched or [(f, g, p) for f, g, _, _, _, p in library.started]) == wanted
-    assert library.started
+        launched, started = given_anew(library.gpu, writing.write_kv, *asked), direct(library)
+        assert (launched or started) == wanted
+    assert started

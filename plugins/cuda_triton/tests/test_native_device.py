@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,29 +98,21 @@ class Step:
 
 @pytest.fixture
 def direct(monkeypatch):
-    """Counts launches by the driver, and can leave all to Triton."""
-    from draftmark_cuda_triton import again
+    """Counts launches by the driver."""
+    from draftmark_cuda_triton.again import Direct
 
-    class Told:
-        count = 0
+    counted, launch = SimpleNamespace(count=0), Direct.__call__
 
-        def anew(self):
-            """Leave every launch to Triton from now on."""
-            call = lambda _, layout, tensors, launch, *args: launch(*args, *tensors)  # noqa: E731
-            monkeypatch.setattr(again.Again, "__call__", call)
+    def called(self, addresses, stream):
+        counted.count += 1
+        launch(self, addresses, stream)
 
-    told, launched = Told(), again.Direct.__call__
-
-    def counted(self, addresses, stream):
-        told.count += 1
-        launched(self, addresses, stream)
-
-    monkeypatch.setattr(again.Direct, "__call__", counted)
-    return told
+    monkeypatch.setattr(Direct, "__call__", called)
+    return counted
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1][0]}-{c[1][1]}x{c[2]}-p{c[3]}")
-def test_outputs_and_caches_are_the_same(direct, case):
+def test_outputs_and_caches_are_the_same(direct, anew, case):
     """Of batches of any size, one after the other, each twice; the second time no launch is Triton's."""
     step = Step(*case, seed=7)
     batches = [step.batch(count) for count in (1, 6, 3, 5, 2, 4)]
@@ -128,11 +121,12 @@ def test_outputs_and_caches_are_the_same(direct, case):
     found = [(step.run(*one), step.kept()) for one in asked]
     least = LAYERS * len(batches) * 2
     assert direct.count >= least
-    direct.anew()
     for cache, before in zip([one for c in step.caches for one in (c.k, c.v)], first, strict=True):
         cache.view(torch.uint8).copy_(before)
     for one, (outs, kept) in zip(asked, found, strict=True):
-        for wanted, out in zip(step.run(*one), outs, strict=True):
+        with anew():
+            again = step.run(*one)
+        for wanted, out in zip(again, outs, strict=True):
             assert not out.isnan().any() and torch.equal(wanted, out)
         assert all(map(torch.equal, step.kept(), kept))
 
