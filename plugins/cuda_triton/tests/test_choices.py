@@ -44,7 +44,7 @@ def described(tile: Tile) -> str:
         ),
         (
             *(256, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
-            *("64x64 4w 1s 1p 1m 2d", "128x64 8w 1s 1p 2m 2d"),
+            *["64x64 4w 1s 1p 1m 2d"] * 2,
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_head_takes_the_tile_of_its_power_of_two(head_dim, padded, dtypes):
     for rows in (1, 16, 17, 33, 64, 65):
         tile = tiling.choose(shape(head_dim, dtypes), H200, rows)
         assert tile == tiling.choose(shape(padded, dtypes), H200, rows)
-        assert tiling.overlaps(tile, head_dim, rows) is tiling.overlaps(tile, padded, rows)
+        assert tiling.overlaps(tile, head_dim) is tiling.overlaps(tile, padded)
 
 
 def test_rows_of_e4m3_that_registers_hold():
@@ -160,7 +160,7 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
             H200,
             {
                 *("16x32 4w 3s 2p", "64x32 8w 3s 1p", "64x64 4w 1s 1p 1m 2d"),
-                *("128x64 8w 1s 1p 2m 2d", "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
+                *("16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
             },
         ),
     ],
@@ -211,13 +211,34 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "rows", "members", "served"),
-    [(64, 4096, 2, True), (64, 4096, 1, False), (128, 384, 2, True), (128, 385, 2, False), (256, 65, 2, False)],
+    ("head_dim", "dtypes", "rows", "served"),
+    [
+        *((head_dim, BF16, 65, True) for head_dim in (64, 128, 256)),
+        *((head_dim, E4M3, 65, head_dim < 256) for head_dim in (64, 128, 256)),
+        *((head_dim, BF16, 17, head_dim == 128) for head_dim in (64, 128, 256)),
+        *((head_dim, BF16, 16, False) for head_dim in (64, 128, 256)),
+    ],
 )
-def test_two_warp_groups_overlap_where_it_was_faster(head_dim, rows, members, served):
-    """Softmax beside its own products: at head_dim 64, and at 128 up to 384 rows."""
-    tile = replace(tiling.choose(shape(head_dim), H200, 65), members=members)
-    assert tiling.overlaps(tile, head_dim, rows) is served
+def test_softmax_runs_beside_its_own_products_where_registers_hold_it(head_dim, dtypes, rows, served):
+    """Two groups; or one that has a multiprocessor to itself, with tiles of 128 keys. Three groups work in turn."""
+    tile = tiling.choose(shape(head_dim, dtypes), H200, rows)
+    assert tiling.overlaps(tile, head_dim) is served
+    assert not tiling.overlaps(replace(tile, members=3), head_dim)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "page_size", "taller"),
+    [
+        *((head_dim, BF16, 16, head_dim <= 64) for head_dim in (40, 64, 72, 128, 256)),
+        *((64, *rest, False) for rest in ((E4M3, 16), (BF16, 1), (FP32, 16))),
+    ],
+)
+def test_extend_has_three_groups_over_heads_of_64(head_dim, dtypes, page_size, taller):
+    """Where keys come in boxes, as wide as rows. Its row tiles are fewer, so that buffers need no more."""
+    attention = shape(head_dim, dtypes, page_size)
+    few, tile = (tiling.choose(attention, H200, 4096, extend=extend) for extend in (False, True))
+    assert tile == (replace(few, block_m=192, members=3) if taller else few)
+    assert tiling.ragged_tiles(tile, 1, 4096, 3) <= tiling.ragged_tiles(few, 1, 4096, 3)
 
 
 def test_row_tiles_pieces_and_partials():

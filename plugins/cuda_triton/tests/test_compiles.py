@@ -63,6 +63,8 @@ OTHERS = [
     Case(16, tree=True, fp8=True, sinks=True),
     Case(0, fp8=True, window=64),
     Case(0, head_dim=256, cap=30.0),
+    Case(0, heads=(16, 4), head_dim=256, fp8=True),
+    Case(40, heads=(16, 4), head_dim=192, fp8=True, tree=True),
     Case(1, fp8=True),
     Case(16, fp8=True, tree=True),
     Case(8, fp8=True, tree=True, ragged=True, window=64, cap=30.0),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 
 def run(
     bench, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
-    kv_dtype=None, scales=(None, None),
+    kv_dtype=None, scales=(None, None), tile=None,
 ):  # fmt: skip
     """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
 
@@ -16,7 +18,7 @@ def run(
     """
     from draftmark_cuda_triton import launch, tiling
 
-    tile = tiling.Tile(block_m, 32, 4, 2, 2)
+    tile = tile or tiling.Tile(block_m, 32, 4, 2, 2)
     longest = max(n + t for n, t in zip(lens, rows, strict=True))
     width = -(-longest // page)
     generator = torch.Generator().manual_seed(sum(lens) + sum(rows))
@@ -58,9 +60,11 @@ def run(
     return max(bench.error(out, torch.cat(outs)), bench.error(lse, torch.cat(lses)))
 
 
-@pytest.mark.parametrize("block_m", [16, 64])
+@pytest.mark.parametrize("block_m", [16, 48, 64])
 def test_prefill_and_chunks(bench, block_m):
-    """Fresh prompts, chunks behind a prefix, single tokens and padded requests without rows, in one batch."""
+    """Fresh prompts, chunks behind a prefix, single tokens and padded requests without rows, in one batch; row tiles of
+    no power of two too.
+    """
     assert run(bench, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
 
 
@@ -97,3 +101,36 @@ def test_soft_cap(bench):
 def test_each_scale_of_e4m3_counts_alone(bench, scales):
     """One that is not there is 1; a factor of K changes the log-sum-exp, one of V the output alone."""
     assert run(bench, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    ("dim", "page", "dtype", "kv_dtype", "window_left", "cap"),
+    [
+        *((dim, page, torch.bfloat16, None, -1, 0.0) for dim in (64, 96, 128, 192, 256) for page in (1, 16, 64)),
+        *((dim, 16, torch.float16, None, 100, 30.0) for dim in (64, 128, 256)),
+        *((dim, 16, torch.bfloat16, E4M3, -1, 0.0) for dim in (64, 128, 192, 256)),
+        *((dim, 24, torch.float16, E4M3, 70, 0.0) for dim in (40, 128, 256)),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_the_hooks_own_tiles(bench, dim, page, dtype, kv_dtype, window_left, cap):
+    """On a GPU: every warp group has full, partial and empty row tiles, over one tile of keys and over many."""
+    from draftmark import AttentionShape
+    from draftmark.devices import device_profile
+    from draftmark_cuda_triton import boxes, tiling
+
+    device, names = device_profile("cuda"), [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
+    attention = AttentionShape(4, 2, dim, page, *names)
+    tile = tiling.choose(attention, device, 4096, extend=True)
+    tile = tiling.for_cache(attention, device, tile, contiguous=True, boxes=boxes.available())
+    chance = random.Random(dim + page)
+    for _ in range(4):
+        lens = tuple(chance.choice((0, 1, 63, 64, 127, 128, chance.randrange(1500))) for _ in range(5))
+        rows = tuple(chance.choice((0, 1, 31, 32, 33, 64, 96, chance.randrange(700))) for _ in range(5))
+        rows = rows if any(rows) else (1,) * 5
+        told = {"page": page, "dim": dim, "window_left": window_left, "cap": cap, "dtype": dtype, "tile": tile}
+        assert run(bench, lens, rows, kv_dtype=kv_dtype, **told) < 5e-3, (lens, rows)

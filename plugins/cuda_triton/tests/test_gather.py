@@ -115,7 +115,7 @@ class Model:
 
     def environment(self) -> dict[str, Any]:
         """What the role's functions find under their global names."""
-        gather, mask, roles = boxes.hopper().gather, boxes.hopper().mask, boxes.hopper().roles
+        gather, mask, ring = boxes.hopper().gather, boxes.hopper().mask, boxes.hopper().ring
         language = SimpleNamespace(
             int64=np.int64, num_warps=lambda: 4, SliceLayout=lambda dim, of: of, multiple_of=lambda x, n: x,
             arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)),
@@ -134,7 +134,7 @@ class Model:
         }  # fmt: skip
         for module, name in (
             *((gather, one) for one in ("ask_for_pages", "far", "copy_keys", "gather_tiles")),
-            (mask, "key_positions"), (roles, "next_slot"),
+            (mask, "key_positions"), (ring, "next_slot"),
         ):  # fmt: skip
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
         return names
@@ -178,7 +178,7 @@ def gathered(
     source = (at, *(Value(np.int32(s)) for s in strides))
     model = Model(memory)
     k_ring, v_ring = (Slots([np.full((block_n, block_d), -7, ELEMENT) for _ in range(stages)]) for _ in range(2))
-    bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "empty")]
+    bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "k free", "v free")]
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
     for tile in range(first, end):
@@ -213,12 +213,13 @@ def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
 
 
 def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
-    """Room first, then K's barrier, then V's, slot after slot; the phase of room flips when the ring comes round."""
+    """Room for K, K, room for V, V, slot after slot; the phase of room flips when the ring comes round."""
     _, _, done = gathered(4, 64, 64, 64, 300, 0, 0, "packed", 0)
     expected = []
     for tile in range(5):
         slot, turn = tile % 3, tile // 3
-        expected += [("wait", "empty", slot, 1 - turn % 2), ("k", slot, False), ("v", slot, False)]
+        for what in ("k", "v"):
+            expected += [("wait", f"{what} free", slot, 1 - turn % 2), (what, slot, False)]
     assert done == expected
 
 

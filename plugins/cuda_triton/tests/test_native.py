@@ -199,6 +199,17 @@ def test_a_refusal_of_the_driver_is_told(library, decodes, monkeypatch):
             layers.served.attend(*one)
 
 
+def test_a_launch_that_fails_in_a_capture_is_the_drivers_failure(library):
+    """So that the kernel is left to Triton's own call, and the stream is no longer captured."""
+
+    def fails(stream):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(DriverError, match="not permitted"):
+        Driver(library).captured(fails, 0)
+    assert library.captures == 1
+
+
 def test_in_a_capture_nothing_is_remembered(library, layers_of):
     """What is captured is Triton's own launch; the first eager call behind it is noted."""
     library.capturing = True

@@ -17,8 +17,8 @@ from triton.runtime.driver import driver
 
 from . import native
 from .native import DriverError
-from .starting import Launched, noted
-from .templates import ALIGNED, Template, is_box, moved
+from .starting import ALIGNED, Launched, noted
+from .templates import Template, is_box, moved
 
 MOST_KNOWN = 1024
 """Layouts that are remembered at a time, and addresses of each."""

@@ -15,8 +15,10 @@ from .tiling import Tile, next_power_of_two, overlaps
 
 SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
-FOLD_REGISTERS, CROWDED_REGISTERS = 232, 168
-"""Registers of a thread of a folding warp group, beside the fetching warp, and beside a group that widens too."""
+FOLD_REGISTERS = {1: 232, 2: 232, 3: 160}
+"""Registers of a thread of a folding warp group, by how many there are beside the fetching warps."""
+CROWDED_REGISTERS = 168
+"""The same beside a group that widens too."""
 
 
 def box(page_size: int, tile: Tile) -> int:
@@ -24,12 +26,8 @@ def box(page_size: int, tile: Tile) -> int:
     return math.gcd(page_size, tile.block_n)
 
 
-def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int) -> dict[str, Any]:
-    """Constants and compiler options of a program: who widens, and how many registers its threads have.
-
-    Args:
-        rows: packed rows of a request.
-    """
+def options(tile: Tile, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
+    """Constants and compiler options of a program: who widens, and how many registers its threads have."""
     # Programs that share a multiprocessor leave each of their 256 threads so many registers when they start.
     crowd = {"maxnreg": 65536 // (256 * tile.programs_per_sm) // 8 * 8} if tile.programs_per_sm > 1 else {}
     if tile.narrow:
@@ -37,8 +35,8 @@ def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int) -> dict[str
     widen = k.dtype != q.dtype
     chosen: dict[str, Any] = {
         "MEMBERS": tile.members, "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages,
-        "OVERLAP": overlaps(tile, q.shape[2], rows), "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS,
-        "num_warps": 4,
+        "OVERLAP": overlaps(tile, q.shape[2]), "num_warps": 4,
+        "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS[tile.members],
     }  # fmt: skip
     return chosen | crowd
 

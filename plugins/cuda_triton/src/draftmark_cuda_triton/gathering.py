@@ -29,13 +29,9 @@ def pitches(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride * tensor.element_size() for stride in tensor.stride()[:3])
 
 
-def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, rows: int, page_size: int) -> dict[str, Any]:
-    """Constants and compiler options of the tile's kernel; see `boxes.options`.
-
-    Args:
-        rows: packed rows of a request.
-    """
-    chosen = boxes.options(tile, k, q, rows)
+def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, page_size: int) -> dict[str, Any]:
+    """Constants and compiler options of the tile's kernel; see `boxes.options`."""
+    chosen = boxes.options(tile, k, q)
     if not tile.gather:
         return chosen | {"BOX": boxes.box(page_size, tile)}
     del chosen["WIDEN"], chosen["DEPTH"]

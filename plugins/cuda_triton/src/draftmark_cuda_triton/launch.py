@@ -275,7 +275,7 @@ def _attend_hopper(
         BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged,
         WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
         WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages,
-        **gathering.options(tile, k, q, extent.q_len * shape.group, shape.page_size), **_dependent(shape),
+        **gathering.options(tile, k, q, shape.page_size), **_dependent(shape),
     )  # fmt: skip
 
 
@@ -343,7 +343,7 @@ def attend_extend(
             PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
             WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
             WITH_LSE=lse is not None, STAGES=tile.num_stages,
-            **gathering.options(tile, k, q, num_rows * shape.group, shape.page_size),
+            **gathering.options(tile, k, q, shape.page_size),
         )  # fmt: skip
         return
     start(
@@ -352,9 +352,10 @@ def attend_extend(
         prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
         shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
         *k.stride()[:3], *v.stride()[:3],
-        PAGE=shape.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
-        BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale),
-        SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None, STAGES=tile.num_stages,
+        PAGE=shape.page_size, BLOCK_M=tile.block_m, HEIGHT=next_power_of_two(tile.block_m), BLOCK_N=tile.block_n,
+        HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0,
+        SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
+        STAGES=tile.num_stages,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 

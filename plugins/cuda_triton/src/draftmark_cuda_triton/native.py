@@ -98,6 +98,8 @@ class Driver:
             self._call("cuStreamBeginCapture_v2", stream, RELAXED)
             try:
                 launch(stream.value or 0)
+            except Exception as error:  # a hook of the launcher's own that waits for the device, say
+                raise DriverError(f"a launch that is captured fails: {error}") from error
             finally:
                 self._call("cuStreamEndCapture", stream, byref(graph))
             try:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from .native import Captured, Driver, DriverError, Launch
+from .starting import ALIGNED
 
-ALIGNED = 16
 MOST_MAPS = 1024
 """Addresses whose copy descriptors are remembered at a time."""
 WORDS = {4: "f", 8: "d"}

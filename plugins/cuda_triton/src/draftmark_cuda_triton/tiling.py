@@ -23,8 +23,6 @@ INTERPRETED_ROWS = 256
 """Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
 INTERPRETED_PIECES = 2
 """Pieces in the interpreter where a request has several tiles: two still cut and merge."""
-OVERLAPPED_ROWS = 384
-"""Packed rows up to which two warp groups overlap softmax and products themselves; more row tiles do it by chance."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
@@ -70,7 +68,8 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         heights = () if extend else _narrow_heights(shape)
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
-        return _hopper(shape, _above(rows))
+        tile = _hopper(shape, _above(rows))
+        return _ragged(shape, tile) if extend else tile
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -83,7 +82,8 @@ def _above(rows: Any) -> int:
 
 def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
     """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
-    largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes.
+    largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes, and
+    EXTEND's taller one (`_ragged`) asks for less than its own.
     """
     tiles = [_kernels(shape, device, True)]
     if shape.q_dtype != "float32":
@@ -133,15 +133,24 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
     """
     block_d = next_power_of_two(shape.head_dim)
     narrow = DTYPE_BYTES[shape.kv_dtype] == 1
-    if above == 64:
-        stages = {64: 6, 128: 3, 256: 1 if narrow else 2}[block_d]
-        block_n = 64 if narrow or block_d == 256 else 128
-        return Tile(128, block_n, 8, stages, 1, members=2, depth=0 if not narrow else 2 if block_d == 256 else 4)
+    # Two groups that fold rows of 256, beside one that widens, have too few registers for one product.
+    if above == 64 and not (narrow and block_d == 256):
+        stages = {64: 6, 128: 3, 256: 2}[block_d]
+        return Tile(128, 64 if narrow or block_d == 256 else 128, 8, stages, 1, members=2, depth=4 if narrow else 0)
     if narrow:
         return Tile(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, members=1, depth=2)
     if block_d == 128 and above == LEAST_ROWS:
         return Tile(64, 128, 4, 3, 1, members=1)
     return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
+
+
+def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
+    """The same tile for EXTEND. With heads of 64 a row's softmax takes as long as its products, and three warp groups
+    keep the tensor cores busier than two; of few rows a request they would leave more of a row tile empty.
+    """
+    if tile.members == 2 and tile.depth == 0 and next_power_of_two(shape.head_dim) == 64:
+        return replace(tile, block_m=192, members=3)
+    return tile
 
 
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
@@ -160,10 +169,13 @@ def _narrow(shape: AttentionShape, height: int) -> Tile:
     return Tile(height, 64, 4, stages, 2, members=1, narrow=True)
 
 
-def overlaps(tile: Tile, head_dim: int, rows: int) -> bool:
-    """Whether a warp group of `hopper` runs its softmax beside its own products, or leaves that to chance."""
-    block_d = next_power_of_two(head_dim)
-    return tile.members == 2 and (block_d == 64 or (block_d == 128 and rows <= OVERLAPPED_ROWS))
+def overlaps(tile: Tile, head_dim: int) -> bool:
+    """Whether a warp group of `hopper` runs its softmax beside its own products too, or beside other programs' alone.
+
+    It does where its registers hold the weights of two tiles: two groups, or one that shares its place with no other.
+    """
+    alone = tile.members == 1 and tile.block_n == 128 and tile.depth == 0 and next_power_of_two(head_dim) == 128
+    return tile.members == 2 or alone
 
 
 def without_hopper(tile: Tile) -> Tile:

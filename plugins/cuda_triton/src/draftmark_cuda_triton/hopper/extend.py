@@ -8,19 +8,23 @@ at 790 TFLOP/s; 8.6 GB through L2.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .fetch import (
+    CROWDED_REGISTERS,
+    FETCH_REGISTERS,
+    GATHERED,
+    KEYS,
+    VALUES,
+    WIDEN_REGISTERS,
+    WIDENED,
+    fetch_tiles,
+    widen_tiles,
+)
+from .fold import fold_tiles, give_turn, takes_turns
 from .gather import gather_tiles
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
-from .roles import (
-    FETCH_REGISTERS,
-    WIDEN_REGISTERS,
-    bring_rows,
-    fetch_tiles,
-    fold_tiles,
-    sink_mass,
-    store_rows,
-    widen_tiles,
-)
+from .rows import bring_rows, store_rows
+from .softmax import sink_mass
 
 
 @gluon.jit
@@ -36,15 +40,18 @@ def tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M: gl.constexpr, BLO
 
 @gluon.jit
 def bring_ragged(
-    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
-    window_left, stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, DEPTH: gl.constexpr,
-    STAGES: gl.constexpr, GATHERED_DIM: gl.constexpr = 0,
+    given, WHAT: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
+    HEAD_DIM: gl.constexpr = 0,
 ):  # fmt: skip
-    """The tiles of a program's row tiles: the fetching warp, or the warp group that widens what it brings.
+    """The tiles of a program's row tiles: what a fetching warp brings, or a warp group widens.
 
-    GATHERED_DIM: as in `uniform.bring_uniform`.
+    HEAD_DIM: as in `uniform.bring_uniform`.
     """
+    (
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
+        window_left, stride_table, num_pages,
+    ) = given  # fmt: skip
     slot, phase = count * 0, count * 0
     near, near_phase = count * 0, count * 0
     for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
@@ -55,36 +62,42 @@ def bring_ragged(
             rows = gl.load(q_indptr + request + 1) - gl.load(q_indptr + request)
             prefix_len = gl.load(prefix_lens + request)
             first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
-            if WIDENS:
+            page_row = page_table + request.to(gl.int64) * stride_table
+            if WHAT == WIDENED:
                 near, near_phase, slot, phase = widen_tiles(
                     fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
                 )
-            elif GATHERED_DIM:
+            elif WHAT == GATHERED:
                 slot, phase = gather_tiles(
-                    k_source, v_source, ring, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
-                    first, stop, prefix_len + rows, PAGE, BLOCK_N, GATHERED_DIM, BLOCK_D, STAGES,
+                    k_source, v_source, ring, slot, phase, page_row, head, first, stop, prefix_len + rows, PAGE,
+                    BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
                 )  # fmt: skip
             else:
                 slot, phase = fetch_tiles(
-                    k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
-                    first, stop, prefix_len + rows, num_pages, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
+                    v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, first, stop,
+                    prefix_len + rows, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
                 )  # fmt: skip
 
 
 @gluon.jit
 def fold_ragged(
-    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count,
-    group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-    MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
-    WITH_LSE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    GATHERED: gl.constexpr = False,
+    given, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
+    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    ONE_BY_ONE: gl.constexpr = False,
 ):  # fmt: skip
     """Warp group MEMBER: 64 packed rows of one row tile."""
+    (
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    ) = given  # fmt: skip
+    TURNS: gl.constexpr = takes_turns(BLOCK_M // 64, OVERLAP, BLOCK_D)
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     slot, phase = count * 0, count * 0
+    if TURNS and MEMBER == 1:
+        give_turn(MEMBER)
     for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
         head, entry = item % num_kv_heads, item // num_kv_heads
         request = gl.load(row_tiles + entry * 2)
@@ -111,14 +124,13 @@ def fold_ragged(
             clear = gl.minimum(prefix_len + lowest + 1, prefix_len + rows) // BLOCK_N
             if WINDOW:
                 clear = first
-            acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
-            top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, scores))
-            mass = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, scores))
             row = packed // group
-            acc, top, mass, slot, phase = fold_tiles(
-                acc, top, mass, own_q, ring, slot, phase, first, clear, stop,
+            view = (
                 prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
-                scale * k_factor, cap, BLOCK_N, BOX, CAUSAL, WINDOW, CAP, STAGES, OVERLAP, GATHERED, scores, output,
+            )  # fmt: skip
+            acc, top, mass, slot, phase = fold_tiles(
+                own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX,
+                CAUSAL, WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
             )  # fmt: skip
             weight = mass
             if SINKS:
@@ -154,88 +166,90 @@ def attend_ragged(
     fetched = ring
     if WIDEN:
         fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
-    # The tuples stand in the call: constants become values when they are given a name.
+    bring = (
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
+        window_left, stride_table, num_pages,
+    )  # fmt: skip
+    fold = (
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    )  # fmt: skip
+    # Constants stand in the call: they become values when they are given a name.
     if MEMBERS == 1 and not WIDEN:
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
+                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
             ],
-            [1], [FETCH_REGISTERS],
+            [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
         )  # fmt: skip
     elif MEMBERS == 1:
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
+                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
             ],
-            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
+            [1, 1, WIDENERS], [FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
+        )  # fmt: skip
+    elif MEMBERS == 3:
+        gl.warp_specialize(
+            [
+                (fold_ragged, (
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
+                )),
+                (fold_ragged, (
+                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
+                )),
+                (fold_ragged, (
+                    fold, 2, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
+                )),
+                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+            ],
+            [4, 4, 1, 1], [REGISTERS, REGISTERS, CROWDED_REGISTERS, CROWDED_REGISTERS],
         )  # fmt: skip
     elif not WIDEN:
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
+                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
             ],
-            [4, 1], [REGISTERS, FETCH_REGISTERS],
+            [4, 1, 1], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES, OVERLAP,
+                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
+                    OVERLAP,
                 )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
-                (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group,
-                    num_kv_heads, window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D,
-                    WINDOW, DEPTH, STAGES,
-                )),
+                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
+                (bring_ragged, (bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
             ],
-            [4, 1, 4], [REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
+            [4, 1, 1, 4], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The fetching role for pages of any size: four warps copy keys one by one into the ring of `roles`, 16 bytes a thread.
+"""The fetching role for pages of any size: four warps copy keys one by one into the ring, 16 bytes a thread.
 
     page table ─► one entry a lane ─► shuffled to the threads of its row ─► cp.async ─► │ K0 V0 │ K1 V1 │ …
       a tile ahead of its copies         16 threads have a row of 256 B                 full: all 128 threads
@@ -7,7 +7,7 @@ What the ring holds afterwards is what boxes of BLOCK_N rows would have put ther
 that ends with the last key. So masks and folds take this ring for one of pages of BLOCK_N tokens.
 
 cp.async writes shared memory as ordinary stores do, and wgmma reads it as the copy engine does: a fold puts a fence
-between the two, behind its wait (`roles.wait_for_tile`).
+between the two, behind its wait (`fold.wait_for_tile`).
 """
 
 from triton.experimental import gluon
@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from .mask import key_positions
 from .names import copy_rows
-from .roles import next_slot
+from .ring import next_slot
 
 GATHERERS = gl.constexpr(4)
 """Warps that gather: a warp group, which one fetching warp occupies as well."""
@@ -90,7 +90,7 @@ def gather_tiles(
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
-    k_ring, v_ring, k_full, v_full, empty = ring
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     spread: gl.constexpr = spread_of(BLOCK_D, gl.num_warps())
     asked: gl.constexpr = asked_of(BLOCK_N, BLOCK_D, gl.num_warps())
     coming = ask_for_pages(page_row, first, kv_len, PAGE, BLOCK_N, asked)
@@ -98,11 +98,12 @@ def gather_tiles(
         pages = gl.convert_layout(coming, gl.SliceLayout(1, spread))
         # Ids of the next tile travel while this one's keys do, and while the ring is full.
         coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, PAGE, BLOCK_N, asked)
-        mbarrier.wait(empty.index(slot), phase ^ 1)
+        mbarrier.wait(k_free.index(slot), phase ^ 1)
         copy_keys(
             k_source, k_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
         )  # fmt: skip
         async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
+        mbarrier.wait(v_free.index(slot), phase ^ 1)
         copy_keys(
             v_source, v_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
         )  # fmt: skip

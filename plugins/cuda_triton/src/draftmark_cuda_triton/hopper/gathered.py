@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .extend import bring_ragged, fold_ragged
+from .fetch import GATHERED
 from .gather import CROWDED_REGISTERS, GATHER_REGISTERS, GATHER_THREADS, GATHERERS
 from .ring import launch_dependents, make_ring, make_rows
 from .uniform import bring_uniform, clear_rows, fold_uniform
@@ -53,21 +54,27 @@ def attend_gathered(
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
                        moving)  # fmt: skip
-    # The tuples stand in the call: constants become values when they are given a name.
+    # No box asks how many pages there are.
+    bring = (
+        work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group, window_left,
+        stride_table, num_reqs,
+    )  # fmt: skip
+    fold = (
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+        tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+        stride_q_head, stride_out_row, stride_out_head,
+    )  # fmt: skip
+    # Constants stand in the call: they become values when they are given a name.
     if MEMBERS == 1:
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BLOCK_N,
-                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                    True,
+                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
-                    window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, STAGES, STAGES, HEAD_DIM,
+                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES,
+                    STAGES, HEAD_DIM,
                 )),
             ],
             [GATHERERS], [GATHER_REGISTERS],
@@ -76,23 +83,16 @@ def attend_gathered(
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BLOCK_N,
-                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                    True,
+                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
                 )),
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BLOCK_N,
-                    HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                    True,
+                    fold, 1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
-                    window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, STAGES, STAGES, HEAD_DIM,
+                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES,
+                    STAGES, HEAD_DIM,
                 )),
             ],
             [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],
@@ -128,19 +128,24 @@ def attend_gathered_ragged(
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
+    # No box asks how many pages there are.
+    bring = (
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group, num_kv_heads,
+        window_left, stride_table, count,
+    )  # fmt: skip
+    fold = (
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    )  # fmt: skip
     if MEMBERS == 1:
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP, True,
+                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
+                    STAGES, OVERLAP, True,
                 )),
                 (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group,
-                    num_kv_heads, window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW,
-                    STAGES, STAGES, HEAD_DIM,
+                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, STAGES, STAGES, HEAD_DIM,
                 )),
             ],
             [GATHERERS], [GATHER_REGISTERS],
@@ -149,21 +154,15 @@ def attend_gathered_ragged(
         gl.warp_specialize(
             [
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP, True,
+                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
+                    STAGES, OVERLAP, True,
                 )),
                 (fold_ragged, (
-                    q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
-                    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-                    1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP, True,
+                    fold, 1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
+                    STAGES, OVERLAP, True,
                 )),
                 (bring_ragged, (
-                    row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group,
-                    num_kv_heads, window_left, stride_table, 0, False, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW,
-                    STAGES, STAGES, HEAD_DIM,
+                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, STAGES, STAGES, HEAD_DIM,
                 )),
             ],
             [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],

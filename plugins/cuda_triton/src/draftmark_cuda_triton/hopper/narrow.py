@@ -2,15 +2,16 @@
 
 Bytes: 64 requests x 8192, 8 KV heads of 128: 1.07 GB, 244 µs at 4.4 TB/s. Of shared memory a program with 64 rows takes
 16 KiB for q, 8 for weights, and 16 for each of 3 stages of 64 keys: two programs on a multiprocessor. Each KV byte
-passes through shared memory twice (in, and to registers), where `roles.widen_tiles` takes six.
+passes through shared memory twice (in, and to registers), where `fetch.widen_tiles` takes six.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .fetch import FETCH_REGISTERS, KEYS, VALUES
 from .mask import CAUSAL
 from .ring import launch_dependents, make_ring
-from .roles import FETCH_REGISTERS, sink_mass
+from .softmax import sink_mass
 from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
 from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
 
@@ -162,6 +163,10 @@ def attend_narrow(
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
                    moving)  # fmt: skip
+    bring = (
+        work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group, window_left,
+        stride_table, num_pages,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (fold_narrow, (
@@ -171,10 +176,11 @@ def attend_narrow(
                 TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES,
             )),
             (bring_uniform, (
-                work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group,
-                window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                ITEM_COST, STAGES, STAGES,
+                bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES, STAGES,
+            )),
+            (bring_uniform, (
+                bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES, STAGES,
             )),
         ],
-        [1], [FETCH_REGISTERS],
+        [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
     )  # fmt: skip

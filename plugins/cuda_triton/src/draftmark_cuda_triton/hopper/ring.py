@@ -28,14 +28,16 @@ def make_ring(
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=WRITERS)
         mbarrier.init(v_full.index(i), count=WRITERS)
-        mbarrier.init(empty.index(i), count=READERS)
+        mbarrier.init(k_free.index(i), count=READERS)
+        mbarrier.init(v_free.index(i), count=READERS)
     fence_async_shared()
     thread_barrier()
-    return k_ring, v_ring, k_full, v_full, empty
+    return k_ring, v_ring, k_full, v_full, k_free, v_free
 
 
 @gluon.jit
@@ -48,3 +50,10 @@ def launch_dependents():
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def next_slot(slot, phase, STAGES: gl.constexpr):
+    """The next slot of the ring; its phase flips at the end."""
+    last = slot == STAGES - 1
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)

@@ -3,7 +3,7 @@
     K tile [keys, d]  ldmatrix  two fp16 operands [keys, d/2]      Sᵀ [keys, rows] = K · Qᵀ
     V tile [keys, d]  ldmatrix.trans  even, odd [d/2, keys]        Oᵀ [d/2, rows] += Vᵀ · Pᵀ, for even d, for odd d
 
-Nothing wide is written to shared memory, through which `roles.widen_tiles` takes each tile three times. Two e4m3
+Nothing wide is written to shared memory, through which `fetch.widen_tiles` takes each tile three times. Two e4m3
 values are one element of 16 bits to ldmatrix. Those of K are neighbours in d, over which a product sums in any order:
 one instruction widens them, and the columns of q stand in that order. Those of V are neighbours in d, the operand's
 rows: the bytes of two keys are sorted first.
@@ -23,7 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
-from .roles import capped, next_slot, rows_between
+from .ring import next_slot
+from .rows import rows_between
+from .softmax import capped
 
 UNSEEN = gl.constexpr(-1e30)
 """Exponent that a row's weights stand at before it has seen a key; finite, for -inf - -inf is NaN."""
@@ -182,12 +184,13 @@ def fold_clear_tiles(
     """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows. A tile's keys are
     widened, and its scores asked for, while the last tile's values are folded in.
     """
-    k_ring, v_ring, k_full, v_full, empty = ring
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     if first < stop:
         mbarrier.wait(k_full.index(slot), phase)
         left, right = widened_keys(k_ring.index(slot).load(operand))
+        mbarrier.arrive(k_free.index(slot), count=1)
         s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
@@ -195,14 +198,15 @@ def fold_clear_tiles(
             next, next_phase = next_slot(slot, phase, STAGES)
             mbarrier.wait(v_full.index(slot), phase)
             low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+            mbarrier.arrive(v_free.index(slot), count=1)
             s = capped(s, scale, cap, CAP)
             state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, CAP)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
-            mbarrier.arrive(empty.index(slot), count=1)
             mbarrier.wait(k_full.index(next), next_phase)
             left, right = widened_keys(k_ring.index(next).load(operand))
+            mbarrier.arrive(k_free.index(next), count=1)
             s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
             even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
@@ -211,13 +215,13 @@ def fold_clear_tiles(
             phase = next_phase
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        mbarrier.arrive(v_free.index(slot), count=1)
         s = capped(s, scale, cap, CAP)
         state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(empty.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, STAGES)
     return state, slot, phase
@@ -231,12 +235,13 @@ def fold_narrow_tiles(
     CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop) into the state of the rows, one after the other."""
-    k_ring, v_ring, k_full, v_full, empty = ring
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     for tile in range(first, stop):
         mbarrier.wait(k_full.index(slot), phase)
         low, high = widened_keys(k_ring.index(slot).load(operand))
+        mbarrier.arrive(k_free.index(slot), count=1)
         s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
@@ -248,12 +253,12 @@ def fold_narrow_tiles(
             )  # fmt: skip
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        mbarrier.arrive(v_free.index(slot), count=1)
         state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(empty.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, STAGES)
     return state, slot, phase

@@ -8,20 +8,13 @@ one group, two programs on a multiprocessor; 32 + 6 · 32 KiB for two groups, on
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .fetch import FETCH_REGISTERS, GATHERED, KEYS, VALUES, WIDEN_REGISTERS, WIDENED, fetch_tiles, widen_tiles
+from .fold import fold_tiles, give_turn, takes_turns
 from .gather import gather_tiles
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
-from .roles import (
-    FETCH_REGISTERS,
-    WIDEN_REGISTERS,
-    bring_rows,
-    fetch_tiles,
-    fold_tiles,
-    rows_between,
-    sink_mass,
-    store_rows,
-    widen_tiles,
-)
+from .rows import bring_rows, rows_between, store_rows
+from .softmax import sink_mass
 
 BLOCK = gl.constexpr(2)
 
@@ -60,15 +53,18 @@ def surplus(tail_len, ITEM_COST: gl.constexpr, RAGGED: gl.constexpr):
 
 @gluon.jit
 def bring_uniform(
-    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group, window_left,
-    stride_table, num_pages, WIDENS: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    given, WHAT: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr, ITEM_COST: gl.constexpr,
-    DEPTH: gl.constexpr, STAGES: gl.constexpr, GATHERED_DIM: gl.constexpr = 0,
+    DEPTH: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
 ):  # fmt: skip
-    """The tiles of a piece, request after request: the fetching warp, or the warp group that widens what it brings.
+    """The tiles of a piece, request after request: what a fetching warp brings, or a warp group widens.
 
-    GATHERED_DIM: head_dim of keys that a warp group gathers; then a source is what `gather_tiles` takes, no descriptor.
+    HEAD_DIM: of keys that a warp group gathers; then a source is what `gather_tiles` takes, no descriptor.
     """
+    (
+        work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+        window_left, stride_table, num_pages,
+    ) = given  # fmt: skip
     m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
@@ -81,19 +77,20 @@ def bring_uniform(
         _, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
         if (tile < end) & (m * BLOCK_M < rows * group):
             stop = gl.minimum(tile + left, end)
-            if WIDENS:
+            page_row = page_table + request.to(gl.int64) * stride_table
+            if WHAT == WIDENED:
                 near, near_phase, slot, phase = widen_tiles(
                     fetched, ring, near, near_phase, slot, phase, tile, stop, BLOCK_D, DEPTH, STAGES
                 )
-            elif GATHERED_DIM:
+            elif WHAT == GATHERED:
                 slot, phase = gather_tiles(
-                    k_source, v_source, ring, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
-                    tile, stop, prefix_len + slots, PAGE, BLOCK_N, GATHERED_DIM, BLOCK_D, STAGES,
+                    k_source, v_source, ring, slot, phase, page_row, head, tile, stop, prefix_len + slots, PAGE,
+                    BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
                 )  # fmt: skip
             else:
                 slot, phase = fetch_tiles(
-                    k_source, v_source, fetched, slot, phase, page_table + request.to(gl.int64) * stride_table, head,
-                    tile, stop, prefix_len + slots, num_pages, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
+                    v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, tile, stop,
+                    prefix_len + slots, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
                 )  # fmt: skip
         left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
         request += 1
@@ -104,15 +101,18 @@ def bring_uniform(
 
 @gluon.jit
 def fold_uniform(
-    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
-    q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-    stride_q_row, stride_q_head, stride_out_row, stride_out_head, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
-    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
-    WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    GATHERED: gl.constexpr = False,
+    given, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr,
+    CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr,
+    STAGES: gl.constexpr, OVERLAP: gl.constexpr, ONE_BY_ONE: gl.constexpr = False,
 ):  # fmt: skip
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
+    (
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+        tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+        stride_q_head, stride_out_row, stride_out_head,
+    ) = given  # fmt: skip
+    TURNS: gl.constexpr = takes_turns(BLOCK_M // 64, OVERLAP, BLOCK_D)
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
@@ -136,6 +136,8 @@ def fold_uniform(
     slot = left * 0
     phase = left * 0
     half = left * 0
+    if TURNS and MEMBER == 1:
+        give_turn(MEMBER)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
         begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
@@ -162,13 +164,12 @@ def fold_uniform(
             if TAIL == TREE and WINDOW:
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
             row_words = tail_mask + (begin + row).to(gl.int64) * mask_words
-            acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
-            top = gl.full([64], float("-inf"), gl.float32, rows_at)
-            mass = gl.full([64], 0.0, gl.float32, rows_at)
-            acc, top, mass, slot, phase = fold_tiles(
-                acc, top, mass, own_q, ring, slot, phase, tile, clear, stop,
+            view = (
                 prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-                scale * k_factor, cap, BLOCK_N, BOX, TAIL, WINDOW, CAP, STAGES, OVERLAP, GATHERED, scores, output,
+            )  # fmt: skip
+            acc, top, mass, slot, phase = fold_tiles(
+                own_q, ring, slot, phase, tile, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX, TAIL,
+                WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
@@ -257,94 +258,91 @@ def attend_uniform(
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
                        moving)  # fmt: skip
-    # The tuples stand in the call: constants become values when they are given a name.
+    bring = (
+        work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
+        window_left, stride_table, num_pages,
+    )  # fmt: skip
+    fold = (
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+        tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
+        stride_q_head, stride_out_row, stride_out_head,
+    )  # fmt: skip
+    # Constants stand in the call: they become values when they are given a name.
     if MEMBERS == 1 and not WIDEN:
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
             ],
-            [1], [FETCH_REGISTERS],
+            [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
         )  # fmt: skip
     elif MEMBERS == 1:
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
             ],
-            [1, WIDENERS], [FETCH_REGISTERS, WIDEN_REGISTERS],
+            [1, 1, WIDENERS], [FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
         )  # fmt: skip
     elif not WIDEN:
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
             ],
-            [4, 1], [REGISTERS, FETCH_REGISTERS],
+            [4, 1, 1], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (fold_uniform, (
-                    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-                    tail_mask, tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                    stride_q_row, stride_q_head, stride_out_row, stride_out_head, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM,
-                    BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES, OVERLAP,
+                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
+                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, False, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
                 (bring_uniform, (
-                    work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-                    window_left, stride_table, num_pages, True, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED,
-                    ITEM_COST, DEPTH, STAGES,
+                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
+                )),
+                (bring_uniform, (
+                    bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
                 )),
             ],
-            [4, 1, 4], [REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
+            [4, 1, 1, 4], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
         )  # fmt: skip

@@ -48,6 +48,7 @@ def attend_ragged(
     stride_v_head,
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    HEIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -60,7 +61,8 @@ def attend_ragged(
     STAGES: tl.constexpr,
 ):
     """out ``[rows, heads, dim]`` (and lse fp32 ``[rows, heads]``, of the keys alone); row_tiles from
-    `schedule.write_ragged`; sinks fp32 ``[heads]``, natural units.
+    `schedule.write_ragged`, of BLOCK_M packed rows (HEIGHT: the next power of two); sinks fp32 ``[heads]``, natural
+    units.
     """
     head, entry = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     request = tl.load(row_tiles + entry * 2)
@@ -71,9 +73,11 @@ def attend_ragged(
     rows = tl.load(q_indptr + request + 1) - begin
     prefix_len = tl.load(prefix_lens + request)
 
-    packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    packed = m * BLOCK_M + tl.arange(0, HEIGHT)
     row = packed // group
     row_live = row < rows
+    if HEIGHT > BLOCK_M:
+        row_live &= tl.arange(0, HEIGHT) < BLOCK_M
     row_index = begin + row
     head_of_row = head * group + packed % group
     col = tl.arange(0, BLOCK_D)
@@ -93,9 +97,9 @@ def attend_ragged(
         first = tl.maximum(prefix_len + lowest - window_left, 0) // BLOCK_N
     stop = (prefix_len + highest + BLOCK_N) // BLOCK_N
     clear = tl.minimum((prefix_len + lowest + 1) // BLOCK_N, stop)
-    acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    mass = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([HEIGHT, BLOCK_D], 0.0, tl.float32)
+    top = tl.full([HEIGHT], float("-inf"), tl.float32)
+    mass = tl.full([HEIGHT], 0.0, tl.float32)
     page_row = page_table + request.to(tl.int64) * stride_table
     acc, top, mass = attend_range(
         acc, top, mass, queries, first, clear, stop, k_source, v_source, page_row, head, prefix_len, rows,

@@ -1,0 +1,135 @@
+"""The fetching roles: one warp brings K, one brings V, in boxes of a page or of a part of one and 128 bytes of a head.
+
+Four pages of 16 fill a tile of 64 keys as one page of 64 does. Two warps, because what a tile of small pages takes to
+ask for (16 boxes of 128 keys in pages of 16) are instructions that the folding warps of one scheduler wait for.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from .names import async_load, reinterpret
+from .ring import next_slot
+
+KEYS, VALUES, WIDENED, GATHERED = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
+"""What a role brings: boxes of K, boxes of V, both as wide as rows from a ring of narrow ones, or keys one by one."""
+FETCH_REGISTERS, WIDEN_REGISTERS = gl.constexpr(40), gl.constexpr(96)
+CROWDED_REGISTERS = gl.constexpr(32)
+"""Of a fetching thread beside three folding groups."""
+
+
+@gluon.jit
+def fetch_tiles(
+    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, PAGE: gl.constexpr,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Bring K, or V, of tiles [first, stop) of one request."""
+    whole = gl.minimum(gl.maximum(kv_len // BLOCK_N, first), stop)
+    slot, phase = fetch_boxes(
+        source, ring, slot, phase, page_row, head, first, whole, kv_len, num_pages, WHAT, True, PAGE, BLOCK_N, BOX,
+        BLOCK_D, STAGES,
+    )  # fmt: skip
+    return fetch_boxes(
+        source, ring, slot, phase, page_row, head, whole, stop, kv_len, num_pages, WHAT, False, PAGE, BLOCK_N, BOX,
+        BLOCK_D, STAGES,
+    )  # fmt: skip
+
+
+@gluon.jit
+def fetch_boxes(
+    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, WHOLE: gl.constexpr,
+    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """WHOLE: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    tiles, full, free = k_ring, k_full, k_free
+    if WHAT == VALUES:
+        tiles, full, free = v_ring, v_full, v_free
+    BOXES: gl.constexpr = BLOCK_N // BOX
+    WIDTH: gl.constexpr = source.block_shape[3]
+    PARTS: gl.constexpr = BLOCK_D // WIDTH
+    BYTES: gl.constexpr = BLOCK_N * BLOCK_D * source.dtype.primitive_bitwidth // 8
+    for tile in range(first, stop):
+        # Before the wait, so that page ids travel while the ring is full.
+        pages = ()
+        rows = ()
+        for b in gl.static_range(BOXES):
+            position = tile * BLOCK_N + b * BOX
+            if WHOLE:
+                page = gl.load(page_row + position // PAGE)
+                row = position % PAGE
+            else:
+                here = position < kv_len
+                page = gl.where(here, gl.load(page_row + gl.where(here, position // PAGE, 0)), num_pages)
+                row = position % PAGE + gl.minimum(kv_len - position, BOX) - BOX
+            pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
+            rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
+        mbarrier.wait(free.index(slot), phase ^ 1)
+        boxes = reinterpret(tiles.index(slot), source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], source.layout)
+        mbarrier.expect(full.index(slot), BYTES)
+        for b in gl.static_range(BOXES):
+            for part in gl.static_range(PARTS):
+                async_load(
+                    source, [pages[b], rows[b], head, part * WIDTH], full.index(slot), boxes.index(part * BOXES + b)
+                )
+        slot, phase = next_slot(slot, phase, STAGES)
+    return slot, phase
+
+
+@gluon.jit
+def widened(x, dtype: gl.constexpr):
+    """e4m3 to `dtype`, exactly. To bf16 by moving the bits, four at a time: exponents are 120 too small afterwards,
+    which a product with 2**120 makes up for, for subnormals too. e4m3's NaN becomes 480.
+    """
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 low, high, sign, factor;
+                mov.b32 factor, 0x7B807B80;
+                prmt.b32 low, $2, 0, 0x1404;
+                prmt.b32 high, $2, 0, 0x3424;
+                and.b32 sign, low, 0x80008000;
+                shr.b32 low, low, 4;
+                lop3.b32 low, low, 0x07F007F0, sign, 0xEA;
+                mul.rn.bf16x2 $0, low, factor;
+                and.b32 sign, high, 0x80008000;
+                shr.b32 high, high, 4;
+                lop3.b32 high, high, 0x07F007F0, sign, 0xEA;
+                mul.rn.bf16x2 $1, high, factor;
+            }
+            """,
+            "=r,=r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        return x.to(dtype)
+
+
+@gluon.jit
+def widen_tiles(
+    narrow, ring, near, near_phase, slot, phase, first, stop, BLOCK_D: gl.constexpr, DEPTH: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
+    k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
+    spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
+    for _ in range(first, stop):
+        mbarrier.wait(k_came.index(near), near_phase)
+        keys = widened(k_narrow.index(near).load(spread), k_ring.dtype)
+        mbarrier.arrive(k_left.index(near), count=1)
+        mbarrier.wait(k_free.index(slot), phase ^ 1)
+        k_ring.index(slot).store(keys)
+        fence_async_shared()
+        mbarrier.arrive(k_full.index(slot), count=1)
+        mbarrier.wait(v_came.index(near), near_phase)
+        values = widened(v_narrow.index(near).load(spread), v_ring.dtype)
+        mbarrier.arrive(v_left.index(near), count=1)
+        mbarrier.wait(v_free.index(slot), phase ^ 1)
+        v_ring.index(slot).store(values)
+        fence_async_shared()
+        mbarrier.arrive(v_full.index(slot), count=1)
+        near, near_phase = next_slot(near, near_phase, DEPTH)
+        slot, phase = next_slot(slot, phase, STAGES)
+    return near, near_phase, slot, phase

@@ -1,0 +1,200 @@
+"""The folding role: a warp group folds tiles of keys into the state of 64 packed rows.
+
+    group 0   s1=q·k1 acc+=p0·v0 │ softmax 1 ·············· │ s2=q·k2 acc+=p1·v1 │ softmax 2 ··············
+    group 1   ··········softmax  │ s1=q·k1 acc+=p0·v0 │ softmax 1 ··············· │ s2=q·k2 acc+=p1·v1 │ ···
+
+A group asks for a tile's scores before it folds the last tile's values in (OVERLAP), so that its softmax runs beside
+its own product; two groups take turns at asking (TURNS), so that it runs beside the other's too.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .mask import hide
+from .ring import next_slot
+from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
+
+
+@gluon.constexpr_function
+def takes_turns(members, overlap, block_d):
+    """Whether two groups take turns. With heads of 256 a group's products are long enough to leave it to chance."""
+    return members == 2 and overlap and block_d <= 128
+
+
+@gluon.jit
+def take_turn(MEMBER: gl.constexpr):
+    """Wait until the other of two groups has asked for its products.
+
+    Barriers 8 and 9 of a program's 16: the compiler takes those from 0 on, one for each role.
+    """
+    if MEMBER == 0:
+        gl.inline_asm_elementwise("bar.sync 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        gl.inline_asm_elementwise("bar.sync 9, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def give_turn(MEMBER: gl.constexpr):
+    """Let the other of two groups ask. Group 1 gives one turn more than it takes: at its start, so that 0 begins."""
+    if MEMBER == 1:
+        gl.inline_asm_elementwise("bar.arrive 8, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        gl.inline_asm_elementwise("bar.arrive 9, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_for_tile(full, phase, GATHERED: gl.constexpr):
+    """Wait until a tile is in its slot, and may be read by a product.
+
+    GATHERED: threads wrote it as they write shared memory themselves (cp.async); a product reads it as the copy engine
+    does. Only a fence orders the two, on either side of the barrier.
+    """
+    mbarrier.wait(full, phase)
+    if GATHERED:
+        fence_async_shared()
+
+
+@gluon.jit
+def ask_for_scores(q, ring, slot, BLOCK_N: gl.constexpr, scores: gl.constexpr):
+    """q · kᵀ of the tile in a slot."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    zero = gl.full([q.shape[0], BLOCK_N], 0.0, gl.float32, scores)
+    return warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def ask_for_sums(acc, weights, ring, slot, phase, GATHERED: gl.constexpr):
+    """acc + weights · v of the tile in a slot, once it is there."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    wait_for_tile(v_full.index(slot), phase, GATHERED)
+    return warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
+
+
+@gluon.jit
+def masked(s, tile, view, BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
+           scores: gl.constexpr):  # fmt: skip
+    """Scores, -inf where a row does not see the key; `view` is what `mask.hide` asks of the request and its rows."""
+    (
+        prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+    ) = view  # fmt: skip
+    return hide(
+        s, tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+        BLOCK_N, BOX, TAIL, WINDOW, scores,
+    )  # fmt: skip
+
+
+@gluon.jit
+def fold_beside(
+    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr,
+    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr, GATHERED: gl.constexpr, scores: gl.constexpr,
+    output: gl.constexpr,
+):  # fmt: skip
+    """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    for tile in range(first, stop):
+        next, next_phase = next_slot(slot, phase, STAGES)
+        wait_for_tile(k_full.index(next), next_phase, GATHERED)
+        if TURNS:
+            take_turn(MEMBER)
+        s = ask_for_scores(q, ring, next, BLOCK_N, scores)
+        folded = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        if TURNS:
+            give_turn(MEMBER)
+        s = warpgroup_mma_wait(1, deps=[s])
+        mbarrier.arrive(k_free.index(next), count=1)
+        s = capped(s, scale, cap, CAP)
+        if MASKED:
+            s = masked(s, tile, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
+        mass = settled(mass)
+        acc, _ = warpgroup_mma_wait(0, deps=[folded, weights])
+        mbarrier.arrive(v_free.index(slot), count=1)
+        acc = rescaled(acc, shrink, moved, output)
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
+        slot, phase = next, next_phase
+    return acc, top, mass, weights, slot, phase
+
+
+@gluon.jit
+def fold_in_turn(
+    acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, BLOCK_N: gl.constexpr,
+    BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr,
+    GATHERED: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+):  # fmt: skip
+    """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    for tile in range(first, stop):
+        wait_for_tile(k_full.index(slot), phase, GATHERED)
+        s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_free.index(slot), count=1)
+        s = capped(s, scale, cap, CAP)
+        if MASKED:
+            s = masked(s, tile, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
+        acc = rescaled(acc, shrink, moved, output)
+        acc = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_free.index(slot), count=1)
+        slot, phase = next_slot(slot, phase, STAGES)
+    return acc, top, mass, slot, phase
+
+
+@gluon.jit
+def fold_tiles(
+    q, ring, slot, phase, first, clear, stop, view, scale, cap,
+    BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
+    CAP: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr,
+    GATHERED: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+):  # fmt: skip
+    """Fold tiles [first, stop) of one request into 64 rows; from tile `clear` on these differ in what they see.
+
+    Masked tiles have a loop of their own: what they take in registers would be every tile's.
+    """
+    rows: gl.constexpr = gl.SliceLayout(1, scores)
+    acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
+    top = gl.full([64], float("-inf"), gl.float32, rows)
+    mass = parts(gl.full([64, BLOCK_N], 0.0, gl.float32, scores))
+    if OVERLAP:
+        k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+        wait_for_tile(k_full.index(slot), phase, GATHERED)
+        s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_free.index(slot), count=1)
+        s = capped(s, scale, cap, CAP)
+        if first >= clear:
+            s = masked(s, first, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
+        between = gl.maximum(first + 1, gl.minimum(clear, stop))
+        acc, top, mass, weights, slot, phase = fold_beside(
+            acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, BLOCK_N, BOX,
+            TAIL, WINDOW, CAP, STAGES, TURNS, MEMBER, GATHERED, scores, output,
+        )  # fmt: skip
+        acc, top, mass, weights, slot, phase = fold_beside(
+            acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL,
+            WINDOW, CAP, STAGES, TURNS, MEMBER, GATHERED, scores, output,
+        )  # fmt: skip
+        acc = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_free.index(slot), count=1)
+        slot, phase = next_slot(slot, phase, STAGES)
+    else:
+        between = gl.maximum(first, gl.minimum(clear, stop))
+        acc, top, mass, slot, phase = fold_in_turn(
+            acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, BLOCK_N, BOX, TAIL, WINDOW,
+            CAP, STAGES, GATHERED, scores, output,
+        )  # fmt: skip
+        acc, top, mass, slot, phase = fold_in_turn(
+            acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL, WINDOW,
+            CAP, STAGES, GATHERED, scores, output,
+        )  # fmt: skip
+    return acc, top, whole(mass, rows), slot, phase

@@ -1,0 +1,152 @@
+"""Scores to weights: the state of 64 rows is where their weights stand (`top`), and what these add up to (`mass`).
+
+A row's weights stand at a power of two that moves up only when a key weighs 2**8 times as much, or none was seen yet.
+Sums in flight are then multiplied, 64 instructions a thread for rows of 128; most tiles leave them as they are.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def soft_cap(s, scale, cap):
+    """``cap · tanh(s · scale / cap)`` in base-2 units; see `kernels.tile.soft_cap`."""
+    e = gl.exp2(s * (scale * 2.0 / cap))
+    return cap * (1.0 - 2.0 / (e + 1.0))
+
+
+@gluon.jit
+def capped(s, scale, cap, CAP: gl.constexpr):
+    """Scores under the soft cap, if there is one; they are masked afterwards, for the cap of -inf is finite."""
+    if CAP:
+        s = soft_cap(s, scale, cap)
+    return s
+
+
+@gluon.jit
+def parts(p):
+    """Sums ``[rows, 4]`` of the weights that one thread has of each row: nothing is exchanged."""
+    return gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def whole(mass, rows: gl.constexpr):
+    """The sum of each row, of its `parts`."""
+    return gl.convert_layout(gl.sum(mass, 1), rows)
+
+
+@gluon.jit
+def raised(top, seen):
+    """Where weights stand once keys of the weight `seen` came, and whether a row of the warp has moved, int32.
+
+    The rows of a warp move together, so that none of its threads waits for another. `pack=2`: both rows of a thread.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred moved;
+            .reg .f32 most;
+            add.f32 most, $4, 0f41000000;
+            setp.gt.f32 moved, $6, most;
+            add.f32 most, $5, 0f41000000;
+            setp.gt.or.f32 moved, $7, most, moved;
+            vote.sync.any.pred moved, moved, 0xffffffff;
+            selp.f32 $0, $6, $4, moved;
+            selp.f32 $1, $7, $5, moved;
+            selp.b32 $2, 1, 0, moved;
+            mov.b32 $3, $2;
+        }
+        """,
+        "=f,=f,=r,=r,f,f,f,f", [top, gl.maximum(top, seen)], dtype=(gl.float32, gl.int32), is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def multiply_if(count):
+    """`count` values times as many factors, unless the first of as many flags is 0, in one branch of a warp."""
+    copies = [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    products = [f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count)]
+    test = [".reg .pred moved;", f"setp.ne.s32 moved, ${3 * count}, 0;"]
+    return "\n".join(["{", *test, *copies, "@!moved bra.uni STAY;", *products, "STAY:", "}"])
+
+
+@gluon.constexpr_function
+def multiply_registers(count):
+    """Constraints of `multiply_if`."""
+    return ",".join(["=f"] * count + ["f"] * (2 * count) + ["r"] * count)
+
+
+@gluon.jit
+def rescaled(acc, shrink, moved, output: gl.constexpr):
+    """Sums ``[rows, dim]`` times `shrink` of each row, where a row of the warp has moved."""
+    OWN: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
+    factor = gl.convert_layout(shrink, gl.SliceLayout(1, output))[:, None]
+    flag = gl.convert_layout(moved, gl.SliceLayout(1, output))[:, None]
+    return gl.inline_asm_elementwise(
+        multiply_if(OWN), multiply_registers(OWN), [acc, factor, flag], dtype=gl.float32, is_pure=True, pack=OWN
+    )
+
+
+@gluon.jit
+def weigh(s, scale, top, mass, CAP: gl.constexpr):
+    """Scores to weights, and the rows' state; `shrink` is what old sums are multiplied by where `moved`."""
+    unit = scale
+    if CAP:
+        unit = 1.4426950408889634
+    new_top, moved = raised(top, gl.max(s, 1) * unit)
+    # A row that has seen no key yet: -inf - -inf would be NaN.
+    pivot = gl.where(new_top == float("-inf"), 0.0, new_top)
+    p = gl.exp2(s * unit - pivot[:, None])
+    shrink = gl.exp2(top - pivot)
+    mass = mass * gl.convert_layout(shrink, gl.SliceLayout(1, mass.type.layout))[:, None] + parts(p)
+    return p, shrink, new_top, mass, moved
+
+
+@gluon.jit
+def settled(mass):
+    """The same sums, behind a branch that is never taken, for no sum is negative.
+
+    The compiler would move the wait for a product before the exponentials that are to run beside it; it moves nothing
+    over a branch, and what the sums are made of comes before this one. NOTES.md has what that is worth.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred never;
+            mov.f32 $0, $2;
+            mov.f32 $1, $3;
+            setp.lt.f32 never, $2, 0fBF800000;
+            vote.sync.any.pred never, never, 0xffffffff;
+            @!never bra.uni ON;
+            STAY: nanosleep.u32 1000;
+            bra.uni STAY;
+            ON:
+        }
+        """,
+        "=f,=f,f,f", [mass], dtype=gl.float32, is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def paired(p, dtype: gl.constexpr, operand: gl.constexpr):
+    """Weights as a product takes them, two neighbours in a register.
+
+    Of single values the compiler makes pairs as it likes, and swaps them back, one instruction each, between a product
+    that was asked for and the next.
+    """
+    if dtype == gl.bfloat16:
+        weights = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [p], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        weights = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [p], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return gl.convert_layout(weights, operand)
+
+
+@gluon.jit
+def sink_mass(sinks, heads, live, top):
+    """What the sinks of query heads add to the mass of rows; see `kernels.tile.sink_mass`."""
+    sink = gl.load(sinks + heads, mask=live, other=float("-inf")) * 1.4426950408889634
+    return gl.exp2(sink - gl.where(top == float("-inf"), 0.0, top))
