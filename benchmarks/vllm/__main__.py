@@ -232,6 +232,8 @@ def _about(engine: Engine) -> dict[str, Any]:
     about = {name: getattr(engine, name) for name in ABOUT}
     if engine.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         about["runner"] = "V1"
+    if engine.debug:
+        about["debug"] = True  # every step is checked, and ranks are compared
     return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 

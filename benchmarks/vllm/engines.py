@@ -37,6 +37,8 @@ OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
 """What `draftmark_vllm.heads.convert` names a head."""
 NOT_COMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+RANK = "benchmarks.vllm.ranks.Rank"
+"""What each of several ranks has beside vLLM's worker."""
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 HEAD_VOCABULARY = 4
 """A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
@@ -115,6 +117,8 @@ class Engine:
             more["kv_cache_memory_bytes"] = self.kv_bytes
         if self.skip_prefill:
             more["kv_transfer_config"] = CONFIG
+        if self.num_gpus > 1:
+            more["worker_extension_cls"] = RANK
         if self.trees:
             more |= {"worker_cls": _tree_worker(), "async_scheduling": False}
         if self.packages:

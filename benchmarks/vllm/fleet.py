@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import sys
 import threading
 import time
@@ -182,7 +183,7 @@ def _serve(engine: Engine, folder: Path, warm: Work, number: int, shared: bool, 
         prepare(engine.architectures)  # the parent has, but this may be no fork of it
         share_kernels(folder / KERNELS)
         if shared:
-            _map(link.recv())
+            _map(link.recv(), folder / f"handles-{number}")
         from vllm import LLM
 
         llm = LLM(**engine.arguments(folder))
@@ -216,10 +217,12 @@ def _await(path: Path, seconds: float) -> None:
         time.sleep(0.2)
 
 
-def _map(handles: list[bytes]) -> None:
+def _map(handles: list[bytes], kept: Path) -> None:
     import torch.multiprocessing
 
-    from .memory import Mapped, register
+    from .memory import HANDLES, Mapped, register
 
     torch.multiprocessing.set_sharing_strategy("file_system")
+    kept.write_bytes(pickle.dumps(handles))
+    os.environ[HANDLES] = str(kept)
     register(Mapped(handles))

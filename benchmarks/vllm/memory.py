@@ -21,6 +21,8 @@ CHUNK = 1 << 28
 MATRIX = 1 << 20
 """Elements of what counts as a matrix of weights."""
 LOAD_FORMAT = "shared_memory"
+HANDLES = "DRAFTMARK_SHARED_MEMORY"
+"""Names a file with the handles, in the environment of an engine's ranks."""
 
 
 class Memory:
@@ -143,7 +145,14 @@ class Mapped:
 
 
 def register(mapped: Mapped) -> None:
-    """Teach vLLM of this process to load weights and place KV there: by its own registry of loaders, and by `pages`."""
+    """Teach vLLM of this process to load weights and place KV there: by its own registry of loaders, and by `pages`.
+
+    A process that has learned it, or is a fork of one that has, keeps what it has.
+    """
+    global _registered
+    if _registered:
+        return
+    _registered = True
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.v1.worker import gpu_model_runner
@@ -166,6 +175,9 @@ def register(mapped: Mapped) -> None:
 
     for runner in (gpu_model_runner.GPUModelRunner, model_runner.GPUModelRunner):
         _with_pages(runner, mapped)
+
+
+_registered = False
 
 
 def _with_pages(runner: Any, mapped: Mapped) -> None:

@@ -84,12 +84,35 @@ class Functions(Watch):
         return {"host_functions": top(rows, steps)}
 
 
+KINDS = (Torch, Functions)
+
+
+class OnRanks(Watch):
+    """A watch of a kind in each rank, as the engine's own process touches no device; what the first rank saw."""
+
+    def __init__(self, kind: type[Watch], llm: Any) -> None:
+        self._kind, self._call = kind.__name__, llm.llm_engine.collective_rpc
+
+    def begin(self) -> None:
+        """All begin."""
+        self._call("watch_begin", args=(self._kind,))
+
+    def end(self) -> None:
+        """All end."""
+        self._call("watch_end")
+
+    def said(self, steps: int) -> dict[str, Any]:
+        """What the first has to say."""
+        found: dict[str, Any] = self._call("watch_said", args=(steps,))[0]
+        return found
+
+
 def profiles(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
     """Run a case under each profiler in turn: a prefill as a whole, of a decode or verify the steps."""
     found: dict[str, Any] = {}
-    for kind in (Torch, Functions):
+    for kind in KINDS:
         for _ in range(TIMES):
-            watch = kind()
+            watch = OnRanks(kind, llm) if engine.num_gpus > 1 else kind()
             row = run(case, llm, engine, watch)
         steps = max(1, row.get("steps", 1))
         # How long it took while it was watched, which is longer than the row of `throughput` says.

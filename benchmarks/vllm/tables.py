@@ -91,7 +91,8 @@ def texts(record: dict[str, Any]) -> str:
     lines = [_line(titles), _line(["---", "---", "---:", "---:", "---", *["---:"] * 4])]
     for row in record.get("equality", ()):
         counts = [row["texts"], row["equal"], row["near_ties"], len(row["wrong_texts"])]
-        about = [_name(row), row["dtype"], row["page_size"], row.get("num_gpus", 1), _drafts(row)]
+        compared = ", ranks compared" if row.get("debug") and row["num_gpus"] > 1 else ""
+        about = [_name(row), row["dtype"], row["page_size"], f"{row.get('num_gpus', 1)}{compared}", _drafts(row)]
         lines.append(_line([str(one) for one in (*about, *counts)]))
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -15,18 +16,19 @@ import pytest
 import torch
 
 from benchmarks.spans import covered
-from benchmarks.vllm import fleet
+from benchmarks.vllm import fleet, ranks
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
-from benchmarks.vllm.memory import Mapped, Memory, make
+from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
 from benchmarks.vllm.plan import Plan, asked, resumed, same
-from benchmarks.vllm.profile import profiles
+from benchmarks.vllm.profile import Functions, OnRanks, profiles
+from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.starts import once
 from benchmarks.vllm.throughput import Case, medians, run
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
-PLANS = sorted(FOLDER.glob("h200-*.json"))
+PLANS = sorted(FOLDER.glob("h[12]00-*.json"))
 HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16, "drafts": 4, "drafter": "eagle3"}
 
 
@@ -302,6 +304,35 @@ def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPat
     assert (found["steps"], calls["aten::mm"], functions) == (max(1, steps), 1.0, [1.0])
     assert found["torch_ms"] > 0 and found["functions_ms"] > 0
     assert (found["kernels"], found["device_busy_us"]) == ([], 0)  # no device here
+
+
+def test_a_profile_of_ranks_is_what_the_first_one_saw() -> None:
+    """Each watches itself, called by the engine, whose process touches no device."""
+    rank, called = Rank(), []
+
+    def call(method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        called.append(method)
+        return [getattr(rank, method)(*args)]
+
+    loop = OneRequest()
+    loop.collective_rpc = call  # type: ignore[attr-defined]
+    watch = OnRanks(Functions, loop)
+    watch.begin()
+    covered([])
+    watch.end()
+    functions = [row["name"] for row in watch.said(1)["host_functions"]]
+    assert any(name.endswith(" covered") for name in functions)
+    assert called == ["watch_begin", "watch_end", "watch_said"]
+
+
+def test_a_rank_that_is_started_anew_finds_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the file that the environment names, when vLLM imports its class."""
+    kept, found = tmp_path / "handles", []
+    kept.write_bytes(pickle.dumps([pickle.dumps((torch.ones(4), torch.zeros(1)))]))
+    monkeypatch.setenv(HANDLES, str(kept))
+    monkeypatch.setattr("benchmarks.vllm.memory.register", found.append)
+    importlib.reload(ranks)
+    assert found[0].memory().weights.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("skip_prefill", [True, False])

@@ -24,7 +24,7 @@ def test_each_row_says_what_it_is() -> None:
         assert (row["phase"] == "verify") is (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
     for name in {row["run"] for row in RECORD["rows"] + RECORD["equality"]}:
         run = RECORD["runs"][name]
-        assert run["about"] and run["commit"] != "unknown" and "H200" in run["device"]
+        assert run["about"] and run["commit"] != "unknown" and ("H200" in run["device"] or "H100" in run["device"])
         assert {"vllm", "torch", "triton", "draftmark-vllm", "draftmark-cuda-triton"} <= set(run["versions"])
 
 
@@ -92,6 +92,10 @@ def test_texts_and_drafts_have_tables_of_their_own() -> None:
     found = texts({"equality": [row, {"backend": "B", "page_size": 64, "num_gpus": 2, "drafts": 0, **said}]})
     assert "| `a` | bfloat16 | 16 | 1 | EAGLE-3, trees of 6 | 8 | 7 | 1 | 0 |" in found
     assert "| B | bfloat16 | 64 | 2 | none | 8 | 7 | 1 | 0 |" in found
+    compared = texts(
+        {"equality": [{"backend": "B", "page_size": 16, "num_gpus": 2, "debug": True, "drafts": 0, **said}]}
+    )
+    assert "| B | bfloat16 | 16 | 2, ranks compared | none | 8 | 7 | 1 | 0 |" in compared
     assert "| `a` | EAGLE-3, trees of 6 | V1 | 7 | 2.91 | 3.50 | 1,234 | 7 of 8 |" in drafts(
         {"drafting": [row | {"runner": "V1"}]}
     )
