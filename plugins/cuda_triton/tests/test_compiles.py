@@ -6,10 +6,13 @@ Gluon is experimental: from Triton 3.6 to 3.9 three of the names that `hopper` u
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from draftmark import AttentionShape, DeviceProfile
 from draftmark_cuda_triton import boxes, flavours, launch, tiling
@@ -188,6 +191,52 @@ def test_gathered_keys_come_16_bytes_at_a_time_and_are_fenced(compiled, case):
     assert waits and all(steps[i + 1] == "fence.proxy.async" for i in waits)
     products = [i for i, step in enumerate(steps) if step == "wgmma.mma_async"]
     assert all(steps[i - 1] != "mbarrier.try_wait" for i in products)
+
+
+MACHINE_CODE = re.compile(r"/\*([0-9a-f]{4,})\*/ +(.*?) ;")
+BACK = re.compile(r"\bBRA 0x([0-9a-f]+)")
+WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
+
+
+def loops_of(cubin: bytes, folder) -> list[list[str]]:
+    """The innermost loops of machine code that ask for products: their instructions."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    tool = Path(triton.backends.__path__[0]) / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton has no disassembler")
+    text = subprocess.run([tool, "-sass", file], check=True, capture_output=True, text=True).stdout
+    code = [(int(at, 16), what) for at, what in MACHINE_CODE.findall(text)]
+    place = {at: n for n, (at, _) in enumerate(code)}
+    ends = [(place[int(to[1], 16)], n) for n, (_, what) in enumerate(code) if (to := BACK.search(what))]
+    found = [(begin, end) for begin, end in ends if begin < end]
+    inner = [one for one in found if not any(one != (b, e) and one[0] <= b and e <= one[1] for b, e in found)]
+    loops = [[what for _, what in code[begin : end + 1]] for begin, end in inner]
+    return [loop for loop in loops if any("HGMMA" in what for what in loop)]
+
+
+@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True)], ids=str)
+def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
+    """The machine code asks for two products at once, waits for the scores, works out a tile's weights, and only then
+    waits for the sums in flight (`softmax.settled`, `softmax.paired`).
+    """
+    compile_for(case, 90)
+    kernel = boxes.hopper().extend.attend_ragged if not case.q_len else boxes.hopper().uniform.attend_uniform
+    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
+    loops = loops_of(binary.asm["cubin"], tmp_path)
+    assert loops
+    for loop in loops:
+        waits = [n for n, what in enumerate(loop) if "DEPBAR" in what]
+        assert [WAIT.search(loop[n])[1] for n in waits] == ["1", "0"]
+        asked, weighed, added = loop[: waits[0]], loop[waits[0] : waits[1]], loop[waits[1] :]
+        assert [counted("HGMMA", part) for part in (asked, weighed, added)] == [16, 0, 0]
+        assert counted("MUFU.EX2", weighed) == counted("MUFU.EX2", loop) >= 64
+        assert counted("PRMT", asked) < 8, "pairs of weights are swapped between the products"
+
+
+def counted(name, code):
+    """How many instructions have a name."""
+    return sum(name in what for what in code)
 
 
 @pytest.mark.slow
