@@ -7,18 +7,23 @@ import random
 import pytest
 import torch
 
+from draftmark import AttentionShape
+from draftmark.devices import device_profile
+
 
 def run(
     bench, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
-    kv_dtype=None, scales=(None, None), tile=None,
+    kv_dtype=None, scales=(None, None), attention=None,
 ):  # fmt: skip
     """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
 
+    attention: its tile is what the hooks choose.
+
     Returns the worse error of the output and of the log-sum-exp.
     """
-    from draftmark_cuda_triton import launch, tiling
+    from draftmark_cuda_triton import extend, launch, tiling
 
-    tile = tile or tiling.Tile(block_m, 32, 4, 2, 2)
+    tile = tiling.Tile(block_m, 32, 4, 2, 2)
     longest = max(n + t for n, t in zip(lens, rows, strict=True))
     width = -(-longest // page)
     generator = torch.Generator().manual_seed(sum(lens) + sum(rows))
@@ -48,6 +53,10 @@ def run(
     prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
     indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(bench.device)
     q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
+    if attention is not None:
+        chosen = tiling.choose(attention, device_profile("cuda"), 4096, extend=True)
+        where = extend.has_one_pitch(k, v), extend.has_boxes(k, v)
+        tile = tiling.for_cache(attention, device_profile("cuda"), chosen, *where)
     sinks = sinks if sinks is None else sinks.to(bench.device)
     factors = (one if one is None else torch.tensor([one], device=bench.device) for one in scales)
     shape = launch.Attention(2, 2, dim, page, dim**-0.5, cap, window_left)
@@ -119,18 +128,12 @@ E4M3 = torch.float8_e4m3fn
 )
 def test_the_hooks_own_tiles(bench, dim, page, dtype, kv_dtype, window_left, cap):
     """On a GPU: every warp group has full, partial and empty row tiles, over one tile of keys and over many."""
-    from draftmark import AttentionShape
-    from draftmark.devices import device_profile
-    from draftmark_cuda_triton import boxes, tiling
-
-    device, names = device_profile("cuda"), [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
+    names = [str(one).removeprefix("torch.") for one in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(4, 2, dim, page, *names)
-    tile = tiling.choose(attention, device, 4096, extend=True)
-    tile = tiling.for_cache(attention, device, tile, contiguous=True, boxes=boxes.available())
     chance = random.Random(dim + page)
     for _ in range(4):
         lens = tuple(chance.choice((0, 1, 63, 64, 127, 128, chance.randrange(1500))) for _ in range(5))
         rows = tuple(chance.choice((0, 1, 31, 32, 33, 64, 96, chance.randrange(700))) for _ in range(5))
         rows = rows if any(rows) else (1,) * 5
-        told = {"page": page, "dim": dim, "window_left": window_left, "cap": cap, "dtype": dtype, "tile": tile}
-        assert run(bench, lens, rows, kv_dtype=kv_dtype, **told) < 5e-3, (lens, rows)
+        told = {"page": page, "dim": dim, "window_left": window_left, "cap": cap, "dtype": dtype, "kv_dtype": kv_dtype}
+        assert run(bench, lens, rows, attention=attention, **told) < 5e-3, (lens, rows)
