@@ -65,7 +65,7 @@ def test_the_contract_judges_without_torch(environment: Environment, cases: int)
 def test_each_plugin_is_sized_and_judged_without_its_runtime(environment: Environment, name: str, cases: int) -> None:
     """A plugin's wheel beside the core's and the contract's alone: list, size and the sizing tier.
 
-    All cases ask that every claim is served somewhere, and some are by a sibling's kernels, which come with the runtime.
+    All cases ask that every claim is served somewhere; some are by a sibling's kernels, which come with the runtime.
     """
     wheels = dict.fromkeys((f"draftmark-{name.replace('_', '-')}", *([] if cases else ["draftmark-cuda-triton"])))
     commands = environment(*JUDGING, bare=tuple(wheels))
