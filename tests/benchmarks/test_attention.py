@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.attention.cases import Case, build, cleared, reference
+from benchmarks.attention import __main__ as main
+from benchmarks.attention.cases import Case, Inputs, build, cleared, reference
 from benchmarks.attention.grid import SUBSET, case, grid
 from benchmarks.attention.models import Model
 from benchmarks.attention.ours import batch_of, ours
+from benchmarks.attention.peers import Peer
+from benchmarks.attention.stubs import Absent
 from draftmark import Mode
 from draftmark_contract.cli.measuring import relative_error
 
@@ -52,3 +55,42 @@ def test_uneven_rows_are_the_same_in_every_run() -> None:
     """From 1 to the most, and not all alike."""
     one, again = (case(SMALL, "uneven", (100,) * 64, 5) for _ in range(2))
     assert one == again and set(one.q_lens) == {1, 2, 3, 4, 5} and one.q_lens == one.tail_lens
+
+
+def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other turn backwards; a row has the median; wrong answers, absences and failures are told, not timed."""
+    told = case(SMALL, "decode", LENS, 1)
+    timed: list[str] = []
+
+    def answer(name: str, out: float) -> Callable[[Inputs], Peer]:
+        def make(_: Inputs) -> Peer:
+            return Peer([lambda: name], [torch.full((2,), out)], note="as asked")
+
+        return make
+
+    def absent(_: Inputs) -> Peer:
+        raise Absent("not here")
+
+    def broken(_: Inputs) -> Peer:
+        raise ValueError("of its own")
+
+    def microseconds(calls: list[Callable[[], str]]) -> float:
+        timed.append(calls[0]())
+        return {"a": 3.0, "b": 5.0}[timed[-1]] + len(timed)
+
+    peers = {"a": answer("a", 1.0), "wrong": answer("wrong", 2.0), "none": absent, "broken": broken}
+    peers["b"] = answer("b", 1.0)
+    monkeypatch.setattr(main, "OURS", {})
+    monkeypatch.setattr(main, "backends", lambda _: peers)
+    monkeypatch.setattr(main, "build", lambda _: build(told, "cpu", 1))
+    monkeypatch.setattr(main, "reference", lambda *_: torch.ones(2))
+    monkeypatch.setattr(main, "microseconds", microseconds)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    rows = {row["backend"]: row for row in main.measure(told, None, turns=3)}
+    assert timed == ["a", "b", "b", "a", "a", "b"]
+    assert (rows["a"]["turns"], rows["a"]["us"]) == ([4.0, 7.0, 8.0], 7.0)
+    assert (rows["b"]["turns"], rows["b"]["us"], rows["b"]["note"]) == ([7.0, 8.0, 11.0], 8.0, "as asked")
+    assert not any(rows[name]["turns"] or rows[name]["us"] for name in ("wrong", "none", "broken"))
+    assert [rows[name]["note"] for name in ("wrong", "none", "broken")] == [
+        "wrong answer, not timed", "not here", "failed: ValueError: of its own",
+    ]  # fmt: skip
