@@ -198,8 +198,8 @@ BACK = re.compile(r"\bBRA 0x([0-9a-f]+)")
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
 
 
-def loops_of(cubin: bytes, folder) -> list[list[str]]:
-    """The innermost loops of machine code that ask for products: their instructions."""
+def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
+    """The innermost loops of machine code that have an instruction of a name: all of their instructions."""
     file = folder / "kernel.cubin"
     file.write_bytes(cubin)
     tool = Path(triton.backends.__path__[0]) / "nvidia" / "bin" / "cuobjdump"
@@ -212,7 +212,7 @@ def loops_of(cubin: bytes, folder) -> list[list[str]]:
     found = [(begin, end) for begin, end in ends if begin < end]
     inner = [one for one in found if not any(one != (b, e) and one[0] <= b and e <= one[1] for b, e in found)]
     loops = [[what for _, what in code[begin : end + 1]] for begin, end in inner]
-    return [loop for loop in loops if any("HGMMA" in what for what in loop)]
+    return [loop for loop in loops if counted(name, loop)]
 
 
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True)], ids=str)
@@ -237,6 +237,20 @@ def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
 def counted(name, code):
     """How many instructions have a name."""
     return sum(name in what for what in code)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(0, fp8=True), Case(8, heads=(16, 8), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
+)
+def test_narrow_keys_are_left_when_they_have_been_written(compiled, case, tmp_path):
+    """Who widens e4m3 gives a tile back behind the stores of what was read of it: a barrier waits for no load."""
+    compile_for(case, 90)
+    kernel = boxes.hopper().extend.attend_ragged if not case.q_len else boxes.hopper().uniform.attend_uniform
+    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
+    (loop,) = [one for one in loops_of(binary.asm["cubin"], tmp_path, "STS") if counted("LDS", one)]
+    letters = {"LDS": "l", "STS": "s", "SYNCS.ARRIVE": "a"}
+    order = "".join(letter for what in loop for name, letter in letters.items() if name in what)
+    assert re.fullmatch("(l+s+aa){2}", order), order
 
 
 @pytest.mark.slow

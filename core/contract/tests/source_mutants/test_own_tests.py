@@ -15,15 +15,15 @@ TRITON = TARGETS["cuda_triton"]
 
 
 def test_the_tests_run_on_the_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another boundary between two tiles fails the test that names it, though the original was imported before."""
+    """Another height of a tile fails the test that names it, though the original was imported before."""
     import draftmark_cuda_triton.tiling as original
 
-    (mutation,) = [one for one in TRITON.mutations() if one.module == "tiling" and one.after == "OVERLAPPED_ROWS = 385"]
+    (mutation,) = [one for one in TRITON.mutations() if one.module == "tiling" and one.after == "LEAST_ROWS = 17"]
     ((_, rows, code),) = pool.run(iter([("one", lambda say: own_tests.judge(TRITON, mutation, say))]), 1)
     one = own_tests.ended(mutation.id, rows, code)
     assert (one.status, code) == (Status.KILLED, 0), rows
-    assert one.item.startswith("test_choices.py::test_two_warp_groups_overlap") and one.met > 1
-    assert original.OVERLAPPED_ROWS == 384
+    assert one.item.startswith("test_choices.py::test_hopper_takes_the_measured_tile") and one.met > 1
+    assert original.LEAST_ROWS == 16
 
 
 @pytest.mark.parametrize(

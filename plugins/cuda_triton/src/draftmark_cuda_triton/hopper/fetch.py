@@ -110,7 +110,11 @@ def widen_tiles(
     narrow, ring, near, near_phase, slot, phase, first, stop, BLOCK_D: gl.constexpr, DEPTH: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
+    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows.
+
+    A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
+    and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
+    """
     k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
@@ -118,18 +122,18 @@ def widen_tiles(
     for _ in range(first, stop):
         mbarrier.wait(k_came.index(near), near_phase)
         keys = widened(k_narrow.index(near).load(spread), k_ring.dtype)
-        mbarrier.arrive(k_left.index(near), count=1)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
         k_ring.index(slot).store(keys)
         fence_async_shared()
         mbarrier.arrive(k_full.index(slot), count=1)
+        mbarrier.arrive(k_left.index(near), count=1)
         mbarrier.wait(v_came.index(near), near_phase)
         values = widened(v_narrow.index(near).load(spread), v_ring.dtype)
-        mbarrier.arrive(v_left.index(near), count=1)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
         v_ring.index(slot).store(values)
         fence_async_shared()
         mbarrier.arrive(v_full.index(slot), count=1)
+        mbarrier.arrive(v_left.index(near), count=1)
         near, near_phase = next_slot(near, near_phase, DEPTH)
         slot, phase = next_slot(slot, phase, STAGES)
     return near, near_phase, slot, phase

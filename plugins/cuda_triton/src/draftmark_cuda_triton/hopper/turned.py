@@ -182,7 +182,8 @@ def fold_clear_tiles(
     BLOCK_N: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows. A tile's keys are
-    widened, and its scores asked for, while the last tile's values are folded in.
+    widened, and its scores asked for, while the last tile's values are folded in. A tile is given back when a product
+    has taken what was read of it: a barrier says nothing of loads that are under way.
     """
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
@@ -190,38 +191,38 @@ def fold_clear_tiles(
     if first < stop:
         mbarrier.wait(k_full.index(slot), phase)
         left, right = widened_keys(k_ring.index(slot).load(operand))
-        mbarrier.arrive(k_free.index(slot), count=1)
         s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
+        mbarrier.arrive(k_free.index(slot), count=1)
         for tile in range(first + 1, stop):
             next, next_phase = next_slot(slot, phase, STAGES)
             mbarrier.wait(v_full.index(slot), phase)
             low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-            mbarrier.arrive(v_free.index(slot), count=1)
             s = capped(s, scale, cap, CAP)
             state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, CAP)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
+            mbarrier.arrive(v_free.index(slot), count=1)
             mbarrier.wait(k_full.index(next), next_phase)
             left, right = widened_keys(k_ring.index(next).load(operand))
-            mbarrier.arrive(k_free.index(next), count=1)
             s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
             even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
+            mbarrier.arrive(k_free.index(next), count=1)
             state = (even, odd, pivot, mass)
             slot = next
             phase = next_phase
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-        mbarrier.arrive(v_free.index(slot), count=1)
         s = capped(s, scale, cap, CAP)
         state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
+        mbarrier.arrive(v_free.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, STAGES)
     return state, slot, phase
@@ -241,10 +242,10 @@ def fold_narrow_tiles(
     for tile in range(first, stop):
         mbarrier.wait(k_full.index(slot), phase)
         low, high = widened_keys(k_ring.index(slot).load(operand))
-        mbarrier.arrive(k_free.index(slot), count=1)
         s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
+        mbarrier.arrive(k_free.index(slot), count=1)
         s = capped(s, scale, cap, CAP)
         if MASKED:
             s = hide_turned(
@@ -253,12 +254,12 @@ def fold_narrow_tiles(
             )  # fmt: skip
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-        mbarrier.arrive(v_free.index(slot), count=1)
         state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
+        mbarrier.arrive(v_free.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, STAGES)
     return state, slot, phase
