@@ -161,9 +161,7 @@ def described(commit: str, rows: list[dict]) -> dict:
     }  # fmt: skip
 
 
-def measure_grid(
-    path: Path | None, commit: str, asked: set[str] | None, turns: int, late: Callable[[], bool]
-) -> None:
+def measure_grid(path: Path | None, commit: str, asked: set[str] | None, turns: int, late: Callable[[], bool]) -> None:
     """As much of the grid as there is time for; the file grows by a case at a time."""
     result = described(commit, [])
     if path and path.is_file():
