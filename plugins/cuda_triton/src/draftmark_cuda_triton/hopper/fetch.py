@@ -106,34 +106,34 @@ def widened(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def widen_tiles(
-    narrow, ring, near, near_phase, slot, phase, first, stop, BLOCK_D: gl.constexpr, DEPTH: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows.
+def widen_tile(narrow, came, left, near, near_phase, tiles, full, free, slot, phase, spread: gl.constexpr):
+    """Bring K, or V, of one tile to the rows' dtype.
 
     A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
     and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
     """
+    mbarrier.wait(came.index(near), near_phase)
+    wide = widened(narrow.index(near).load(spread), tiles.dtype)
+    mbarrier.wait(free.index(slot), phase ^ 1)
+    tiles.index(slot).store(wide)
+    fence_async_shared()
+    mbarrier.arrive(full.index(slot), count=1)
+    mbarrier.arrive(left.index(near), count=1)
+
+
+@gluon.jit
+def widen_tiles(
+    narrow, ring, near, near_phase, slot, phase, first, stop, BLOCK_D: gl.constexpr, DEPTH: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
     k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
     spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
     for _ in range(first, stop):
-        mbarrier.wait(k_came.index(near), near_phase)
-        keys = widened(k_narrow.index(near).load(spread), k_ring.dtype)
-        mbarrier.wait(k_free.index(slot), phase ^ 1)
-        k_ring.index(slot).store(keys)
-        fence_async_shared()
-        mbarrier.arrive(k_full.index(slot), count=1)
-        mbarrier.arrive(k_left.index(near), count=1)
-        mbarrier.wait(v_came.index(near), near_phase)
-        values = widened(v_narrow.index(near).load(spread), v_ring.dtype)
-        mbarrier.wait(v_free.index(slot), phase ^ 1)
-        v_ring.index(slot).store(values)
-        fence_async_shared()
-        mbarrier.arrive(v_full.index(slot), count=1)
-        mbarrier.arrive(v_left.index(near), count=1)
+        widen_tile(k_narrow, k_came, k_left, near, near_phase, k_ring, k_full, k_free, slot, phase, spread)
+        widen_tile(v_narrow, v_came, v_left, near, near_phase, v_ring, v_full, v_free, slot, phase, spread)
         near, near_phase = next_slot(near, near_phase, DEPTH)
         slot, phase = next_slot(slot, phase, STAGES)
     return near, near_phase, slot, phase

@@ -49,14 +49,14 @@ def give_turn(MEMBER: gl.constexpr):
 
 
 @gluon.jit
-def wait_for_tile(full, phase, GATHERED: gl.constexpr):
+def wait_for_tile(full, phase, ONE_BY_ONE: gl.constexpr):
     """Wait until a tile is in its slot, and may be read by a product.
 
-    GATHERED: threads wrote it as they write shared memory themselves (cp.async); a product reads it as the copy engine
-    does. Only a fence orders the two, on either side of the barrier.
+    ONE_BY_ONE: threads wrote it as they write shared memory themselves (cp.async); a product reads it as the copy
+    engine does. Only a fence orders the two, on either side of the barrier.
     """
     mbarrier.wait(full, phase)
-    if GATHERED:
+    if ONE_BY_ONE:
         fence_async_shared()
 
 
@@ -69,10 +69,24 @@ def ask_for_scores(q, ring, slot, BLOCK_N: gl.constexpr, scores: gl.constexpr):
 
 
 @gluon.jit
-def ask_for_sums(acc, weights, ring, slot, phase, GATHERED: gl.constexpr):
+def scores_of_tile(
+    q, ring, slot, phase, scale, cap, BLOCK_N: gl.constexpr, CAP: gl.constexpr, ONE_BY_ONE: gl.constexpr,
+    scores: gl.constexpr,
+):  # fmt: skip
+    """Scores of the tile in a slot, under the soft cap, once it is there; with nothing beside."""
+    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    wait_for_tile(k_full.index(slot), phase, ONE_BY_ONE)
+    s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_free.index(slot), count=1)
+    return capped(s, scale, cap, CAP)
+
+
+@gluon.jit
+def ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE: gl.constexpr):
     """acc + weights · v of the tile in a slot, once it is there."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    wait_for_tile(v_full.index(slot), phase, GATHERED)
+    wait_for_tile(v_full.index(slot), phase, ONE_BY_ONE)
     return warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
 
 
@@ -93,18 +107,18 @@ def masked(s, tile, view, BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.con
 def fold_beside(
     acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr, GATHERED: gl.constexpr, scores: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr, ONE_BY_ONE: gl.constexpr, scores: gl.constexpr,
     output: gl.constexpr,
 ):  # fmt: skip
     """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
         next, next_phase = next_slot(slot, phase, STAGES)
-        wait_for_tile(k_full.index(next), next_phase, GATHERED)
+        wait_for_tile(k_full.index(next), next_phase, ONE_BY_ONE)
         if TURNS:
             take_turn(MEMBER)
         s = ask_for_scores(q, ring, next, BLOCK_N, scores)
-        folded = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        folded = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
         if TURNS:
             give_turn(MEMBER)
         s = warpgroup_mma_wait(1, deps=[s])
@@ -126,22 +140,18 @@ def fold_beside(
 def fold_in_turn(
     acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, BLOCK_N: gl.constexpr,
     BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr,
-    GATHERED: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+    ONE_BY_ONE: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
-        wait_for_tile(k_full.index(slot), phase, GATHERED)
-        s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_free.index(slot), count=1)
-        s = capped(s, scale, cap, CAP)
+        s = scores_of_tile(q, ring, slot, phase, scale, cap, BLOCK_N, CAP, ONE_BY_ONE, scores)
         if MASKED:
             s = masked(s, tile, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
         weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
         acc = rescaled(acc, shrink, moved, output)
-        acc = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        acc = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(slot), count=1)
         slot, phase = next_slot(slot, phase, STAGES)
@@ -153,7 +163,7 @@ def fold_tiles(
     q, ring, slot, phase, first, clear, stop, view, scale, cap,
     BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr,
-    GATHERED: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+    ONE_BY_ONE: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop) of one request into 64 rows; from tile `clear` on these differ in what they see.
 
@@ -165,11 +175,7 @@ def fold_tiles(
     mass = parts(gl.full([64, BLOCK_N], 0.0, gl.float32, scores))
     if OVERLAP:
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-        wait_for_tile(k_full.index(slot), phase, GATHERED)
-        s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_free.index(slot), count=1)
-        s = capped(s, scale, cap, CAP)
+        s = scores_of_tile(q, ring, slot, phase, scale, cap, BLOCK_N, CAP, ONE_BY_ONE, scores)
         if first >= clear:
             s = masked(s, first, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
@@ -177,13 +183,13 @@ def fold_tiles(
         between = gl.maximum(first + 1, gl.minimum(clear, stop))
         acc, top, mass, weights, slot, phase = fold_beside(
             acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, BLOCK_N, BOX,
-            TAIL, WINDOW, CAP, STAGES, TURNS, MEMBER, GATHERED, scores, output,
+            TAIL, WINDOW, CAP, STAGES, TURNS, MEMBER, ONE_BY_ONE, scores, output,
         )  # fmt: skip
         acc, top, mass, weights, slot, phase = fold_beside(
             acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL,
-            WINDOW, CAP, STAGES, TURNS, MEMBER, GATHERED, scores, output,
+            WINDOW, CAP, STAGES, TURNS, MEMBER, ONE_BY_ONE, scores, output,
         )  # fmt: skip
-        acc = ask_for_sums(acc, weights, ring, slot, phase, GATHERED)
+        acc = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(slot), count=1)
         slot, phase = next_slot(slot, phase, STAGES)
@@ -191,10 +197,10 @@ def fold_tiles(
         between = gl.maximum(first, gl.minimum(clear, stop))
         acc, top, mass, slot, phase = fold_in_turn(
             acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, BLOCK_N, BOX, TAIL, WINDOW,
-            CAP, STAGES, GATHERED, scores, output,
+            CAP, STAGES, ONE_BY_ONE, scores, output,
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_in_turn(
             acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL, WINDOW,
-            CAP, STAGES, GATHERED, scores, output,
+            CAP, STAGES, ONE_BY_ONE, scores, output,
         )  # fmt: skip
     return acc, top, whole(mass, rows), slot, phase
