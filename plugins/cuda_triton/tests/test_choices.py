@@ -216,14 +216,40 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
         *((head_dim, BF16, 65, True) for head_dim in (64, 128, 256)),
         *((head_dim, E4M3, 65, head_dim < 256) for head_dim in (64, 128, 256)),
         *((head_dim, BF16, 17, head_dim == 128) for head_dim in (64, 128, 256)),
-        *((head_dim, BF16, 16, False) for head_dim in (64, 128, 256)),
+        *((head_dim, BF16, 16, head_dim == 128) for head_dim in (64, 128, 256)),
+        *((head_dim, E4M3, 16, False) for head_dim in (64, 128, 256)),
     ],
 )
 def test_softmax_runs_beside_its_own_products_where_registers_hold_it(head_dim, dtypes, rows, served):
-    """Two groups; or one that has a multiprocessor to itself, with tiles of 128 keys. Three groups work in turn."""
+    """Two groups, or one with heads of 128. Three groups work in turn."""
     tile = tiling.choose(shape(head_dim, dtypes), H200, rows)
     assert tiling.overlaps(tile, head_dim) is served
     assert not tiling.overlaps(replace(tile, members=3), head_dim)
+    # Four warps that gather leave each of two programs 24 registers a thread fewer.
+    gathered = replace(tile, gather=True)
+    assert tiling.overlaps(gathered, head_dim) is (served and (tile.members == 2 or tile.programs_per_sm == 1))
+
+
+@pytest.mark.parametrize(
+    ("num_reqs", "kv_heads", "crowded"),
+    [(1, 8, False), (16, 8, False), (31, 8, False), (32, 8, True), (64, 8, True), (250, 1, False), (251, 1, True)],
+)
+def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs, kv_heads, crowded):
+    """As many requests as there are pieces then, or a twentieth fewer: none is cut that one program would leave whole.
+    Sizing knows the cut, of which more rows or fewer, heads of 64 and 256, e4m3 and gathered keys have but one.
+    """
+    attention = AttentionShape(4 * kv_heads, kv_heads, 128, 16)
+    one, many = (tiling.choose(attention, H200, 16, num_reqs=count) for count in (1, num_reqs))
+    assert described(one) == "64x128 4w 3s 1p 1m"
+    assert many == (replace(one, block_n=64, programs_per_sm=2) if crowded else one)
+    most = tiling.whole(tiling.pieces(attention, H200, many, 16, num_reqs, 4096), num_reqs)
+    assert not crowded or most <= num_reqs
+    for rows, head_dim, dtypes, page in (
+        (4, 128, BF16, 16), (17, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
+        (16, 128, BF16, 1),
+    ):  # fmt: skip
+        other = AttentionShape(4, 1, head_dim, page, *dtypes)
+        assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +290,17 @@ def test_row_tiles_pieces_and_partials():
 
 @pytest.mark.parametrize(
     ("pieces", "num_reqs", "expected"),
-    [(20, 19, 20), (20, 21, 20), (20, 57, 19), (20, 58, 20), (19, 36, 19), (40, 76, 38), (39, 74, 39), (5, 5, 5)],
+    [
+        (20, 19, 19),
+        (20, 18, 20),
+        (20, 21, 20),
+        (20, 57, 19),
+        (20, 58, 20),
+        (19, 36, 19),
+        (40, 76, 38),
+        (39, 74, 39),
+        (5, 5, 5),
+    ],
 )
 def test_pieces_give_way_by_a_twentieth_at_most(pieces, num_reqs, expected):
     """And only to hold whole requests of equal length."""

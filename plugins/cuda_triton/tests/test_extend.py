@@ -13,11 +13,11 @@ from draftmark.devices import device_profile
 
 def run(
     bench, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
-    kv_dtype=None, scales=(None, None), attention=None,
+    kv_dtype=None, scales=(None, None), attention=None, room=1 << 30,
 ):  # fmt: skip
     """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
 
-    attention: its tile is what the hooks choose.
+    attention: its tile is what the hooks choose. room: keys of a head that L2 keeps.
 
     Returns the worse error of the output and of the log-sum-exp.
     """
@@ -59,13 +59,16 @@ def run(
         tile = tiling.for_cache(attention, device_profile("cuda"), chosen, *where)
     sinks = sinks if sinks is None else sinks.to(bench.device)
     factors = (one if one is None else torch.tensor([one], device=bench.device) for one in scales)
-    shape = launch.Attention(2, 2, dim, page, dim**-0.5, cap, window_left)
-    tiles = bench.poison(tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
+    shape = launch.Attention(2, 2, dim, page, dim**-0.5, cap, window_left, room=room)
+    tiles = bench.poison(tiling.AGENDA_ROWS + tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
     mapping, out = bench.poison(len(q), dtype=torch.int64), bench.poison(*q.shape, dtype=dtype)
     launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles)
     lse = bench.poison(*q.shape[:2])
     launch.attend_extend(shape, tile, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks)
     assert mapping.tolist() == slots
+    # The agenda is as it was made, for the next layer: nothing taken, all row tiles, so many heads side by side.
+    number = sum(-(-t * 2 // tile.block_m) for t in rows)
+    assert tiles[: tiling.AGENDA_ROWS].tolist() == [[0, number], [1 if room < 2 * longest else 2, 0]]
     return max(bench.error(out, torch.cat(outs)), bench.error(lse, torch.cat(lses)))
 
 
@@ -137,3 +140,35 @@ def test_the_hooks_own_tiles(bench, dim, page, dtype, kv_dtype, window_left, cap
         rows = rows if any(rows) else (1,) * 5
         told = {"page": page, "dim": dim, "window_left": window_left, "cap": cap, "dtype": dtype, "kv_dtype": kv_dtype}
         assert run(bench, lens, rows, attention=attention, **told) < 5e-3, (lens, rows)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("room", [1 << 30, 1000, 1])
+@pytest.mark.parametrize(("dim", "page"), [(64, 16), (128, 1), (256, 64)])
+def test_programs_take_every_row_tile_once(bench, dim, page, room):
+    """On a GPU: fewer items than programs and many more, one head after the other or side by side, empty requests."""
+    attention = AttentionShape(4, 2, dim, page)
+    told = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "room": room}
+    for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 40, (700,) * 40)):
+        assert run(bench, lens, rows, **told) < 5e-3, (lens, rows)
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "lens", "rows", "room", "together"),
+    [
+        (8, (0,), (100,), 800, 8), (8, (0,), (100,), 799, 4), (8, (60, 0), (40, 99), 300, 3), (8, (0,), (100,), 99, 1),
+        (3, (0, 0), (5, 7), 14, 2), (1, (0,), (9,), 1, 1), (5, (0, 0), (0, 0), 1, 1),
+    ],
+)  # fmt: skip
+def test_heads_side_by_side_have_room_for_their_keys(bench, num_kv_heads, lens, rows, room, together):
+    """Of the longest request; in rounds of about as many."""
+    from draftmark_cuda_triton import launch, tiling
+
+    prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
+    indptr = torch.tensor([0, *rows]).cumsum(0).int().to(bench.device)
+    table = torch.ones(len(lens), 20, dtype=torch.int32, device=bench.device)
+    shape, tile = launch.Attention(num_kv_heads, 1, 64, 16, 1.0, room=room), tiling.Tile(16, 32, 4, 2, 2)
+    tiles = bench.poison(tiling.AGENDA_ROWS + tiling.ragged_tiles(tile, 1, sum(rows), len(rows)), 2, dtype=torch.int32)
+    slots = bench.poison(max(1, sum(rows)), dtype=torch.int64)
+    launch.write_metadata_ragged(shape, tile, sum(rows), prefix, indptr, table, slots, tiles)
+    assert tiles[: tiling.AGENDA_ROWS].tolist() == [[0, sum(-(-n // 16) for n in rows)], [together, 0]]

@@ -99,7 +99,9 @@ def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
     backend.write_metadata(batch)
     height = tiling.INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
     wanted = [[r, tile] for r, n in enumerate(rows) for tile in reversed(range(-(-n // height)))]
-    assert arena["row_tiles"][: len(wanted)].tolist() == wanted
+    agenda, tiles = arena["row_tiles"][: forms.AGENDA_ROWS].tolist(), arena["row_tiles"][forms.AGENDA_ROWS :]
+    assert agenda == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
+    assert tiles[: len(wanted)].tolist() == wanted
     at = [(r, n) for r, count in enumerate(rows) for n in range(prefix[r], prefix[r] + count)]
     slots = [int(buffers.page_table[r, n // 16]) * 16 + n % 16 for r, n in at]
     assert arena["slot_mapping"][: sum(rows)].tolist() == slots

@@ -110,7 +110,8 @@ def test_row_tiles_hold_what_cuda_triton_cuts(geometry, heads, extend):
     made = geometry(num_qo_heads=heads[0], num_kv_heads=heads[1], limits=Limits(7, 131072, extend, (7,)))
     tile = tiling.choose(made.attention, made.device, made.extent(Mode.EXTEND).q_len)
     needed = tiling.ragged_tiles(tile, made.attention.group_size, extend, made.max_reqs)
-    assert needed * 8 <= sizes(made)["row_tiles"]
+    assert (forms.AGENDA_ROWS + needed) * 8 <= sizes(made)["row_tiles"]
+    assert forms.AGENDA_ROWS == tiling.AGENDA_ROWS
     assert forms.LEAST_TILE_ROWS == tiling.LEAST_ROWS <= tile.block_m
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
 
-from . import sizing
+from . import sizing, tiling
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -26,7 +26,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         used[sizing.ROW_TILES] = 0
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
-        used[sizing.ROW_TILES] = sizing.ragged_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
+        tiles = sizing.ragged_tiles(geometry, batch.num_rows, batch.padded_reqs)
+        used[sizing.ROW_TILES] = (tiling.AGENDA_ROWS + tiles) * 2 * 4
     else:
         used |= sizing.few_rows_usage(geometry, extent.q_len, batch.padded_reqs)
     return used

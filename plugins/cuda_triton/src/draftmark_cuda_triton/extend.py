@@ -28,9 +28,10 @@ class Extend:
 
     Args:
         slots: int64 ``[max rows]``, the caller's; `write_metadata` writes the KV slot of each row.
-        row_tiles: int32 ``[n, 2]``, the caller's; request and index of each row tile. n is at least
-            max_extend_tokens · group // b + max_reqs for tiles of b packed rows, and b is never under
-            `tiling.LEAST_ROWS`, so that with b = LEAST_ROWS it always suffices.
+        row_tiles: int32 ``[n, 2]``, the caller's; the agenda, then request and index of each row tile. n is at least
+            `tiling.AGENDA_ROWS` + max_extend_tokens · group // b + max_reqs for tiles of b packed rows, and b is never
+            under `tiling.LEAST_ROWS`, so that with b = LEAST_ROWS it always suffices. On Hopper a forward counts there
+            what was taken, and leaves it as it was: one stream at a time attends with them.
     """
 
     def __init__(self, geometry: Geometry, slots: torch.Tensor, row_tiles: torch.Tensor) -> None:
@@ -49,10 +50,11 @@ class Extend:
         """
         count = tiling.ragged_tiles(self._tile, self._shape.group, batch.num_rows, batch.padded_reqs)
         slots, tiles = self._slots[: batch.num_rows], self._row_tiles
-        if count > tiles.shape[0]:
+        room = tiles.shape[0] - tiling.AGENDA_ROWS
+        if count > room:
             raise BatchError(
                 f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} row tiles, but "
-                f"{tiles.shape[0]} are allocated; raise max_num_reqs or max_extend_tokens"
+                f"{room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
         record_call(
             launch.write_metadata_ragged, self._shape, self._tile, batch.num_rows, batch.prefix_lens,

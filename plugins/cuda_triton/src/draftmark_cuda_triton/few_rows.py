@@ -136,7 +136,7 @@ class FewRows:
 
     def _cut(self, extent: Extent) -> tuple[tiling.Tile, int]:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.choose(a, device, extent.q_len)
+        tile = tiling.choose(a, device, extent.q_len, num_reqs=extent.num_reqs)
         most = tiling.pieces(a, device, tile, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
         if not self._slots.is_cuda:
             return tiling.interpreted(a, tile, extent.q_len, most, self._geometry.max_kv_len)

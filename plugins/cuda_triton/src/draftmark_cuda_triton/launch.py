@@ -11,7 +11,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from draftmark import Geometry
+from draftmark import DTYPE_BYTES, Geometry
 
 from . import boxes, gathering
 from .flavours import compiled_or_interpreted
@@ -23,6 +23,8 @@ SCHEDULE_CELLS = 8192
 """Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
 MERGE_CELLS = 4096
 """fp32 values that one step of a merge program, a warp, holds in registers."""
+L2_BYTES = 32 << 20
+"""What K and V may take of L2 (50 MB on Hopper) that programs beside each other read."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
 """Tails as the kernels name them; see `kernels.tile`."""
 
@@ -46,6 +48,7 @@ class Attention:
     cap: float = 0.0
     window_left: int = -1
     pdl: bool = False
+    room: int = 1 << 30
 
     @classmethod
     def of(cls, geometry: Geometry, on_gpu: bool) -> Attention:
@@ -60,6 +63,7 @@ class Attention:
             cap=a.logits_soft_cap,
             window_left=a.window_left,
             pdl=on_gpu and geometry.device.arch >= 90,
+            room=L2_BYTES // (2 * a.head_dim * DTYPE_BYTES[a.kv_dtype]),
         )
 
     @property
@@ -142,8 +146,8 @@ def write_metadata_ragged(
     start(
         compiled_or_interpreted(tiles).schedule.write_ragged, grid,
         prefix_lens, q_indptr, page_table, given_slots, slot_mapping, tiles, num_reqs, num_rows, num_tiles,
-        shape.group, page_table.stride(0), PAGE=shape.page_size, GIVEN=given_slots is not None,
-        BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
+        shape.group, shape.num_kv_heads, shape.room, page_table.stride(0), PAGE=shape.page_size,
+        GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
     )  # fmt: skip
 
 
@@ -338,7 +342,7 @@ def attend_extend(
         start(
             package.gathered.attend_gathered_ragged if tile.gather else package.extend.attend_ragged, grid,
             q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr,
-            page_table, count, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
+            page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
             PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
             WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,

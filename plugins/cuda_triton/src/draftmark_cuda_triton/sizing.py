@@ -22,8 +22,10 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     specs = [BufferSpec(SLOTS, Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows")]
     if Mode.EXTEND in geometry.modes:
         tiles = ragged_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
-        formula = "max_extend_tokens · group / block_m + max_reqs, request and tile"
-        specs.append(BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiles, 2), "int32", Unit.ROWS, formula))
+        formula = f"max_extend_tokens · group / block_m + max_reqs, request and tile; {tiling.AGENDA_ROWS} before them"
+        specs.append(
+            BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiling.AGENDA_ROWS + tiles, 2), "int32", Unit.ROWS, formula)
+        )
     return specs + few_rows_buffers(geometry, few_rows_modes(geometry))
 
 

@@ -23,6 +23,8 @@ INTERPRETED_ROWS = 256
 """Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
 INTERPRETED_PIECES = 2
 """Pieces in the interpreter where a request has several tiles: two still cut and merge."""
+AGENDA_ROWS = 2
+"""Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
@@ -57,11 +59,12 @@ class Tile:
     gather: bool = False
 
 
-def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False) -> Tile:
+def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False, num_reqs: Any = 1) -> Tile:
     """The tile for forwards of q_len rows a request. NOTES.md has the measurements.
 
     Args:
         extend: of EXTEND, whose longest request has q_len rows.
+        num_reqs: requests of the forward, padding included.
     """
     rows = q_len * shape.group_size
     if has_hopper(shape, device) and shape.page_size % BOXED_PAGES == 0:
@@ -69,7 +72,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
         tile = _hopper(shape, _above(rows))
-        return _ragged(shape, tile) if extend else tile
+        return _ragged(shape, tile) if extend else _crowded(shape, device, tile, num_reqs)
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -153,6 +156,18 @@ def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
     return tile
 
 
+def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, num_reqs: Any) -> Tile:
+    """The same rows for many requests: two programs a multiprocessor, with tiles of half as many keys.
+
+    While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
+    there are fewer requests than that more of them are cut, and that costs more than it gives.
+    """
+    if tile.members != 1 or tile.depth or next_power_of_two(shape.head_dim) != 128 or tile.programs_per_sm == 2:
+        return tile
+    crowded = replace(tile, block_n=64, programs_per_sm=2)
+    return crowded if 20 * num_reqs * shape.num_kv_heads >= 19 * 2 * device.num_sms else tile
+
+
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
     """Packed rows of the row tiles for which `hopper` widens e4m3 in registers; more rows than these leave none free.
 
@@ -172,10 +187,11 @@ def _narrow(shape: AttentionShape, height: int) -> Tile:
 def overlaps(tile: Tile, head_dim: int) -> bool:
     """Whether a warp group of `hopper` runs its softmax beside its own products too, or beside other programs' alone.
 
-    It does where its registers hold the weights of two tiles: two groups, or one that shares its place with no other.
+    It does where its registers hold the weights of two tiles: two groups, or one with heads of up to 128, unless four
+    warps gather beside it for each of two programs.
     """
-    alone = tile.members == 1 and tile.block_n == 128 and tile.depth == 0 and next_power_of_two(head_dim) == 128
-    return tile.members == 2 or alone
+    one = tile.members == 1 and tile.depth == 0 and not tile.narrow and next_power_of_two(head_dim) == 128
+    return tile.members == 2 or (one and not (tile.gather and tile.programs_per_sm == 2))
 
 
 def without_hopper(tile: Tile) -> Tile:
@@ -263,10 +279,10 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
 def whole(pieces: int, num_reqs: int) -> int:
     """As many pieces, or up to a twentieth fewer, that do not cut requests of one length more often than they must.
 
-    33 pieces of 64 equal requests leave 32 requests to be merged, 32 leave none.
+    33 pieces of 64 or of 32 equal requests leave 32 requests to be merged, 32 leave none.
     """
     even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
-    return even if num_reqs > pieces and 20 * even >= 19 * pieces else pieces
+    return even if 20 * even >= 19 * pieces else pieces
 
 
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:

@@ -23,6 +23,8 @@ from draftmark import Geometry, Mode, ceil_div, maximum, minimum
 PAGES = (16, 32, 64, 128)
 LEAST_TILE_ROWS = 16
 """(row, head) pairs of the smallest row tile that cuda_triton's EXTEND cuts (`tiling.LEAST_ROWS` there)."""
+AGENDA_ROWS = 2
+"""Rows that it keeps before the first row tile (`tiling.AGENDA_ROWS` there)."""
 BLOCK_ROWS = 32
 """(row, head) pairs that a block of the tree form takes (M_TILESIZE in xqa/defines.h)."""
 KV_TILE = 256

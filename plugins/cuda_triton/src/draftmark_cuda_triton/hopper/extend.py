@@ -1,13 +1,15 @@
 """Ragged causal attention (EXTEND) on Hopper: the row tiles of `kernels.extend`, 128 packed rows each.
 
 Two warp groups share a ring: of K and V half as much crosses from L2 as for tiles of 64 rows, and while one group has
-its softmax the other has the tensor cores. Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP, 1.4 ms
-at 790 TFLOP/s; 8.6 GB through L2.
+its softmax the other has the tensor cores. Programs stay, and take row tiles as they get free (`agenda`); the rows of q
+of the next one travel while a result is stored. Worked size, 8 requests x 4096 tokens, 32 heads of 128: 1.1 TFLOP,
+1.4 ms at 790 TFLOP/s; 8.6 GB through L2.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .agenda import hear_next, looked_up, make_agenda, take, tell_next
 from .fetch import (
     CROWDED_REGISTERS,
     FETCH_REGISTERS,
@@ -17,13 +19,14 @@ from .fetch import (
     WIDEN_REGISTERS,
     WIDENED,
     fetch_tiles,
+    leads,
     widen_tiles,
 )
 from .fold import fold_tiles, give_turn, takes_turns
 from .gather import gather_tiles
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
-from .rows import bring_rows, store_rows
+from .rows import load_rows, put_rows, store_rows
 from .softmax import sink_mass
 
 
@@ -49,34 +52,43 @@ def bring_ragged(
     HEAD_DIM: as in `uniform.bring_uniform`.
     """
     (
-        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
         window_left, stride_table, num_pages,
     ) = given  # fmt: skip
-    slot, phase = count * 0, count * 0
-    near, near_phase = count * 0, count * 0
-    for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
-        head, entry = item % num_kv_heads, item // num_kv_heads
-        request = gl.load(row_tiles + entry * 2)
-        m = gl.load(row_tiles + entry * 2 + 1)
-        if request >= 0:
-            rows = gl.load(q_indptr + request + 1) - gl.load(q_indptr + request)
-            prefix_len = gl.load(prefix_lens + request)
-            first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
-            page_row = page_table + request.to(gl.int64) * stride_table
-            if WHAT == WIDENED:
-                near, near_phase, slot, phase = widen_tiles(
-                    fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
-                )
-            elif WHAT == GATHERED:
-                slot, phase = gather_tiles(
-                    k_source, v_source, ring, slot, phase, page_row, head, first, stop, prefix_len + rows, PAGE,
-                    BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
-                )  # fmt: skip
-            else:
-                slot, phase = fetch_tiles(
-                    v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, first, stop,
-                    prefix_len + rows, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
-                )  # fmt: skip
+    TAKES: gl.constexpr = leads(WHAT)
+    tiles, together = gl.load(row_tiles + 1), gl.load(row_tiles + 2)
+    at, turn = tiles * 0, tiles * 0
+    slot, phase = tiles * 0, tiles * 0
+    near, near_phase = tiles * 0, tiles * 0
+    if TAKES:
+        found = looked_up(gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads)
+        at, turn = tell_next(found, agenda, at, turn)
+    else:
+        found, at, turn = hear_next(agenda, at, turn)
+    while found[4] > 0:
+        request, m, head, _, rows, prefix_len = found
+        first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+        page_row = page_table + request.to(gl.int64) * stride_table
+        if WHAT == WIDENED:
+            near, near_phase, slot, phase = widen_tiles(
+                fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
+            )
+        elif WHAT == GATHERED:
+            slot, phase = gather_tiles(
+                k_source, v_source, ring, slot, phase, page_row, head, first, stop, prefix_len + rows, PAGE,
+                BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
+            )  # fmt: skip
+        else:
+            slot, phase = fetch_tiles(
+                v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, first, stop,
+                prefix_len + rows, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
+            )  # fmt: skip
+        if TAKES:
+            item = take(row_tiles, tiles * num_kv_heads)
+            found = looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads)
+            at, turn = tell_next(found, agenda, at, turn)
+        else:
+            found, at, turn = hear_next(agenda, at, turn)
 
 
 @gluon.jit
@@ -88,69 +100,78 @@ def fold_ragged(
 ):  # fmt: skip
     """Warp group MEMBER: 64 packed rows of one row tile."""
     (
-        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     ) = given  # fmt: skip
     TURNS: gl.constexpr = takes_turns(BLOCK_M // 64, OVERLAP, BLOCK_D)
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
-    slot, phase = count * 0, count * 0
+    at, turn = num_kv_heads * 0, num_kv_heads * 0
+    slot, phase = num_kv_heads * 0, num_kv_heads * 0
     if TURNS and MEMBER == 1:
         give_turn(MEMBER)
-    for item in range(gl.program_id(0), count * num_kv_heads, gl.num_programs(0)):
-        head, entry = item % num_kv_heads, item // num_kv_heads
-        request = gl.load(row_tiles + entry * 2)
-        m = gl.load(row_tiles + entry * 2 + 1)
-        if request >= 0:
-            begin = gl.load(q_indptr + request)
-            rows = gl.load(q_indptr + request + 1) - begin
-            prefix_len = gl.load(prefix_lens + request)
-            packed = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores))
-            moved = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
-            row_live, moved_live = packed < rows * group, moved < rows * group
-            own_q = q_ring.index(MEMBER)
-            k_factor = 1.0
-            v_factor = 1.0
-            if SCALED & 1:
-                k_factor = gl.load(k_scale)
-            if SCALED & 2:
-                v_factor = gl.load(v_scale)
-            bring_rows(
-                own_q, q, begin, moved, moved_live, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
-            )
-            first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
-            lowest = (m * BLOCK_M + MEMBER * 64) // group
-            clear = gl.minimum(prefix_len + lowest + 1, prefix_len + rows) // BLOCK_N
-            if WINDOW:
-                clear = first
-            row = packed // group
-            view = (
-                prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
-            )  # fmt: skip
-            acc, top, mass, slot, phase = fold_tiles(
-                own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX,
-                CAUSAL, WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
-            )  # fmt: skip
-            weight = mass
-            if SINKS:
-                weight += sink_mass(sinks, head * group + packed % group, row_live, top)
-            share = v_factor / gl.where(weight > 0, weight, 1.0)
-            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
-            store_rows(
-                own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
-                BLOCK_D, moving,
-            )  # fmt: skip
-            if WITH_LSE:
-                log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
-                cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
-                gl.store(lse + cell, log_mass, mask=row_live)
+    k_factor = 1.0
+    v_factor = 1.0
+    if SCALED & 1:
+        k_factor = gl.load(k_scale)
+    if SCALED & 2:
+        v_factor = gl.load(v_scale)
+    own_q = q_ring.index(MEMBER)
+    lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores))
+    moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
+    found, at, turn = hear_next(agenda, at, turn)
+    _, m, head, begin, rows, prefix_len = found
+    moved = m * BLOCK_M + moving_lane
+    queries = load_rows(
+        q, begin, moved, moved < rows * group, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
+    )
+    while found[4] > 0:
+        _, m, head, begin, rows, prefix_len = found
+        put_rows(own_q, queries)
+        packed = m * BLOCK_M + lane
+        row_live = packed < rows * group
+        first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+        lowest = (m * BLOCK_M + MEMBER * 64) // group
+        clear = gl.minimum(prefix_len + lowest + 1, prefix_len + rows) // BLOCK_N
+        if WINDOW:
+            clear = first
+        row = packed // group
+        view = (
+            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
+        )  # fmt: skip
+        acc, top, mass, slot, phase = fold_tiles(
+            own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX,
+            CAUSAL, WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
+        )  # fmt: skip
+        # The next rows of q travel while these are stored.
+        found, at, turn = hear_next(agenda, at, turn)
+        _, next_m, next_head, next_begin, next_rows, _ = found
+        coming = next_m * BLOCK_M + moving_lane
+        queries = load_rows(
+            q, next_begin, coming, coming < next_rows * group, next_head, group, stride_q_row, stride_q_head, HEAD_DIM,
+            BLOCK_D, moving,
+        )  # fmt: skip
+        weight = mass
+        if SINKS:
+            weight += sink_mass(sinks, head * group + packed % group, row_live, top)
+        share = v_factor / gl.where(weight > 0, weight, 1.0)
+        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
+        moved = m * BLOCK_M + moving_lane
+        store_rows(
+            own_q, acc, out, begin, moved, moved < rows * group, head, group, stride_out_row, stride_out_head, HEAD_DIM,
+            BLOCK_D, moving,
+        )  # fmt: skip
+        if WITH_LSE:
+            log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
+            cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+            gl.store(lse + cell, log_mass, mask=row_live)
 
 
-@gluon.jit(do_not_specialize=["count", "group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
+@gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
 def attend_ragged(
-    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count,
-    group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, group,
+    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
     HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
     SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
@@ -166,12 +187,13 @@ def attend_ragged(
     fetched = ring
     if WIDEN:
         fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+    agenda = make_agenda(MEMBERS + WIDEN + 1)
     bring = (
-        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, count, group, num_kv_heads,
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
         window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
-        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
     # Constants stand in the call: they become values when they are given a name.

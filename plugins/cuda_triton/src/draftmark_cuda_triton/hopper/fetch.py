@@ -18,6 +18,12 @@ CROWDED_REGISTERS = gl.constexpr(32)
 """Of a fetching thread beside three folding groups."""
 
 
+@gluon.constexpr_function
+def leads(what):
+    """Whether a role is the first to ask for a tile: the one that takes a program's work."""
+    return what in (KEYS.value, GATHERED.value)
+
+
 @gluon.jit
 def fetch_tiles(
     source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, PAGE: gl.constexpr,

@@ -7,6 +7,7 @@ differs is who asks: per tile of 64 keys 128 threads issue 16 `cp.async` each, w
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .agenda import make_agenda
 from .extend import bring_ragged, fold_ragged
 from .fetch import GATHERED
 from .gather import CROWDED_REGISTERS, GATHER_REGISTERS, GATHER_THREADS, GATHERERS
@@ -101,7 +102,6 @@ def attend_gathered(
 
 @gluon.jit(
     do_not_specialize=[
-        "count",
         "group",
         "num_kv_heads",
         "window_left",
@@ -115,7 +115,7 @@ def attend_gathered(
     ]
 )
 def attend_gathered_ragged(
-    q, k, v, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, count, group,
+    q, k, v, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, group,
     num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table,
     stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE: gl.constexpr,
     MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr,
@@ -128,13 +128,14 @@ def attend_gathered_ragged(
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
+    agenda = make_agenda(MEMBERS)
     # No box asks how many pages there are.
     bring = (
-        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, count, group, num_kv_heads,
-        window_left, stride_table, count,
+        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, agenda, group, num_kv_heads,
+        window_left, stride_table, 0,
     )  # fmt: skip
     fold = (
-        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, count, group,
+        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
     if MEMBERS == 1:

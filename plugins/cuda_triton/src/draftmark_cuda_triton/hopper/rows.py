@@ -17,17 +17,29 @@ def rows_between(tensor, begin, packed, head, group, stride_row, stride_head, BL
 
 
 @gluon.jit
-def bring_rows(own, q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
-    """64 packed rows of q into a warp group's shared memory; dead ones and padding are zero."""
+def load_rows(q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+              BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """64 packed rows of q on their way to registers; dead ones and padding are zero."""
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
     there = live[:, None] & (col < HEAD_DIM)[None, :]
     pointers = rows_between(q, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
-    queries = gl.load(pointers, mask=there, other=0.0)
+    return gl.load(pointers, mask=there, other=0.0)
+
+
+@gluon.jit
+def put_rows(own, queries):
+    """Rows of q from registers into a warp group's shared memory."""
     thread_barrier()
     own.store(queries)
     fence_async_shared()
     thread_barrier()
+
+
+@gluon.jit
+def bring_rows(own, q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """64 packed rows of q into a warp group's shared memory."""
+    put_rows(own, load_rows(q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM, BLOCK_D, moving))
 
 
 @gluon.jit

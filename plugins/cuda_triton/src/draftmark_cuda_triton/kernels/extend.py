@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from .convert import convert
+from .schedule import HEADER
 from .tile import CAUSAL, attend_range, sink_mass
 
 
@@ -65,8 +66,8 @@ def attend_ragged(
     units.
     """
     head, entry = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
-    request = tl.load(row_tiles + entry * 2)
-    m = tl.load(row_tiles + entry * 2 + 1)
+    request = tl.load(row_tiles + HEADER + entry * 2)
+    m = tl.load(row_tiles + HEADER + entry * 2 + 1)
     if request < 0:
         return
     begin = tl.load(q_indptr + request)

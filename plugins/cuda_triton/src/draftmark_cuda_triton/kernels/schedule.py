@@ -8,7 +8,7 @@ program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 
 import triton
 import triton.language as tl
 
-from .reduce import running_total, total
+from .reduce import largest, running_total, total
 from .split import begun_before, piece, surplus, tile_range
 
 
@@ -105,7 +105,11 @@ def write_uniform(
             tl.store(work + (pieces + index) * 4 + 2, index * 0, mask=left_over)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tiles", "stride_table"])
+HEADER = tl.constexpr(4)
+"""Words of `row_tiles` before the first row tile: `tiling.AGENDA_ROWS` rows of two."""
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tiles", "num_kv_heads", "room", "stride_table"])
 def write_ragged(
     prefix_lens,
     q_indptr,
@@ -117,6 +121,8 @@ def write_ragged(
     num_rows,
     num_tiles,
     group,
+    num_kv_heads,
+    room,
     stride_table,
     PAGE: tl.constexpr,
     GIVEN: tl.constexpr,
@@ -128,8 +134,10 @@ def write_ragged(
 
     Args:
         slot_mapping: int64 ``[num_rows]``, out.
-        row_tiles: int32 ``[num_tiles, 2]``, out: request and index of a row tile; request -1 where there is none.
-            A request's last tile, which has the most keys, comes first.
+        row_tiles: int32 ``[2 + num_tiles, 2]``, out: how many row tiles of how many heads were taken, 0 now, and how
+            many row tiles there are; how many KV heads are worked on side by side, and 0; then request and index of a
+            row tile, request -1 where there is none. A request's last tile, which has the most keys, comes first.
+        room: keys of one KV head that L2 has room for, so that programs find there what others have read.
     """
     pid = tl.program_id(0)
     entry = pid * BLOCK + tl.arange(0, BLOCK)
@@ -156,5 +164,14 @@ def write_ragged(
     reached = index[None, :] <= request[:, None]
     last = total(tl.where(reached, tl.broadcast_to(height[None, :], passed.shape), 0), 1) - 1
     here = request < num_reqs
-    tl.store(row_tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
-    tl.store(row_tiles + entry * 2 + 1, tl.where(here, last - entry, 0), mask=entry < num_tiles)
+    tiles = row_tiles + HEADER
+    tl.store(tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
+    tl.store(tiles + entry * 2 + 1, tl.where(here, last - entry, 0), mask=entry < num_tiles)
+    if pid == 0:
+        keys = tl.load(prefix_lens + index, mask=exists, other=0) + end - begin
+        side_by_side = tl.maximum(room // tl.maximum(largest(tl.where(exists, keys, 0), 0), 1), 1)
+        rounds = (num_kv_heads + side_by_side - 1) // side_by_side
+        tl.store(row_tiles, 0)
+        tl.store(row_tiles + 1, total(height, 0))
+        tl.store(row_tiles + 2, (num_kv_heads + rounds - 1) // rounds)
+        tl.store(row_tiles + 3, 0)
