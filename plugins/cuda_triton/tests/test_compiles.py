@@ -239,6 +239,28 @@ def counted(name, code):
     return sum(name in what for what in code)
 
 
+@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1)], ids=str)
+def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
+    """Every role that hears of its next row tile says so behind a branch on what it has read (`agenda.hear_next`)."""
+    module = boxes.hopper().extend if case.page_size > 1 else boxes.hopper().gathered
+    kernel = module.attend_ragged if case.page_size > 1 else module.attend_gathered_ragged
+    kernel.device_caches.clear()
+    compile_for(case, 90)
+    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
+    record = re.compile(r"ld\.shared\.v4\.b32.*?mbarrier\.arrive", re.DOTALL)
+    heard = [one[0] for one in record.finditer(binary.asm["ptx"]) if "bra" in one[0] and one[0].count("\n") < 90]
+    # Twice each: V's fetching warp where there is one, and two folding groups.
+    assert len(heard) == 2 * (3 if case.page_size > 1 else 2)
+    for one in heard:
+        read = {name for row in re.findall(r"ld\.shared\.v4\.b32\s+\{(.*?)\}", one) for name in row.split(", ")}
+        sums = {to: {a, b} for to, a, b in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (%r\d+);", one)}
+        tests = dict(re.findall(r"setp\.\w+\.s32\s+(%p\d+), (%r\d+),", one))
+        asked = {tests[branch] for branch in re.findall(r"@!?(%p\d+) bra", one)}
+        for _ in range(8):
+            asked = {part for name in asked for part in sums.get(name, {name})}
+        assert asked == read and len(read) == 8
+
+
 @pytest.mark.parametrize(
     "case", [Case(0, fp8=True), Case(8, heads=(16, 8), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
 )

@@ -39,14 +39,14 @@ def run(
         for cache in (k, v):
             cache[pages, at % page] = torch.randn(n + t, 2, dim, generator=generator).to(cache.dtype)
         slots += (pages * page + at % page)[n:].tolist()
+    real_k, real_v = (cache.double() * factor for cache, factor in zip((k, v), real, strict=True))
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
         if t:
             chain = torch.ones(t, t, dtype=torch.bool).tril()[None]
             depth = torch.arange(t, dtype=torch.int32)[None]
-            rows_of = q[first : first + t]
             expected = bench.oracle(
-                rows_of, k.double() * real[0], v.double() * real[1], (n,), table[r : r + 1], chain, depth, window_left,
-                cap, sinks,
-            )  # fmt: skip
+                q[first : first + t], real_k, real_v, (n,), table[r : r + 1], chain, depth, window_left, cap, sinks
+            )
             outs.append(expected[0])
             lses.append(expected[1])
         first += t
@@ -149,7 +149,7 @@ def test_programs_take_every_row_tile_once(bench, dim, page, room):
     """On a GPU: fewer items than programs and many more, one head after the other or side by side, empty requests."""
     attention = AttentionShape(4, 2, dim, page)
     told = {"page": page, "dim": dim, "dtype": torch.bfloat16, "attention": attention, "room": room}
-    for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 40, (700,) * 40)):
+    for lens, rows in (((0,), (1,)), ((0, 700, 0), (40, 0, 9)), ((0,) * 12, (700,) * 12)):
         assert run(bench, lens, rows, **told) < 5e-3, (lens, rows)
 
 
