@@ -122,6 +122,18 @@ def compile_for(case: Case, arch: int) -> None:
     )  # fmt: skip
 
 
+def attention_of(case: Case):
+    """The attention kernel of a case, compiled for Hopper: the only one that is, for `compiled` knows none before."""
+    compile_for(case, 90)
+    hopper = boxes.hopper()
+    kernels = (
+        *(hopper.extend.attend_ragged, hopper.uniform.attend_uniform, hopper.narrow.attend_narrow),
+        *(hopper.gathered.attend_gathered, hopper.gathered.attend_gathered_ragged),
+    )
+    (binary,) = [one for kernel in kernels for caches in kernel.device_caches.values() for one in caches[0].values()]
+    return binary
+
+
 @pytest.mark.parametrize("case", USUAL, ids=str)
 def test_kernels_compile_for_hopper(compiled, case):
     """Those of the copy engine and wgmma, and what every layer launches beside them."""
@@ -175,11 +187,7 @@ COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*")
 @pytest.mark.parametrize("case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True)], ids=str)
 def test_gathered_keys_come_16_bytes_at_a_time_and_are_fenced(compiled, case):
     """No copy falls apart into elements, every thread arrives uncounted, and no product reads a tile before a fence."""
-    gathered = boxes.hopper().gathered.attend_gathered
-    gathered.device_caches.clear()
-    compile_for(case, 90)
-    (kernel,) = [one for caches in gathered.device_caches.values() for one in caches[0].values()]
-    ptx, keys = kernel.asm["ptx"], 128 if case.q_len > 1 else 64
+    ptx, keys = attention_of(case).asm["ptx"], 128 if case.q_len > 1 else 64
     copies = COPY.findall(ptx)
     assert len(copies) == 2 * keys * 256 // 16 // 128
     assert all(".cg." in copy and "0x10" in copy for copy in copies)
@@ -220,10 +228,7 @@ def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
     """The machine code asks for two products at once, waits for the scores, works out a tile's weights, and only then
     waits for the sums in flight (`softmax.settled`, `softmax.paired`).
     """
-    compile_for(case, 90)
-    kernel = boxes.hopper().extend.attend_ragged if not case.q_len else boxes.hopper().uniform.attend_uniform
-    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
-    loops = loops_of(binary.asm["cubin"], tmp_path)
+    loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert loops
     for loop in loops:
         waits = [n for n, what in enumerate(loop) if "DEPBAR" in what]
@@ -242,13 +247,9 @@ def counted(name, code):
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1)], ids=str)
 def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
     """Every role that hears of its next row tile says so behind a branch on what it has read (`agenda.hear_next`)."""
-    module = boxes.hopper().extend if case.page_size > 1 else boxes.hopper().gathered
-    kernel = module.attend_ragged if case.page_size > 1 else module.attend_gathered_ragged
-    kernel.device_caches.clear()
-    compile_for(case, 90)
-    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
+    ptx = attention_of(case).asm["ptx"]
     record = re.compile(r"ld\.shared\.v4\.b32.*?mbarrier\.arrive", re.DOTALL)
-    heard = [one[0] for one in record.finditer(binary.asm["ptx"]) if "bra" in one[0] and one[0].count("\n") < 90]
+    heard = [one[0] for one in record.finditer(ptx) if "bra" in one[0] and one[0].count("\n") < 90]
     # Twice each: V's fetching warp where there is one, and two folding groups.
     assert len(heard) == 2 * (3 if case.page_size > 1 else 2)
     for one in heard:
@@ -266,10 +267,7 @@ def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
 )
 def test_narrow_keys_are_left_when_they_have_been_written(compiled, case, tmp_path):
     """Who widens e4m3 gives a tile back behind the stores of what was read of it: a barrier waits for no load."""
-    compile_for(case, 90)
-    kernel = boxes.hopper().extend.attend_ragged if not case.q_len else boxes.hopper().uniform.attend_uniform
-    (binary,) = [one for caches in kernel.device_caches.values() for one in caches[0].values()]
-    (loop,) = [one for one in loops_of(binary.asm["cubin"], tmp_path, "STS") if counted("LDS", one)]
+    (loop,) = [one for one in loops_of(attention_of(case).asm["cubin"], tmp_path, "STS") if counted("LDS", one)]
     letters = {"LDS": "l", "STS": "s", "SYNCS.ARRIVE": "a"}
     order = "".join(letter for what in loop for name, letter in letters.items() if name in what)
     assert re.fullmatch("(l+s+aa){2}", order), order

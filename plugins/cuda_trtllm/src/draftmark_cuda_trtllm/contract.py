@@ -50,8 +50,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
         return used | few_rows_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
     if batch.uniform is None:
-        tiles = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs)
-        used[sizing.ROW_TILES] = (forms.AGENDA_ROWS + tiles) * 2 * 4
+        used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
         return used
     used[sizing.SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _rows_told(geometry, batch))
     used[sizing.SEMAPHORES] = next(spec.nbytes for spec in sizing.workspace(geometry) if spec.name == sizing.SEMAPHORES)

@@ -120,8 +120,8 @@ def kernels(geometry: Geometry) -> list[int]:
 
 
 def row_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
-    """Row tiles that so many EXTEND rows of so many requests can be cut into, at most."""
-    return num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
+    """Rows of the buffer of row tiles for so many EXTEND rows of so many requests, at most: agenda and tiles."""
+    return AGENDA_ROWS + num_rows * geometry.attention.group_size // LEAST_TILE_ROWS + num_reqs
 
 
 def blocks(group: int, rows: Any) -> Any:

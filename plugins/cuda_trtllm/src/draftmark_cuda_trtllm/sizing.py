@@ -73,9 +73,9 @@ def _staging(geometry: Geometry) -> list[BufferSpec]:
 
 def _row_tiles(geometry: Geometry) -> BufferSpec:
     count = forms.row_tiles(geometry, geometry.limits.max_extend_tokens, geometry.max_reqs)
-    before = forms.AGENDA_ROWS
-    formula = f"max_extend_tokens · group / {forms.LEAST_TILE_ROWS} + max_reqs, request and tile; {before} before them"
-    return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (before + count, 2), "int32", Unit.ROWS, formula)
+    tiles = f"max_extend_tokens · group / {forms.LEAST_TILE_ROWS} + max_reqs, request and tile"
+    formula = f"{tiles}; {forms.AGENDA_ROWS} before them"
+    return BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (count, 2), "int32", Unit.ROWS, formula)
 
 
 def workspace(geometry: Geometry) -> list[BufferSpec]:
