@@ -48,6 +48,14 @@ def of_agenda(name, programs):
     return FunctionType(getattr(agenda, name).fn.__code__, {"gl": language, "HEADER": agenda.HEADER.value, "max": max})
 
 
+def place_of(item, group):
+    """Request, row tile of 128 packed rows, and head of what was looked up: a tile may begin inside a row's heads."""
+    request, head, row, skipped, *_ = item
+    assert 0 <= skipped < group
+    assert (row * group + skipped) % 128 == 0
+    return request, (row * group + skipped) // 128, head
+
+
 def test_the_header_is_the_rows_before_the_first_tile():
     """In words here, in rows of two where buffers are sized."""
     assert boxes.hopper().agenda.HEADER.value == 2 * tiling.AGENDA_ROWS
@@ -63,7 +71,7 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
     """
     take, looked_up = of_agenda("take", programs), of_agenda("looked_up", programs)
     chance = random.Random(100 * heads + 10 * together + programs)
-    for number in (0, 1, 7, 40):
+    for number, group in ((0, 1), (1, 7), (7, 4), (40, 12)):
         rows = [chance.randrange(1, 300) for _ in range(3)]
         prefix, starts = [chance.randrange(100) for _ in rows], [0]
         for count in rows:
@@ -71,28 +79,28 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
         tiles = [(chance.randrange(3), chance.randrange(9)) for _ in range(number)]
         # What is behind the row tiles is never read as one.
         agenda = [0, number, together, 0, *(word for tile in tiles for word in tile), -1, -1]
-        given = (Words(agenda), number, together, Words(prefix), Words(starts), heads)
+        given = (Words(agenda), number, together, Words(prefix), Words(starts), heads, group, 128)
         for _ in range(2):
             found = []
             free = [(program, looked_up(program, *given)) for program in range(programs)]
             while free:
                 program, one = free.pop(chance.randrange(len(free)))
-                if one[4]:
+                if one[5]:
                     found.append(one)
                     free.append((program, looked_up(take(Words(agenda), number * heads), *given)))
             assert agenda[0] == 0, "the next layer takes from the start"
-            assert sorted((request, m, head) for request, m, head, *_ in found) == sorted(
+            assert sorted(place_of(one, group) for one in found) == sorted(
                 (*tile, head) for tile in tiles for head in range(heads)
             )
             assert all(
                 (begin, count, before) == (starts[request], rows[request], prefix[request])
-                for request, _, _, begin, count, before in found
+                for request, _, _, _, begin, count, before in found
             )
-        order = [looked_up(item, *given)[:3] for item in range(number * heads)]
+        order = [place_of(looked_up(item, *given), group) for item in range(number * heads)]
         assert order == [
             (*tile, head)
             for first in range(0, heads, together)
             for tile in tiles
             for head in range(first, min(first + together, heads))
         ]
-        assert looked_up(number * heads, *given)[4] == 0
+        assert looked_up(number * heads, *given)[5] == 0

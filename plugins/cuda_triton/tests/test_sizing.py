@@ -66,7 +66,10 @@ def test_modes_decide_what_is_declared():
 
 @pytest.mark.parametrize(
     ("pieces", "num_reqs", "expected"),
-    [(33, 64, 32), (33, 32, 32), (33, 31, 33), (33, 256, 32), (33, 8, 33), (33, 48, 33), (9, 1, 9), (1, 5, 1)],
+    [
+        *((33, 64, 32), (33, 32, 32), (33, 31, 33), (33, 256, 32), (33, 8, 32), (33, 16, 32), (33, 5, 33)),
+        *((33, 48, 33), (9, 1, 9), (1, 5, 1)),
+    ],
 )
 def test_equal_requests_are_not_cut_for_a_piece_more(pieces, num_reqs, expected):
     """Pieces hold whole requests where that costs a twentieth of them at most."""

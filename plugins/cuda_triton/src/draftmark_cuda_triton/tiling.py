@@ -190,7 +190,7 @@ def overlaps(tile: Tile, head_dim: int) -> bool:
     It does where its registers hold the weights of two tiles: two groups, or one with heads of up to 128, unless four
     warps gather beside it for each of two programs.
     """
-    one = tile.members == 1 and tile.depth == 0 and not tile.narrow and next_power_of_two(head_dim) == 128
+    one = tile.members == 1 and tile.depth == 0 and not tile.narrow and next_power_of_two(head_dim) <= 128
     return tile.members == 2 or (one and not (tile.gather and tile.programs_per_sm == 2))
 
 
@@ -279,9 +279,10 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
 def whole(pieces: int, num_reqs: int) -> int:
     """As many pieces, or up to a twentieth fewer, that do not cut requests of one length more often than they must.
 
-    33 pieces of 64 or of 32 equal requests leave 32 requests to be merged, 32 leave none.
+    33 pieces of 64 or of 32 equal requests leave 32 requests to be merged, 32 leave none. Of 16, 32 pieces have a part
+    of one request each; of 33 most have parts of two.
     """
-    even = ceil_div(num_reqs, ceil_div(num_reqs, pieces))
+    even = pieces // num_reqs * num_reqs if pieces > num_reqs else ceil_div(num_reqs, ceil_div(num_reqs, pieces))
     return even if 20 * even >= 19 * pieces else pieces
 
 

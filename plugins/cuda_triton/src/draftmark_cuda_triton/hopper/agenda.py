@@ -47,23 +47,27 @@ def take(row_tiles, count):
 
 
 @gluon.jit
-def looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads):
-    """An item's request, row tile and KV head; the request's first row, its rows, and the tokens before them.
+def looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M: gl.constexpr):
+    """An item's request and KV head; the request's row at which the row tile begins, and how many of that row's heads
+    are the tile's before; the request's first row, its rows, and the tokens before them.
 
     As many heads side by side as have room for their keys in L2; then all row tiles of the next ones. Rows are 0 where
     there is no item: all row tiles of all heads are taken.
     """
-    request, m, head, begin, rows, prefix_len = item * 0, item * 0, item * 0, item * 0, item * 0, item * 0
+    request, head, row, skipped, begin = item * 0, item * 0, item * 0, item * 0, item * 0
+    rows, prefix_len = item * 0, item * 0
     if item < tiles * num_kv_heads:
         before = item // (tiles * together) * together
         width = gl.minimum(together, num_kv_heads - before)
         rest = item - before * tiles
         entry = row_tiles + HEADER + rest // width * 2
-        request, m, head = gl.load(entry), gl.load(entry + 1), before + rest % width
+        request, packed, head = gl.load(entry), gl.load(entry + 1) * BLOCK_M, before + rest % width
+        row = packed // group
+        skipped = packed - row * group
         begin = gl.load(q_indptr + request)
         rows = gl.load(q_indptr + request + 1) - begin
         prefix_len = gl.load(prefix_lens + request)
-    return request, m, head, begin, rows, prefix_len
+    return request, head, row, skipped, begin, rows, prefix_len
 
 
 @gluon.jit
@@ -73,7 +77,7 @@ def tell_next(found, agenda, at, phase):
     all_of_it: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
     which = gl.arange(0, 8, all_of_it)
     record = gl.full([8], 0, gl.int32, all_of_it)
-    for i in gl.static_range(6):
+    for i in gl.static_range(7):
         record = gl.where(which == i, found[i], record)
     mbarrier.wait(heard.index(at), phase ^ 1)
     items.index(at).store(record)
@@ -89,7 +93,7 @@ def hear_next(agenda, at, phase):
     mbarrier.wait(told.index(at), phase)
     record, which = items.index(at).load(all_of_it), gl.arange(0, 8, all_of_it)
     found = ()
-    for i in gl.static_range(6):
+    for i in gl.static_range(7):
         found = found + (gl.sum(gl.where(which == i, record, 0), 0),)  # type: ignore[assignment]  # noqa: RUF005
     # An arrival waits for no load that is under way, but this branch does. Nothing here is negative.
     if gl.sum(record, 0) >= 0:

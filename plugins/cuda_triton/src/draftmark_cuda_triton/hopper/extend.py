@@ -26,18 +26,19 @@ from .fold import fold_tiles, give_turn, takes_turns
 from .gather import gather_tiles
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
-from .rows import load_rows, put_rows, store_rows
+from .rows import apart, inverse_of, load_rows, put_rows, store_rows
 from .softmax import sink_mass
 
 
 @gluon.jit
-def tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-             WINDOW: gl.constexpr):  # fmt: skip
+def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M: gl.constexpr,
+             BLOCK_N: gl.constexpr, WINDOW: gl.constexpr):  # fmt: skip
     """First tile of keys that a row tile sees, and the one past the last."""
-    first = m * 0
+    first = row * 0
     if WINDOW:
-        first = gl.maximum(prefix_len + m * BLOCK_M // group - window_left, 0) // BLOCK_N
-    highest = gl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)
+        first = gl.maximum(prefix_len + row - window_left, 0) // BLOCK_N
+    last, _ = apart(skipped + BLOCK_M - 1, group, inverse)
+    highest = gl.minimum(row + last, rows - 1)
     return first, (prefix_len + highest + BLOCK_N) // BLOCK_N
 
 
@@ -56,18 +57,23 @@ def bring_ragged(
         window_left, stride_table, num_pages,
     ) = given  # fmt: skip
     TAKES: gl.constexpr = leads(WHAT)
+    inverse = inverse_of(group)
     tiles, together = gl.load(row_tiles + 1), gl.load(row_tiles + 2)
     at, turn = tiles * 0, tiles * 0
     slot, phase = tiles * 0, tiles * 0
     near, near_phase = tiles * 0, tiles * 0
     if TAKES:
-        found = looked_up(gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads)
+        found = looked_up(
+            gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M
+        )
         at, turn = tell_next(found, agenda, at, turn)
     else:
         found, at, turn = hear_next(agenda, at, turn)
-    while found[4] > 0:
-        request, m, head, _, rows, prefix_len = found
-        first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+    while found[5] > 0:
+        request, head, row, skipped, _, rows, prefix_len = found
+        first, stop = tiles_of(
+            row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M, BLOCK_N, WINDOW
+        )  # fmt: skip
         page_row = page_table + request.to(gl.int64) * stride_table
         if WHAT == WIDENED:
             near, near_phase, slot, phase = widen_tiles(
@@ -85,7 +91,9 @@ def bring_ragged(
             )  # fmt: skip
         if TAKES:
             item = take(row_tiles, tiles * num_kv_heads)
-            found = looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads)
+            found = looked_up(
+                item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M
+            )  # fmt: skip
             at, turn = tell_next(found, agenda, at, turn)
         else:
             found, at, turn = hear_next(agenda, at, turn)
@@ -120,23 +128,27 @@ def fold_ragged(
     own_q = q_ring.index(MEMBER)
     lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores))
     moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
+    inverse = inverse_of(group)
     found, at, turn = hear_next(agenda, at, turn)
-    _, m, head, begin, rows, prefix_len = found
-    moved = m * BLOCK_M + moving_lane
+    _, head, first_row, skipped, begin, rows, prefix_len = found
+    moved = skipped + moving_lane
     queries = load_rows(
-        q, begin, moved, moved < rows * group, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
-    )
-    while found[4] > 0:
-        _, m, head, begin, rows, prefix_len = found
+        q, begin + first_row, moved, moved < (rows - first_row) * group, head, group, inverse, stride_q_row,
+        stride_q_head, HEAD_DIM, BLOCK_D, moving,
+    )  # fmt: skip
+    while found[5] > 0:
+        _, head, first_row, skipped, begin, rows, prefix_len = found
         put_rows(own_q, queries)
-        packed = m * BLOCK_M + lane
-        row_live = packed < rows * group
-        first, stop = tiles_of(m, prefix_len, rows, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
-        lowest = (m * BLOCK_M + MEMBER * 64) // group
-        clear = gl.minimum(prefix_len + lowest + 1, prefix_len + rows) // BLOCK_N
+        row, member = apart(skipped + lane, group, inverse)
+        row += first_row
+        row_live = row < rows
+        first, stop = tiles_of(
+            first_row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M, BLOCK_N, WINDOW
+        )  # fmt: skip
+        lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
+        clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // BLOCK_N
         if WINDOW:
             clear = first
-        row = packed // group
         view = (
             prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
         )  # fmt: skip
@@ -146,25 +158,25 @@ def fold_ragged(
         )  # fmt: skip
         # The next rows of q travel while these are stored.
         found, at, turn = hear_next(agenda, at, turn)
-        _, next_m, next_head, next_begin, next_rows, _ = found
-        coming = next_m * BLOCK_M + moving_lane
+        _, next_head, next_row, next_skipped, next_begin, next_rows, _ = found
+        coming = next_skipped + moving_lane
         queries = load_rows(
-            q, next_begin, coming, coming < next_rows * group, next_head, group, stride_q_row, stride_q_head, HEAD_DIM,
-            BLOCK_D, moving,
+            q, next_begin + next_row, coming, coming < (next_rows - next_row) * group, next_head, group, inverse,
+            stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving,
         )  # fmt: skip
         weight = mass
         if SINKS:
-            weight += sink_mass(sinks, head * group + packed % group, row_live, top)
+            weight += sink_mass(sinks, head * group + member, row_live, top)
         share = v_factor / gl.where(weight > 0, weight, 1.0)
         acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
-        moved = m * BLOCK_M + moving_lane
+        moved = skipped + moving_lane
         store_rows(
-            own_q, acc, out, begin, moved, moved < rows * group, head, group, stride_out_row, stride_out_head, HEAD_DIM,
-            BLOCK_D, moving,
+            own_q, acc, out, begin + first_row, moved, moved < (rows - first_row) * group, head, group, inverse,
+            stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D, moving,
         )  # fmt: skip
         if WITH_LSE:
             log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
-            cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+            cell = (begin + row) * (num_kv_heads * group) + head * group + member
             gl.store(lse + cell, log_mass, mask=row_live)
 
 

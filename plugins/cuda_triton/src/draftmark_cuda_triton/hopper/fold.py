@@ -176,8 +176,7 @@ def fold_tiles(
     if OVERLAP:
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
         s = scores_of_tile(q, ring, slot, phase, scale, cap, BLOCK_N, CAP, ONE_BY_ONE, scores)
-        if first >= clear:
-            s = masked(s, first, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
+        s = masked(s, first, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
         weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
         between = gl.maximum(first + 1, gl.minimum(clear, stop))

@@ -74,13 +74,160 @@ def visible(
 
 
 @gluon.jit
+def below(n):
+    """A word of 32 columns in which the first n are set."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .u32 width; max.s32 width, $1, 0; bmsk.clamp.b32 $0, 0, width; }", "=r,r", [n], dtype=gl.int32,
+        is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def tree_words(
+    tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, BLOCK_N: gl.constexpr,
+    BOX: gl.constexpr,
+):  # fmt: skip
+    """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run.
+
+    Args:
+        rest: keys from the tile's first on, of which a last box that is not full begins at column `hole`, behind
+            `width` columns that are none.
+    """
+    words = ()
+    none = slot_of_row * 0
+    end = (rest + BOX - 1) & -BOX
+    for run in gl.static_range(BLOCK_N // 32):
+        first = tile * BLOCK_N + run * 32 - prefix_len
+        if BOX >= 32:
+            first -= gl.where(run * 32 >= hole, width, 0)
+        at = none + (first >> 5)
+        low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
+        high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
+        word = funnel(low, high, none + first) | below(-first)
+        before = below(hole - run * 32)
+        if BOX < 32:
+            word = (word & before) | ((word << (none + width)) & ~before)
+        word = word & below(end - run * 32) & (before | ~below(hole + width - run * 32))
+        words = words + (word[:, None],)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def funnel(low, high, by):
+    """32 bits of two words, from bit ``by % 32`` on."""
+    return gl.inline_asm_elementwise(
+        "shf.r.wrap.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, by], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.constexpr_function
+def columns_of(count):
+    """Columns of a thread's `count` scores beside its own first one, which is 2 · (lane % 4); in wgmma's layout.
+
+    Of two rows: element i is in the second if i & 2.
+    """
+    return [i // 4 * 8 + i % 2 for i in range(count)]
+
+
+@gluon.constexpr_function
+def score_registers(count, others):
+    """Constraints of `count` scores that are given and returned, and of as many of each of `others` integers."""
+    return ",".join(["=f"] * count + ["f"] * count + ["r"] * (count * others))
+
+
+@gluon.constexpr_function
+def hide_unset(count):
+    """Hide of `count` scores those whose bit is not set; the words of 32 columns follow the scores.
+
+    A warp whose rows see the whole tile goes past.
+    """
+    code = ["{", ".reg .pred out;", ".reg .b32 own, bit, all;", "mov.u32 own, %laneid;", "and.b32 own, own, 3;"]
+    code += ["shl.b32 own, own, 1;", "mov.b32 all, -1;"]
+    for run in range(count // 16):
+        for row in (0, 1):
+            word, given = f"word{run}{row}", f"${count * (2 + run) + 2 * row}"
+            code += [f".reg .b32 {word};", f"and.b32 all, all, {given};", f"shr.u32 {word}, {given}, own;"]
+    code += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    code += ["setp.ne.s32 out, all, -1;", "vote.sync.any.pred out, out, 0xffffffff;", "@!out bra.uni SEEN;"]
+    for i, column in enumerate(columns_of(count)):
+        code += [f"and.b32 bit, word{column // 32}{i // 2 % 2}, {1 << column % 32};", "setp.eq.s32 out, bit, 0;"]
+        code += [f"selp.f32 ${i}, 0fFF800000, ${i}, out;"]
+    return "\n".join([*code, "SEEN:", "}"])
+
+
+@gluon.constexpr_function
+def hide_outside(count, windowed):
+    """Hide of `count` scores what is right of `last`, left of `least` (windowed), and in the hole.
+
+    A warp whose rows see the whole tile goes past; so does one of a tile without a hole.
+    """
+    last, least, hole, width = (count * (2 + i) for i in range(4))
+    columns = columns_of(count)
+    code = ["{", ".reg .pred out;", ".reg .s32 own, at, hole, last0, last1, least0, least1;"]
+    code += ["mov.u32 own, %laneid;", "and.b32 own, own, 3;", "shl.b32 own, own, 1;"]
+    for row in (0, 1):
+        code += [f"sub.s32 last{row}, ${last + 2 * row}, own;", f"sub.s32 least{row}, ${least + 2 * row}, own;"]
+    code += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    code += [f"setp.lt.s32 out, last0, {columns[-1]};", f"setp.lt.or.s32 out, last1, {columns[-1]}, out;"]
+    if windowed:
+        code += ["setp.gt.or.s32 out, least0, 0, out;", "setp.gt.or.s32 out, least1, 0, out;"]
+    code += ["vote.sync.any.pred out, out, 0xffffffff;", "@!out bra.uni SEEN;"]
+    for i, column in enumerate(columns):
+        row = i // 2 % 2
+        code += [f"setp.lt.s32 out, last{row}, {column};"]
+        code += [f"setp.gt.or.s32 out, least{row}, {column}, out;"] if windowed else []
+        code += [f"selp.f32 ${i}, 0fFF800000, ${i}, out;"]
+    code += ["SEEN:", f"setp.eq.s32 out, ${width}, 0;", "@out bra.uni FULL;", f"sub.s32 hole, ${hole}, own;"]
+    for i, column in enumerate(columns):
+        if i % 4 < 2:
+            code += [f"sub.s32 at, {column}, hole;", f"setp.lt.u32 out, at, ${width};"]
+            code += [f"selp.f32 ${j}, 0fFF800000, ${j}, out;" for j in (i, i + 2)]
+    return "\n".join([*code, "FULL:", "}"])
+
+
+@gluon.jit
+def shifted(column, hole, width):
+    """The column of a key that would have this one, were there no hole before the keys of the last box."""
+    return gl.where(column >= hole, column + width, column)
+
+
+@gluon.jit
 def hide(
     s, tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, -inf where a row does not see the key."""
-    seen = visible(
-        tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-        BLOCK_N, BOX, TAIL, WINDOW, scores,
-    )  # fmt: skip
-    return gl.where(seen, s, float("-inf"))
+    """Scores of a tile, -inf where a row does not see the key: `visible`, in a third of its instructions.
+
+    The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
+    columns differ from its first one by constants, though, which an instruction takes as they are.
+    """
+    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    start = tile * BLOCK_N
+    rest = prefix_len + tail_len - start
+    # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
+    hole = rest & -BOX
+    width = gl.where(rest < BLOCK_N, -rest & (BOX - 1), 0)
+    if TAIL == TREE and WINDOW:
+        seen = visible(
+            tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+            BLOCK_N, BOX, TAIL, WINDOW, scores,
+        )  # fmt: skip
+        s = gl.where(seen, s, float("-inf"))
+    elif TAIL == TREE:
+        given = (s,) + tree_words(  # noqa: RUF005
+            tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, BLOCK_N, BOX
+        )  # fmt: skip
+        s = gl.inline_asm_elementwise(
+            hide_unset(OWN), score_registers(OWN, BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
+        )
+    else:
+        last = slot_of_row * 0 + rest - 1
+        if TAIL == CAUSAL:
+            last = slot_of_row + prefix_len - start
+        last = shifted(last, hole, width)
+        least = shifted(row_position - window_left - start, hole, width)
+        s = gl.inline_asm_elementwise(
+            hide_outside(OWN, WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
+            dtype=gl.float32, is_pure=True, pack=OWN,
+        )  # fmt: skip
+    return s

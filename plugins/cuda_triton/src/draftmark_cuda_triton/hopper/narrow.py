@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from .fetch import FETCH_REGISTERS, KEYS, VALUES
 from .mask import CAUSAL
 from .ring import launch_dependents, make_ring
+from .rows import apart, inverse_of
 from .softmax import sink_mass
 from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
 from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
@@ -35,9 +36,14 @@ def fold_narrow(
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
+    inverse = inverse_of(group)
+    first_row = m * BLOCK_M // group
+    skipped = m * BLOCK_M - first_row * group
     packed = m * BLOCK_M + gl.arange(0, BLOCK_M, rows_at)
-    asking = m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, asked))
-    moved = m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, moving))
+    row, member = apart(skipped + gl.arange(0, BLOCK_M, rows_at), group, inverse)
+    row += first_row
+    asking = skipped + gl.arange(0, BLOCK_M, gl.SliceLayout(1, asked))
+    moved = skipped + gl.arange(0, BLOCK_M, gl.SliceLayout(1, moving))
     k_factor = 1.0
     v_factor = 1.0
     if SCALED & 1:
@@ -55,18 +61,18 @@ def fold_narrow(
             stop = gl.minimum(tile + left, end)
             seen_by_all = prefix_len
             if TAIL == CAUSAL:
-                seen_by_all = prefix_len + slots - rows + m * BLOCK_M // group + 1
+                seen_by_all = prefix_len + slots - rows + first_row + 1
             # A tile with room behind the last key is masked whatever its rows see.
             clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
             if TAIL == BLOCK:
                 clear = (prefix_len + slots) // BLOCK_N
             if WINDOW:
                 clear = tile
-            row = packed // group
+            live = (rows - first_row) * group
             row_live = row < rows
             size = bring_queries(
-                own, q, begin, asking, asking < rows * group, head, group, stride_q_row, stride_q_head, HEAD_DIM,
-                BLOCK_D, asked,
+                own, q, begin + first_row, asking, asking < live, head, group, inverse, stride_q_row, stride_q_head,
+                HEAD_DIM, BLOCK_D, asked,
             )  # fmt: skip
             depths = tail_depth + (begin if RAGGED else request * tail_len)
             even = gl.full([BLOCK_D // 2, BLOCK_M], 0.0, gl.float32, scores)
@@ -79,9 +85,9 @@ def fold_narrow(
             state = (even, odd, pivot, mass)
             if BLOCK_D > 128 and not WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, m * BLOCK_M, group, begin, rows,
-                    prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX, False, TAIL,
-                    WINDOW, CAP, STAGES, scores,
+                    state, own, weights, flags, ring, slot, phase, tile, between, first_row, skipped, group,
+                    inverse, begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap,
+                    BLOCK_N, BOX, False, TAIL, WINDOW, CAP, STAGES, scores,
                 )  # fmt: skip
             elif not WINDOW:
                 state, slot, phase = fold_clear_tiles(
@@ -89,9 +95,9 @@ def fold_narrow(
                     scores,
                 )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, stop, m * BLOCK_M, group, begin, rows,
-                prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX, True, TAIL,
-                WINDOW, CAP, STAGES, scores,
+                state, own, weights, flags, ring, slot, phase, between, stop, first_row, skipped, group, inverse,
+                begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX,
+                True, TAIL, WINDOW, CAP, STAGES, scores,
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
@@ -99,17 +105,17 @@ def fold_narrow(
             log_mass = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
             whole = (tile == first) & (stop == end)
             if SINKS:
-                total += sink_mass(sinks, head * group + packed % group, row_live & whole, pivot)
+                total += sink_mass(sinks, head * group + member, row_live & whole, pivot)
             share = (v_factor / gl.where(total > 0, total, 1.0))[None, :]
             even = even * share
             odd = odd * share
             if whole:
                 store_pairs(
-                    own, even, odd, out, begin, moved, moved < rows * group, head, group, stride_out_row,
+                    own, even, odd, out, begin + first_row, moved, moved < live, head, group, inverse, stride_out_row,
                     stride_out_head, HEAD_DIM, BLOCK_D, moving,
                 )  # fmt: skip
                 if WITH_LSE:
-                    cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+                    cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
                 block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M

@@ -4,51 +4,75 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from .names import thread_barrier
+from .names import reinterpret, thread_barrier
 
 
 @gluon.jit
-def rows_between(tensor, begin, packed, head, group, stride_row, stride_head, BLOCK_D: gl.constexpr,
+def inverse_of(group):
+    """What `apart` multiplies by where it would divide by the group."""
+    return ((1 << 23) + group - 1) // group
+
+
+@gluon.jit
+def apart(packed, group, inverse):
+    """Query row and head of packed rows, counted from a row's first head; exact below ``2**23 / group`` of them.
+
+    A division by what only a launch knows takes a dozen instructions, for each row a thread has, in each request.
+    """
+    row = packed * inverse >> 23
+    return row, packed - row * group
+
+
+@gluon.jit
+def rows_between(tensor, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D: gl.constexpr,
                  moving: gl.constexpr):  # fmt: skip
-    """Pointers ``[64, BLOCK_D]`` to packed rows of q or out."""
+    """Pointers ``[64, BLOCK_D]`` to packed rows of q or out, counted from row `begin`."""
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    at = (begin + packed // group).to(gl.int64) * stride_row + (head * group + packed % group) * stride_head
-    return tensor + at[:, None] + col[None, :]
+    row, member = apart(packed, group, inverse)
+    at = row * stride_row + member * stride_head
+    first = tensor + begin.to(gl.int64) * stride_row + head * group * stride_head
+    return first + (at[:, None] + col[None, :])
 
 
 @gluon.jit
-def load_rows(q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
-    """64 packed rows of q on their way to registers; dead ones and padding are zero."""
+    """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
     there = live[:, None] & (col < HEAD_DIM)[None, :]
-    pointers = rows_between(q, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
-    return gl.load(pointers, mask=there, other=0.0)
+    pointers = rows_between(q, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
+    values = gl.load(pointers, mask=there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
+    low, high = gl.split(gl.reshape(values, [values.shape[0], BLOCK_D // 2, 2]))
+    return (low & 0xFFFF) | (high << 16)
 
 
 @gluon.jit
 def put_rows(own, queries):
     """Rows of q from registers into a warp group's shared memory."""
     thread_barrier()
-    own.store(queries)
+    pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for([own.shape[0], own.shape[1] // 2], gl.int32)
+    reinterpret(own, gl.int32, [own.shape[0], own.shape[1] // 2], pairs).store(queries)
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
-def bring_rows(own, q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+def bring_rows(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
                BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
     """64 packed rows of q into a warp group's shared memory."""
-    put_rows(own, load_rows(q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM, BLOCK_D, moving))
+    queries = load_rows(
+        q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM, BLOCK_D, moving
+    )  # fmt: skip
+    put_rows(own, queries)
 
 
 @gluon.jit
-def store_rows(own, acc, out, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def store_rows(own, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head,
+               HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
     """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
     thread_barrier()
     own.store(acc.to(out.dtype.element_ty))
     thread_barrier()
-    pointers = rows_between(out, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
+    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
     gl.store(pointers, own.load(moving), mask=live[:, None] & (col < HEAD_DIM)[None, :])

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
 from .ring import next_slot
-from .rows import rows_between
+from .rows import apart, rows_between
 from .softmax import capped
 
 UNSEEN = gl.constexpr(-1e30)
@@ -71,15 +71,17 @@ def widened_values(x):
 
 @gluon.jit
 def hide_turned(
-    s, tile, first_packed, group, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words, window_left,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, scores: gl.constexpr,
+    s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
+    window_left, BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
+    scores: gl.constexpr,
 ):  # fmt: skip
     """`mask.hide` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each: those
     of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
     """
     HEIGHT: gl.constexpr = s.shape[1]
     lined: gl.constexpr = gl.BlockedLayout([1, HEIGHT // 2], [HEIGHT // 4, 128 // HEIGHT], [4, 1], [1, 0])
-    row = (first_packed + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined))) // group
+    row, _ = apart(skipped + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), group, inverse)
+    row += first_row
     row_live = row < rows
     slot_of_row = tail_len - rows + row
     row_position = prefix_len + slot_of_row
@@ -95,13 +97,15 @@ def hide_turned(
 
 
 @gluon.jit
-def bring_queries(own, q, begin, packed, live, head, group, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-                  BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def bring_queries(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head,
+                  HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
     """Packed rows of q as two fp16 operands of the order of `widened_keys`; what scores are to be multiplied by."""
     col = gl.arange(0, BLOCK_D // 2, gl.SliceLayout(0, moving))
     col = col // 2 * 4 + col % 2
-    at = (begin + packed // group).to(gl.int64) * stride_row + (head * group + packed % group) * stride_head
-    pointers = q + at[:, None] + col[None, :]
+    row, member = apart(packed, group, inverse)
+    at = row * stride_row + member * stride_head
+    first = q + begin.to(gl.int64) * stride_row + head * group * stride_head
+    pointers = first + (at[:, None] + col[None, :])
     low = gl.load(pointers, mask=live[:, None] & (col < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
     high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
@@ -230,8 +234,8 @@ def fold_clear_tiles(
 
 @gluon.jit
 def fold_narrow_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, first_packed, group, begin, rows, prefix_len, tail_len,
-    tail_mask, depths, mask_words, window_left, scale, cap,
+    state, own, weights, flags, ring, slot, phase, first, stop, first_row, skipped, group, inverse, begin, rows,
+    prefix_len, tail_len, tail_mask, depths, mask_words, window_left, scale, cap,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, MASKED: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
@@ -249,8 +253,8 @@ def fold_narrow_tiles(
         s = capped(s, scale, cap, CAP)
         if MASKED:
             s = hide_turned(
-                s, tile, first_packed, group, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
-                window_left, BLOCK_N, BOX, TAIL, WINDOW, scores,
+                s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths,
+                mask_words, window_left, BLOCK_N, BOX, TAIL, WINDOW, scores,
             )  # fmt: skip
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
@@ -266,7 +270,7 @@ def fold_narrow_tiles(
 
 
 @gluon.jit
-def store_pairs(own, even, odd, out, begin, packed, live, head, group, stride_row, stride_head,
+def store_pairs(own, even, odd, out, begin, packed, live, head, group, inverse, stride_row, stride_head,
                 HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
     """The result to out, through the shared memory that q no longer needs, where even and odd d come together."""
     dtype: gl.constexpr = out.dtype.element_ty
@@ -278,5 +282,5 @@ def store_pairs(own, even, odd, out, begin, packed, live, head, group, stride_ro
     thread_barrier()
     rows = reinterpret(own, dtype, [even.shape[1], BLOCK_D], plain).load(moving)
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    pointers = rows_between(out, begin, packed, head, group, stride_row, stride_head, BLOCK_D, moving)
+    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
     gl.store(pointers, rows, mask=live[:, None] & (col < HEAD_DIM)[None, :])

@@ -13,7 +13,7 @@ from .fold import fold_tiles, give_turn, takes_turns
 from .gather import gather_tiles
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
-from .rows import bring_rows, rows_between, store_rows
+from .rows import apart, bring_rows, inverse_of, rows_between, store_rows
 from .softmax import sink_mass
 
 BLOCK = gl.constexpr(2)
@@ -123,9 +123,14 @@ def fold_uniform(
     left = gl.load(work + number * 4 + 2)
     rows_at: gl.constexpr = gl.SliceLayout(1, scores)
     moving_at: gl.constexpr = gl.SliceLayout(1, moving)
+    inverse = inverse_of(group)
+    first_row = m * BLOCK_M // group
+    skipped = m * BLOCK_M - first_row * group + MEMBER * 64
     packed = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, rows_at)
-    moved = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, moving_at)
-    row = packed // group
+    row, member = apart(skipped + gl.arange(0, 64, rows_at), group, inverse)
+    row += first_row
+    lowest, _ = apart(skipped, group, inverse)
+    moved = skipped + gl.arange(0, 64, moving_at)
     own_q = q_ring.index(MEMBER)
     k_factor = 1.0
     v_factor = 1.0
@@ -146,18 +151,19 @@ def fold_uniform(
             stop = gl.minimum(tile + left, end)
             seen_by_all = prefix_len
             if TAIL == CAUSAL:
-                seen_by_all = prefix_len + slots - rows + (m * BLOCK_M + MEMBER * 64) // group + 1
+                seen_by_all = prefix_len + slots - rows + first_row + lowest + 1
             # A tile with room behind the last key is masked whatever its rows see.
             clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
             if TAIL == BLOCK:
                 clear = (prefix_len + slots) // BLOCK_N
             if WINDOW:
                 clear = tile
-            row_live = packed < rows * group
-            moved_live = moved < rows * group
+            row_live = row < rows
+            moved_live = moved < (rows - first_row) * group
             bring_rows(
-                own_q, q, begin, moved, moved_live, head, group, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
-            )
+                own_q, q, begin + first_row, moved, moved_live, head, group, inverse, stride_q_row, stride_q_head,
+                HEAD_DIM, BLOCK_D, moving,
+            )  # fmt: skip
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
             depths = tail_depth + (begin if RAGGED else request * tail_len)
@@ -175,16 +181,16 @@ def fold_uniform(
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
             whole = (tile == first) & (stop == end)
             if SINKS:
-                mass += sink_mass(sinks, head * group + packed % group, row_live & whole, top)
+                mass += sink_mass(sinks, head * group + member, row_live & whole, top)
             share = v_factor / gl.where(mass > 0, mass, 1.0)
             acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
             if whole:
                 store_rows(
-                    own_q, acc, out, begin, moved, moved_live, head, group, stride_out_row, stride_out_head, HEAD_DIM,
-                    BLOCK_D, moving,
+                    own_q, acc, out, begin + first_row, moved, moved_live, head, group, inverse, stride_out_row,
+                    stride_out_head, HEAD_DIM, BLOCK_D, moving,
                 )  # fmt: skip
                 if WITH_LSE:
-                    cell = (begin + row) * (num_kv_heads * group) + head * group + packed % group
+                    cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
                 block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M
@@ -212,11 +218,14 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     lane = gl.arange(0, 64, gl.SliceLayout(1, moving))
     zeros = gl.full([64, BLOCK_D], 0.0, out.dtype.element_ty, moving)
     col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    end = num_rows * group
-    for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, end, pieces * 64):
-        at = packed + lane
-        pointers = rows_between(out, 0, at, head, group, stride_out_row, stride_out_head, BLOCK_D, moving)
-        gl.store(pointers, zeros, mask=(at < end)[:, None] & (col < HEAD_DIM)[None, :])
+    inverse = inverse_of(group)
+    for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, num_rows * group, pieces * 64):
+        row = packed // group
+        at = packed - row * group + lane
+        pointers = rows_between(
+            out, row, at, head, group, inverse, stride_out_row, stride_out_head, BLOCK_D, moving
+        )  # fmt: skip
+        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & (col < HEAD_DIM)[None, :])
 
 
 @gluon.jit(
