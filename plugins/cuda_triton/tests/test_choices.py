@@ -15,6 +15,8 @@ from draftmark_cuda_triton import tiling
 from draftmark_cuda_triton.tiling import Tile
 
 A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
+SOME = 200
+"""Requests that are neither few nor many for a KV head on 132 multiprocessors."""
 BF16, FP32, E4M3 = ("bfloat16",) * 2, ("float32",) * 2, ("bfloat16", "float8_e4m3fn")
 
 
@@ -50,12 +52,15 @@ def described(tile: Tile) -> str:
 )
 def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65):
     """Boundaries lie behind 16 and behind 64 packed rows; groups count as rows do."""
-    found = {rows: described(tiling.choose(shape(head_dim, dtypes), H200, rows)) for rows in (1, 16, 17, 64, 65, 4096)}
+    found = {
+        rows: described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
+        for rows in (1, 16, 17, 64, 65, 4096)
+    }
     assert found == {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 4096: rows_65}
     grouped = AttentionShape(32, 8, head_dim, 16, *dtypes)
     assert described(tiling.choose(grouped, H200, 4)) == rows_16
     assert described(tiling.choose(grouped, H200, 5)) == rows_17
-    assert described(tiling.choose(grouped, H200, 17)) == rows_65
+    assert described(tiling.choose(grouped, H200, 17, num_reqs=SOME)) == rows_65
 
 
 @pytest.mark.parametrize(("head_dim", "padded"), [(40, 64), (96, 128), (136, 256), (192, 256)])
@@ -133,8 +138,9 @@ def test_where_hopper_has_kernels(attention, device, served):
 def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
     """Keys of other pages are gathered by the same tile, where they are of the queries' dtype; else read by pointer."""
     for rows in (16, 17, 64, 65):
-        boxes = tiling.choose(shape(128), H200, rows)
-        assert tiling.choose(shape(128, page_size=page_size), H200, rows) == replace(boxes, gather=gather)
+        boxes = tiling.choose(shape(128), H200, rows, num_reqs=SOME)
+        here = tiling.choose(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
+        assert here == replace(boxes, gather=gather)
     assert not tiling.without_hopper(replace(boxes, gather=True)).gather
     by_pointer = tiling.choose(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
@@ -245,11 +251,37 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
     most = tiling.whole(tiling.pieces(attention, H200, many, 16, num_reqs, 4096), num_reqs)
     assert not crowded or most <= num_reqs
     for rows, head_dim, dtypes, page in (
-        (4, 128, BF16, 16), (17, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
+        (4, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
         (16, 128, BF16, 1),
     ):  # fmt: skip
         other = AttentionShape(4, 1, head_dim, page, *dtypes)
-        assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows)
+        assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows, num_reqs=SOME)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "num_reqs", "sparse"),
+    [
+        *((heads, rows, 1, True) for heads, rows in (((28, 4), 16), ((40, 8), 16), ((64, 8), 16), ((32, 8), 64))),
+        *(((64, 8), 16, num_reqs, num_reqs <= 5) for num_reqs in (5, 6, 16)),
+        *(((32, 8), 64, num_reqs, num_reqs == 1) for num_reqs in (1, 2)),
+        *(((32, 8), 128, num_reqs, False) for num_reqs in (1, 64)),
+        *(((28, 4), 16, num_reqs, num_reqs <= 33) for num_reqs in (33, 34)),
+        *(((40, 8), 16, num_reqs, num_reqs <= 16) for num_reqs in (16, 17)),
+        ((32, 8), 16, 1, False),
+    ],
+)
+def test_few_requests_have_row_tiles_of_64_and_two_programs_a_multiprocessor(heads, rows, num_reqs, sparse):
+    """More requests where a quarter of the second row tile is empty; heads of other sizes, e4m3 and gathered keys have
+    but one tile.
+    """
+    few, many = (
+        tiling.choose(AttentionShape(*heads, 128, 16), H200, rows, num_reqs=count) for count in (num_reqs, 1000)
+    )
+    assert (described(few) == "64x64 4w 3s 2p 1m") is sparse
+    assert sparse or few.block_m == many.block_m
+    for head_dim, dtypes, page in ((64, BF16, 16), (256, BF16, 16), (128, E4M3, 16), (128, BF16, 1)):
+        other = AttentionShape(*heads, head_dim, page, *dtypes)
+        assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows, num_reqs=1000)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def compile_for(case: Case, arch: int) -> None:
     table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
     work = torch.ones(4096, dtype=torch.int32)
     sinks = torch.ones(case.heads[0]) if case.sinks else None
-    tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len)
+    # Neither few nor many, which have tiles of other cases.
+    tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len, num_reqs=20)
     tile = tiling.for_cache(shape, device, tile, True, boxes.available())
     write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:

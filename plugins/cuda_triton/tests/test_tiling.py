@@ -66,7 +66,9 @@ def test_joined_row_tiles_fit_the_partials_of_all_pieces(pieces, max_kv_len, q_l
 def test_pages_without_boxes_are_gathered_into_the_tile_of_pages_with(page_size, q_len):
     """Only who brings the keys differs, so that schedule, partials and folds are those of pages of 64."""
     device = DeviceProfile("cuda", 90, 132)
-    boxed, gathered = (tiling.choose(AttentionShape(32, 8, 128, page), device, q_len) for page in (64, page_size))
+    boxed, gathered = (
+        tiling.choose(AttentionShape(32, 8, 128, page), device, q_len, num_reqs=20) for page in (64, page_size)
+    )
     assert (boxed.gather, gathered.gather) == (False, True)
     assert replace(gathered, gather=False) == boxed
 

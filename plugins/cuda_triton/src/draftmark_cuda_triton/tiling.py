@@ -72,7 +72,9 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
         tile = _hopper(shape, _above(rows))
-        return _ragged(shape, tile) if extend else _crowded(shape, device, tile, num_reqs)
+        if extend:
+            return _ragged(shape, tile)
+        return _sparse(shape, device, _crowded(shape, device, tile, num_reqs), rows, num_reqs)
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -166,6 +168,20 @@ def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, num_reqs:
         return tile
     crowded = replace(tile, block_n=64, programs_per_sm=2)
     return crowded if 20 * num_reqs * shape.num_kv_heads >= 19 * 2 * device.num_sms else tile
+
+
+def _sparse(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
+    """Two row tiles of 64 rows instead of each of 128, for few requests, and two programs a multiprocessor.
+
+    Every request is cut into several pieces then, and what a piece costs beside its tiles, which the other program
+    fills, is more than what it costs that keys pass from L2 twice as often. Where a quarter of the second tile is
+    empty, that holds for more requests.
+    """
+    if tile.members != 2 or tile.depth or next_power_of_two(shape.head_dim) != 128:
+        return tile
+    lines = num_reqs * shape.num_kv_heads
+    few = lines <= device.num_sms if rows <= 112 else 3 * lines * ceil_div(rows, 128) ** 2 <= device.num_sms
+    return _hopper(shape, 0) if few else tile
 
 
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:

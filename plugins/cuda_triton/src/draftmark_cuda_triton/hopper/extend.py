@@ -10,20 +10,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .agenda import hear_next, looked_up, make_agenda, take, tell_next
+from .bring import bring_tiles
 from .fetch import (
     CROWDED_REGISTERS,
     FETCH_REGISTERS,
-    GATHERED,
     KEYS,
     VALUES,
     WIDEN_REGISTERS,
     WIDENED,
-    fetch_tiles,
     leads,
-    widen_tiles,
 )
 from .fold import fold_tiles, give_turn, takes_turns
-from .gather import gather_tiles
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
 from .rows import apart, inverse_of, load_rows, put_rows, store_rows
@@ -50,7 +47,7 @@ def bring_ragged(
 ):  # fmt: skip
     """The tiles of a program's row tiles: what a fetching warp brings, or a warp group widens.
 
-    HEAD_DIM: as in `uniform.bring_uniform`.
+    HEAD_DIM: as in `bring_tiles`.
     """
     (
         row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
@@ -60,8 +57,7 @@ def bring_ragged(
     inverse = inverse_of(group)
     tiles, together = gl.load(row_tiles + 1), gl.load(row_tiles + 2)
     at, turn = tiles * 0, tiles * 0
-    slot, phase = tiles * 0, tiles * 0
-    near, near_phase = tiles * 0, tiles * 0
+    place = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
     if TAKES:
         found = looked_up(
             gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M
@@ -75,20 +71,10 @@ def bring_ragged(
             row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M, BLOCK_N, WINDOW
         )  # fmt: skip
         page_row = page_table + request.to(gl.int64) * stride_table
-        if WHAT == WIDENED:
-            near, near_phase, slot, phase = widen_tiles(
-                fetched, ring, near, near_phase, slot, phase, first, stop, BLOCK_D, DEPTH, STAGES
-            )
-        elif WHAT == GATHERED:
-            slot, phase = gather_tiles(
-                k_source, v_source, ring, slot, phase, page_row, head, first, stop, prefix_len + rows, PAGE,
-                BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
-            )  # fmt: skip
-        else:
-            slot, phase = fetch_tiles(
-                v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, first, stop,
-                prefix_len + rows, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
-            )  # fmt: skip
+        place = bring_tiles(
+            k_source, v_source, fetched, ring, place, page_row, head, first, stop, prefix_len + rows, num_pages, WHAT,
+            PAGE, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, DEPTH, STAGES,
+        )  # fmt: skip
         if TAKES:
             item = take(row_tiles, tiles * num_kv_heads)
             found = looked_up(
@@ -97,6 +83,18 @@ def bring_ragged(
             at, turn = tell_next(found, agenda, at, turn)
         else:
             found, at, turn = hear_next(agenda, at, turn)
+
+
+@gluon.jit
+def queries_of(q, found, lane, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
+               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+    """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
+    _, head, first_row, skipped, begin, rows, _ = found
+    packed = skipped + lane
+    return load_rows(
+        q, begin + first_row, packed, packed < (rows - first_row) * group, head, group, inverse, stride_row,
+        stride_head, HEAD_DIM, BLOCK_D, moving,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -130,11 +128,8 @@ def fold_ragged(
     moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
     inverse = inverse_of(group)
     found, at, turn = hear_next(agenda, at, turn)
-    _, head, first_row, skipped, begin, rows, prefix_len = found
-    moved = skipped + moving_lane
-    queries = load_rows(
-        q, begin + first_row, moved, moved < (rows - first_row) * group, head, group, inverse, stride_q_row,
-        stride_q_head, HEAD_DIM, BLOCK_D, moving,
+    queries = queries_of(
+        q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
     )  # fmt: skip
     while found[5] > 0:
         _, head, first_row, skipped, begin, rows, prefix_len = found
@@ -158,11 +153,8 @@ def fold_ragged(
         )  # fmt: skip
         # The next rows of q travel while these are stored.
         found, at, turn = hear_next(agenda, at, turn)
-        _, next_head, next_row, next_skipped, next_begin, next_rows, _ = found
-        coming = next_skipped + moving_lane
-        queries = load_rows(
-            q, next_begin + next_row, coming, coming < (next_rows - next_row) * group, next_head, group, inverse,
-            stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving,
+        queries = queries_of(
+            q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
         )  # fmt: skip
         weight = mass
         if SINKS:

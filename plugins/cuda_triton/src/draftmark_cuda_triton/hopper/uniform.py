@@ -8,9 +8,9 @@ one group, two programs on a multiprocessor; 32 + 6 · 32 KiB for two groups, on
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .fetch import FETCH_REGISTERS, GATHERED, KEYS, VALUES, WIDEN_REGISTERS, WIDENED, fetch_tiles, widen_tiles
+from .bring import bring_tiles
+from .fetch import FETCH_REGISTERS, KEYS, VALUES, WIDEN_REGISTERS, WIDENED
 from .fold import fold_tiles, give_turn, takes_turns
-from .gather import gather_tiles
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
 from .rows import apart, bring_rows, inverse_of, rows_between, store_rows
@@ -59,7 +59,7 @@ def bring_uniform(
 ):  # fmt: skip
     """The tiles of a piece, request after request: what a fetching warp brings, or a warp group widens.
 
-    HEAD_DIM: of keys that a warp group gathers; then a source is what `gather_tiles` takes, no descriptor.
+    HEAD_DIM: as in `bring_tiles`.
     """
     (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
@@ -69,8 +69,7 @@ def bring_uniform(
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
-    slot, phase = left * 0, left * 0
-    near, near_phase = left * 0, left * 0
+    place = (left * 0, left * 0, left * 0, left * 0)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
         _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
@@ -78,20 +77,10 @@ def bring_uniform(
         if (tile < end) & (m * BLOCK_M < rows * group):
             stop = gl.minimum(tile + left, end)
             page_row = page_table + request.to(gl.int64) * stride_table
-            if WHAT == WIDENED:
-                near, near_phase, slot, phase = widen_tiles(
-                    fetched, ring, near, near_phase, slot, phase, tile, stop, BLOCK_D, DEPTH, STAGES
-                )
-            elif WHAT == GATHERED:
-                slot, phase = gather_tiles(
-                    k_source, v_source, ring, slot, phase, page_row, head, tile, stop, prefix_len + slots, PAGE,
-                    BLOCK_N, HEAD_DIM, BLOCK_D, STAGES,
-                )  # fmt: skip
-            else:
-                slot, phase = fetch_tiles(
-                    v_source if WHAT == VALUES else k_source, fetched, slot, phase, page_row, head, tile, stop,
-                    prefix_len + slots, num_pages, WHAT, PAGE, BLOCK_N, BOX, BLOCK_D, DEPTH,
-                )  # fmt: skip
+            place = bring_tiles(
+                k_source, v_source, fetched, ring, place, page_row, head, tile, stop, prefix_len + slots, num_pages,
+                WHAT, PAGE, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, DEPTH, STAGES,
+            )  # fmt: skip
         left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
         request += 1
         if left > 0:
