@@ -58,8 +58,8 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
     }
     assert found == {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 4096: rows_65}
     grouped = AttentionShape(32, 8, head_dim, 16, *dtypes)
-    assert described(tiling.choose(grouped, H200, 4)) == rows_16
-    assert described(tiling.choose(grouped, H200, 5)) == rows_17
+    assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
+    assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
     assert described(tiling.choose(grouped, H200, 17, num_reqs=SOME)) == rows_65
 
 
@@ -256,6 +256,16 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
     ):  # fmt: skip
         other = AttentionShape(4, 1, head_dim, page, *dtypes)
         assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows, num_reqs=SOME)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_reqs", "crowded"),
+    [(5, 1, True), (8, 1, True), (8, 8, True), (8, 9, False), (5, 16, False), (9, 1, False), (16, 8, False)],
+)
+def test_few_requests_of_few_rows_have_two_programs_a_multiprocessor(rows, num_reqs, crowded):
+    """Where half of a row tile of 64 is empty and every request is cut whatever the tile."""
+    tile = tiling.choose(AttentionShape(32, 8, 128, 16), H200, rows, num_reqs=num_reqs)
+    assert described(tile) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
 
 
 @pytest.mark.parametrize(

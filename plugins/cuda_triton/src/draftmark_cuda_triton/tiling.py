@@ -74,7 +74,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         tile = _hopper(shape, _above(rows))
         if extend:
             return _ragged(shape, tile)
-        return _sparse(shape, device, _crowded(shape, device, tile, num_reqs), rows, num_reqs)
+        return _sparse(shape, device, _crowded(shape, device, tile, rows, num_reqs), rows, num_reqs)
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -158,16 +158,19 @@ def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
     return tile
 
 
-def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, num_reqs: Any) -> Tile:
+def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
     """The same rows for many requests: two programs a multiprocessor, with tiles of half as many keys.
 
     While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
-    there are fewer requests than that more of them are cut, and that costs more than it gives.
+    there are fewer requests than that more of them are cut, and that costs more than it gives; unless each is cut
+    whatever the tile, and half of a row tile is empty at least.
     """
     if tile.members != 1 or tile.depth or next_power_of_two(shape.head_dim) != 128 or tile.programs_per_sm == 2:
         return tile
     crowded = replace(tile, block_n=64, programs_per_sm=2)
-    return crowded if 20 * num_reqs * shape.num_kv_heads >= 19 * 2 * device.num_sms else tile
+    lines = num_reqs * shape.num_kv_heads
+    many, few = 20 * lines >= 19 * 2 * device.num_sms, rows <= 32 and 2 * lines <= device.num_sms
+    return crowded if many or few else tile
 
 
 def _sparse(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
