@@ -149,7 +149,7 @@ def source(name, **more):
         static_range=range, inline_asm_elementwise=run_instructions, float32=None, int32=None,
     )  # fmt: skip
     plain = {one: getattr(mask, one).fn for one in ("hide_unset", "hide_outside", "score_registers")}
-    known = {"gl": language, "TREE": TREE, "CAUSAL": CAUSAL, **plain, **more}
+    known = {"gl": language, "TREE": TREE, "CAUSAL": CAUSAL, "scores_of": None, **plain, **more}
     return FunctionType(getattr(mask, name).fn.__code__, known)
 
 
@@ -170,6 +170,7 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
 
     A tree under a window, where depths decide, is left to the compiler (`visible`).
     """
+    constants = SimpleNamespace(BLOCK_N=block_n, BOX=box, TAIL=tail, WINDOW=windowed)
     chance = np.random.default_rng(1000 * block_n + 10 * box + tail)
     for _ in range(60):
         group, rows = int(chance.integers(1, 9)), int(chance.integers(1, 60))
@@ -184,10 +185,10 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
         last_tile = (kv_len + block_n - 1) // block_n - 1
         tile = int(chance.choice([last_tile, max(0, prefix_len // block_n), int(chance.integers(0, last_tile + 1))]))
         scores = chance.standard_normal((ROWS, block_n))
-        got = hide(
-            scores, tile, prefix_len, slots, slot_of_row, prefix_len + slot_of_row, live, row_words, None, mask_words,
-            window, block_n, box, tail, windowed, None,
+        view = (
+            prefix_len, slots, slot_of_row, prefix_len + slot_of_row, live, row_words, None, mask_words, window,
         )  # fmt: skip
+        got = hide(scores, tile, view, constants)
         start = tile * block_n + np.arange(block_n) // box * box
         position = start + np.arange(block_n) % box - box + np.minimum(kv_len - start, box)
         slot = position - prefix_len

@@ -6,6 +6,6 @@
                                     ◄── free, K's before V's ─────────   s = q·kᵀ, softmax, acc += p·v
 
 Who fetches runs ahead over the ends of requests, so a ring is never drained between them. `uniform`, `extend`,
-`gathered` and `narrow` are the kernels; `bring` knows who fetches, gathers or widens, `turned` folds what `narrow`
-keeps narrow, `agenda` hands EXTEND's row tiles out.
+`gathered` and `narrow` are the kernels, compiled for `constants`; `roles` starts who is in them, `bring` knows who
+fetches, gathers or widens, `turned` folds what `narrow` keeps narrow, `agenda` hands EXTEND's row tiles out.
 """

@@ -11,44 +11,30 @@ from triton.experimental.gluon import language as gl
 
 from .agenda import hear_next, looked_up, make_agenda, take, tell_next
 from .bring import bring_tiles
-from .fetch import (
-    CROWDED_REGISTERS,
-    FETCH_REGISTERS,
-    KEYS,
-    VALUES,
-    WIDEN_REGISTERS,
-    WIDENED,
-    leads,
-)
-from .fold import fold_tiles, give_turn, takes_turns
+from .constants import constants, moving_of, output_of, scores_of, takes_turns
+from .fetch import leads
+from .fold import fold_tiles, give_turn
 from .mask import CAUSAL
 from .ring import make_ring, make_rows
+from .roles import start
 from .rows import apart, inverse_of, load_rows, put_rows, store_rows
 from .softmax import sink_mass
 
 
 @gluon.jit
-def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M: gl.constexpr,
-             BLOCK_N: gl.constexpr, WINDOW: gl.constexpr):  # fmt: skip
+def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C: gl.constexpr):
     """First tile of keys that a row tile sees, and the one past the last."""
     first = row * 0
-    if WINDOW:
-        first = gl.maximum(prefix_len + row - window_left, 0) // BLOCK_N
-    last, _ = apart(skipped + BLOCK_M - 1, group, inverse)
+    if C.WINDOW:
+        first = gl.maximum(prefix_len + row - window_left, 0) // C.BLOCK_N
+    last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
     highest = gl.minimum(row + last, rows - 1)
-    return first, (prefix_len + highest + BLOCK_N) // BLOCK_N
+    return first, (prefix_len + highest + C.BLOCK_N) // C.BLOCK_N
 
 
 @gluon.jit
-def bring_ragged(
-    given, WHAT: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
-    HEAD_DIM: gl.constexpr = 0,
-):  # fmt: skip
-    """The tiles of a program's row tiles: what a fetching warp brings, or a warp group widens.
-
-    HEAD_DIM: as in `bring_tiles`.
-    """
+def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
+    """The tiles of a program's row tiles: what a fetching warp brings, or a warp group gathers or widens."""
     (
         row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
         window_left, stride_table, num_pages,
@@ -60,25 +46,23 @@ def bring_ragged(
     place = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
     if TAKES:
         found = looked_up(
-            gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M
+            gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
         )
         at, turn = tell_next(found, agenda, at, turn)
     else:
         found, at, turn = hear_next(agenda, at, turn)
     while found[5] > 0:
         request, head, row, skipped, _, rows, prefix_len = found
-        first, stop = tiles_of(
-            row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M, BLOCK_N, WINDOW
-        )  # fmt: skip
+        first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
         page_row = page_table + request.to(gl.int64) * stride_table
         place = bring_tiles(
             k_source, v_source, fetched, ring, place, page_row, head, first, stop, prefix_len + rows, num_pages, WHAT,
-            PAGE, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, DEPTH, STAGES,
+            C,
         )  # fmt: skip
         if TAKES:
             item = take(row_tiles, tiles * num_kv_heads)
             found = looked_up(
-                item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M
+                item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
             )  # fmt: skip
             at, turn = tell_next(found, agenda, at, turn)
         else:
@@ -86,87 +70,70 @@ def bring_ragged(
 
 
 @gluon.jit
-def queries_of(q, found, lane, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def queries_of(q, found, lane, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
     _, head, first_row, skipped, begin, rows, _ = found
     packed = skipped + lane
     return load_rows(
         q, begin + first_row, packed, packed < (rows - first_row) * group, head, group, inverse, stride_row,
-        stride_head, HEAD_DIM, BLOCK_D, moving,
+        stride_head, C,
     )  # fmt: skip
 
 
 @gluon.jit
-def fold_ragged(
-    given, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
-    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    ONE_BY_ONE: gl.constexpr = False,
-):  # fmt: skip
+def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
     """Warp group MEMBER: 64 packed rows of one row tile."""
     (
         q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     ) = given  # fmt: skip
-    TURNS: gl.constexpr = takes_turns(BLOCK_M // 64, OVERLAP, BLOCK_D)
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     at, turn = num_kv_heads * 0, num_kv_heads * 0
     slot, phase = num_kv_heads * 0, num_kv_heads * 0
-    if TURNS and MEMBER == 1:
+    if takes_turns(C) and MEMBER == 1:
         give_turn(MEMBER)
     k_factor = 1.0
     v_factor = 1.0
-    if SCALED & 1:
+    if C.SCALED & 1:
         k_factor = gl.load(k_scale)
-    if SCALED & 2:
+    if C.SCALED & 2:
         v_factor = gl.load(v_scale)
     own_q = q_ring.index(MEMBER)
-    lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores))
-    moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving))
+    lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
+    moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving_of(C)))
     inverse = inverse_of(group)
     found, at, turn = hear_next(agenda, at, turn)
-    queries = queries_of(
-        q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
-    )  # fmt: skip
+    queries = queries_of(q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, C)
     while found[5] > 0:
         _, head, first_row, skipped, begin, rows, prefix_len = found
         put_rows(own_q, queries)
         row, member = apart(skipped + lane, group, inverse)
         row += first_row
         row_live = row < rows
-        first, stop = tiles_of(
-            first_row, skipped, prefix_len, rows, group, inverse, window_left, BLOCK_M, BLOCK_N, WINDOW
-        )  # fmt: skip
+        first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
         lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
-        clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // BLOCK_N
-        if WINDOW:
+        clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
+        if C.WINDOW:
             clear = first
         view = (
             prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_tiles(
-            own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX,
-            CAUSAL, WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
+            own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, C, MEMBER
         )  # fmt: skip
         # The next rows of q travel while these are stored.
         found, at, turn = hear_next(agenda, at, turn)
-        queries = queries_of(
-            q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, HEAD_DIM, BLOCK_D, moving
-        )  # fmt: skip
+        queries = queries_of(q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, C)
         weight = mass
-        if SINKS:
+        if C.SINKS:
             weight += sink_mass(sinks, head * group + member, row_live, top)
         share = v_factor / gl.where(weight > 0, weight, 1.0)
-        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
+        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output_of(C)))[:, None]
         moved = skipped + moving_lane
         store_rows(
             own_q, acc, out, begin + first_row, moved, moved < (rows - first_row) * group, head, group, inverse,
-            stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D, moving,
+            stride_out_row, stride_out_head, C,
         )  # fmt: skip
-        if WITH_LSE:
+        if C.WITH_LSE:
             log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
             cell = (begin + row) * (num_kv_heads * group) + head * group + member
             gl.store(lse + cell, log_mass, mask=row_live)
@@ -182,9 +149,11 @@ def attend_ragged(
     WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.extend.attend_ragged`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
-    BLOCK_M: gl.constexpr = 64 * MEMBERS
-    # More would leave too few registers to a group that folds rows of 256.
-    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
+    C: gl.constexpr = constants(
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
+        DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
+        OVERLAP=OVERLAP, MEMBERS=MEMBERS,
+    )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
@@ -200,82 +169,4 @@ def attend_ragged(
         q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
-    # Constants stand in the call: they become values when they are given a name.
-    if MEMBERS == 1 and not WIDEN:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-            ],
-            [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
-        )  # fmt: skip
-    elif MEMBERS == 1:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-            ],
-            [1, 1, WIDENERS], [FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
-        )  # fmt: skip
-    elif MEMBERS == 3:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (fold_ragged, (
-                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (fold_ragged, (
-                    fold, 2, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-            ],
-            [4, 4, 1, 1], [REGISTERS, REGISTERS, CROWDED_REGISTERS, CROWDED_REGISTERS],
-        )  # fmt: skip
-    elif not WIDEN:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (fold_ragged, (
-                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-            ],
-            [4, 1, 1], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (fold_ragged, (
-                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE, STAGES,
-                    OVERLAP,
-                )),
-                (bring_ragged, (bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-                (bring_ragged, (bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, DEPTH, STAGES)),
-            ],
-            [4, 1, 1, 4], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
-        )  # fmt: skip
+    start(fold_ragged, fold, bring_ragged, bring, C, WIDEN, REGISTERS)

@@ -26,59 +26,52 @@ def leads(what):
 
 @gluon.jit
 def fetch_tiles(
-    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, PAGE: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
     """Bring K, or V, of tiles [first, stop) of one request."""
-    whole = gl.minimum(gl.maximum(kv_len // BLOCK_N, first), stop)
-    slot, phase = fetch_boxes(
-        source, ring, slot, phase, page_row, head, first, whole, kv_len, num_pages, WHAT, True, PAGE, BLOCK_N, BOX,
-        BLOCK_D, STAGES,
-    )  # fmt: skip
-    return fetch_boxes(
-        source, ring, slot, phase, page_row, head, whole, stop, kv_len, num_pages, WHAT, False, PAGE, BLOCK_N, BOX,
-        BLOCK_D, STAGES,
-    )  # fmt: skip
+    whole = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
+    slot, phase = fetch_boxes(source, ring, slot, phase, page_row, head, first, whole, kv_len, num_pages, WHAT, True, C)
+    return fetch_boxes(source, ring, slot, phase, page_row, head, whole, stop, kv_len, num_pages, WHAT, False, C)
 
 
 @gluon.jit
 def fetch_boxes(
     source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, WHOLE: gl.constexpr,
-    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    C: gl.constexpr,
 ):  # fmt: skip
     """WHOLE: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     tiles, full, free = k_ring, k_full, k_free
     if WHAT == VALUES:
         tiles, full, free = v_ring, v_full, v_free
-    BOXES: gl.constexpr = BLOCK_N // BOX
+    BOXES: gl.constexpr = C.BLOCK_N // C.BOX
     WIDTH: gl.constexpr = source.block_shape[3]
-    PARTS: gl.constexpr = BLOCK_D // WIDTH
-    BYTES: gl.constexpr = BLOCK_N * BLOCK_D * source.dtype.primitive_bitwidth // 8
+    PARTS: gl.constexpr = C.BLOCK_D // WIDTH
+    BYTES: gl.constexpr = C.BLOCK_N * C.BLOCK_D * source.dtype.primitive_bitwidth // 8
     for tile in range(first, stop):
         # Before the wait, so that page ids travel while the ring is full.
         pages = ()
         rows = ()
         for b in gl.static_range(BOXES):
-            position = tile * BLOCK_N + b * BOX
+            position = tile * C.BLOCK_N + b * C.BOX
             if WHOLE:
-                page = gl.load(page_row + position // PAGE)
-                row = position % PAGE
+                page = gl.load(page_row + position // C.PAGE)
+                row = position % C.PAGE
             else:
                 here = position < kv_len
-                page = gl.where(here, gl.load(page_row + gl.where(here, position // PAGE, 0)), num_pages)
-                row = position % PAGE + gl.minimum(kv_len - position, BOX) - BOX
+                page = gl.where(here, gl.load(page_row + gl.where(here, position // C.PAGE, 0)), num_pages)
+                row = position % C.PAGE + gl.minimum(kv_len - position, C.BOX) - C.BOX
             pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
             rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
         mbarrier.wait(free.index(slot), phase ^ 1)
-        boxes = reinterpret(tiles.index(slot), source.dtype, [PARTS * BOXES, 1, BOX, 1, WIDTH], source.layout)
+        boxes = reinterpret(tiles.index(slot), source.dtype, [PARTS * BOXES, 1, C.BOX, 1, WIDTH], source.layout)
         mbarrier.expect(full.index(slot), BYTES)
         for b in gl.static_range(BOXES):
             for part in gl.static_range(PARTS):
                 async_load(
                     source, [pages[b], rows[b], head, part * WIDTH], full.index(slot), boxes.index(part * BOXES + b)
                 )
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.DEPTH)
     return slot, phase
 
 
@@ -128,18 +121,15 @@ def widen_tile(narrow, came, left, near, near_phase, tiles, full, free, slot, ph
 
 
 @gluon.jit
-def widen_tiles(
-    narrow, ring, near, near_phase, slot, phase, first, stop, BLOCK_D: gl.constexpr, DEPTH: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def widen_tiles(narrow, ring, near, near_phase, slot, phase, first, stop, C: gl.constexpr):
     """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
     k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
-    spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
+    spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // C.BLOCK_D, C.BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
     for _ in range(first, stop):
         widen_tile(k_narrow, k_came, k_left, near, near_phase, k_ring, k_full, k_free, slot, phase, spread)
         widen_tile(v_narrow, v_came, v_left, near, near_phase, v_ring, v_full, v_free, slot, phase, spread)
-        near, near_phase = next_slot(near, near_phase, DEPTH)
-        slot, phase = next_slot(slot, phase, STAGES)
+        near, near_phase = next_slot(near, near_phase, C.DEPTH)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     return near, near_phase, slot, phase

@@ -16,15 +16,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .constants import output_of, scores_of, takes_turns
 from .mask import hide
 from .ring import next_slot
 from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
-
-
-@gluon.constexpr_function
-def takes_turns(members, overlap, block_d):
-    """Whether two groups take turns. With heads of 256 a group's products are long enough to leave it to chance."""
-    return members == 2 and overlap and block_d <= 128
 
 
 @gluon.jit
@@ -61,145 +56,116 @@ def wait_for_tile(full, phase, ONE_BY_ONE: gl.constexpr):
 
 
 @gluon.jit
-def ask_for_scores(q, ring, slot, BLOCK_N: gl.constexpr, scores: gl.constexpr):
+def ask_for_scores(q, ring, slot, C: gl.constexpr):
     """q · kᵀ of the tile in a slot."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    zero = gl.full([q.shape[0], BLOCK_N], 0.0, gl.float32, scores)
+    zero = gl.full([q.shape[0], C.BLOCK_N], 0.0, gl.float32, scores_of(C))
     return warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def scores_of_tile(
-    q, ring, slot, phase, scale, cap, BLOCK_N: gl.constexpr, CAP: gl.constexpr, ONE_BY_ONE: gl.constexpr,
-    scores: gl.constexpr,
-):  # fmt: skip
+def scores_of_tile(q, ring, slot, phase, scale, cap, C: gl.constexpr):
     """Scores of the tile in a slot, under the soft cap, once it is there; with nothing beside."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    wait_for_tile(k_full.index(slot), phase, ONE_BY_ONE)
-    s = ask_for_scores(q, ring, slot, BLOCK_N, scores)
+    wait_for_tile(k_full.index(slot), phase, C.ONE_BY_ONE)
+    s = ask_for_scores(q, ring, slot, C)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_free.index(slot), count=1)
-    return capped(s, scale, cap, CAP)
+    return capped(s, scale, cap, C.CAP)
 
 
 @gluon.jit
-def ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE: gl.constexpr):
+def ask_for_sums(acc, weights, ring, slot, phase, C: gl.constexpr):
     """acc + weights · v of the tile in a slot, once it is there."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    wait_for_tile(v_full.index(slot), phase, ONE_BY_ONE)
+    wait_for_tile(v_full.index(slot), phase, C.ONE_BY_ONE)
     return warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
 
 
 @gluon.jit
-def masked(s, tile, view, BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
-           scores: gl.constexpr):  # fmt: skip
-    """Scores, -inf where a row does not see the key; `view` is what `mask.hide` asks of the request and its rows."""
-    (
-        prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-    ) = view  # fmt: skip
-    return hide(
-        s, tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-        BLOCK_N, BOX, TAIL, WINDOW, scores,
-    )  # fmt: skip
-
-
-@gluon.jit
 def fold_beside(
-    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr, ONE_BY_ONE: gl.constexpr, scores: gl.constexpr,
-    output: gl.constexpr,
+    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, C: gl.constexpr,
+    MEMBER: gl.constexpr,
 ):  # fmt: skip
     """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
-        next, next_phase = next_slot(slot, phase, STAGES)
-        wait_for_tile(k_full.index(next), next_phase, ONE_BY_ONE)
-        if TURNS:
+        next, next_phase = next_slot(slot, phase, C.STAGES)
+        wait_for_tile(k_full.index(next), next_phase, C.ONE_BY_ONE)
+        if takes_turns(C):
             take_turn(MEMBER)
-        s = ask_for_scores(q, ring, next, BLOCK_N, scores)
-        folded = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
-        if TURNS:
+        s = ask_for_scores(q, ring, next, C)
+        folded = ask_for_sums(acc, weights, ring, slot, phase, C)
+        if takes_turns(C):
             give_turn(MEMBER)
         s = warpgroup_mma_wait(1, deps=[s])
         mbarrier.arrive(k_free.index(next), count=1)
-        s = capped(s, scale, cap, CAP)
+        s = capped(s, scale, cap, C.CAP)
         if MASKED:
-            s = masked(s, tile, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
+            s = hide(s, tile, view, C)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         mass = settled(mass)
         acc, _ = warpgroup_mma_wait(0, deps=[folded, weights])
         mbarrier.arrive(v_free.index(slot), count=1)
-        acc = rescaled(acc, shrink, moved, output)
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
+        acc = rescaled(acc, shrink, moved, output_of(C))
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
         slot, phase = next, next_phase
     return acc, top, mass, weights, slot, phase
 
 
 @gluon.jit
 def fold_in_turn(
-    acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, BLOCK_N: gl.constexpr,
-    BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr,
-    ONE_BY_ONE: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
+    acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
     """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
-        s = scores_of_tile(q, ring, slot, phase, scale, cap, BLOCK_N, CAP, ONE_BY_ONE, scores)
+        s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
         if MASKED:
-            s = masked(s, tile, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
-        acc = rescaled(acc, shrink, moved, output)
-        acc = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
+            s = hide(s, tile, view, C)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
+        acc = rescaled(acc, shrink, moved, output_of(C))
+        acc = ask_for_sums(acc, weights, ring, slot, phase, C)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(slot), count=1)
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     return acc, top, mass, slot, phase
 
 
 @gluon.jit
-def fold_tiles(
-    q, ring, slot, phase, first, clear, stop, view, scale, cap,
-    BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
-    CAP: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, TURNS: gl.constexpr, MEMBER: gl.constexpr,
-    ONE_BY_ONE: gl.constexpr, scores: gl.constexpr, output: gl.constexpr,
-):  # fmt: skip
+def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr):
     """Fold tiles [first, stop) of one request into 64 rows; from tile `clear` on these differ in what they see.
 
     Masked tiles have a loop of their own: what they take in registers would be every tile's.
     """
-    rows: gl.constexpr = gl.SliceLayout(1, scores)
-    acc = gl.full([64, BLOCK_D], 0.0, gl.float32, output)
+    rows: gl.constexpr = gl.SliceLayout(1, scores_of(C))
+    acc = gl.full([64, C.BLOCK_D], 0.0, gl.float32, output_of(C))
     top = gl.full([64], float("-inf"), gl.float32, rows)
-    mass = parts(gl.full([64, BLOCK_N], 0.0, gl.float32, scores))
-    if OVERLAP:
+    mass = parts(gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C)))
+    if C.OVERLAP:
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-        s = scores_of_tile(q, ring, slot, phase, scale, cap, BLOCK_N, CAP, ONE_BY_ONE, scores)
-        s = masked(s, first, view, BLOCK_N, BOX, TAIL, WINDOW, scores)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, CAP)
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output, 2))
+        s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
+        s = hide(s, first, view, C)
+        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
+        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
         between = gl.maximum(first + 1, gl.minimum(clear, stop))
         acc, top, mass, weights, slot, phase = fold_beside(
-            acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, BLOCK_N, BOX,
-            TAIL, WINDOW, CAP, STAGES, TURNS, MEMBER, ONE_BY_ONE, scores, output,
+            acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
         )  # fmt: skip
         acc, top, mass, weights, slot, phase = fold_beside(
-            acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL,
-            WINDOW, CAP, STAGES, TURNS, MEMBER, ONE_BY_ONE, scores, output,
+            acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
-        acc = ask_for_sums(acc, weights, ring, slot, phase, ONE_BY_ONE)
+        acc = ask_for_sums(acc, weights, ring, slot, phase, C)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(slot), count=1)
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     else:
         between = gl.maximum(first, gl.minimum(clear, stop))
         acc, top, mass, slot, phase = fold_in_turn(
-            acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, BLOCK_N, BOX, TAIL, WINDOW,
-            CAP, STAGES, ONE_BY_ONE, scores, output,
+            acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, C
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_in_turn(
-            acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, BLOCK_N, BOX, TAIL, WINDOW,
-            CAP, STAGES, ONE_BY_ONE, scores, output,
+            acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, C
         )  # fmt: skip
     return acc, top, whole(mass, rows), slot, phase

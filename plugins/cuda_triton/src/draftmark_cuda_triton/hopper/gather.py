@@ -43,10 +43,10 @@ def asked_of(rows, block_d, warps):
 
 
 @gluon.jit
-def ask_for_pages(page_row, tile, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, asked: gl.constexpr):
+def ask_for_pages(page_row, tile, kv_len, C: gl.constexpr, asked: gl.constexpr):
     """Page id of each column's key; 0 where there is none."""
-    position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, asked)
-    return gl.load(page_row + position // PAGE, mask=here, other=0)
+    position, here = key_positions(tile, kv_len, C.BLOCK_N, C.BLOCK_N, asked)
+    return gl.load(page_row + position // C.PAGE, mask=here, other=0)
 
 
 @gluon.jit
@@ -63,10 +63,7 @@ def far(base, index, stride):
 
 
 @gluon.jit
-def copy_keys(
-    source, place, pages, tile, head, kv_len, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_D: gl.constexpr, spread: gl.constexpr,
-):  # fmt: skip
+def copy_keys(source, place, pages, tile, head, kv_len, C: gl.constexpr, spread: gl.constexpr):
     """Begin to copy a tile of K, or of V, to its place in the ring.
 
     Args:
@@ -74,39 +71,32 @@ def copy_keys(
         pages: page id of each row.
     """
     tensor, stride_page, stride_slot, stride_head = source
-    position, here = key_positions(tile, kv_len, BLOCK_N, BLOCK_N, gl.SliceLayout(1, spread))
+    position, here = key_positions(tile, kv_len, C.BLOCK_N, C.BLOCK_N, gl.SliceLayout(1, spread))
     at = far(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
-    if PAGE > 1:
-        at = far(at, position % PAGE, stride_slot)
+    if C.PAGE > 1:
+        at = far(at, position % C.PAGE, stride_slot)
     # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, spread))
-    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < HEAD_DIM)[None, :])
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, spread))
+    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < C.HEAD_DIM)[None, :])
 
 
 @gluon.jit
-def gather_tiles(
-    k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, PAGE: gl.constexpr,
-    BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def gather_tiles(k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, C: gl.constexpr):
     """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    spread: gl.constexpr = spread_of(BLOCK_D, gl.num_warps())
-    asked: gl.constexpr = asked_of(BLOCK_N, BLOCK_D, gl.num_warps())
-    coming = ask_for_pages(page_row, first, kv_len, PAGE, BLOCK_N, asked)
+    spread: gl.constexpr = spread_of(C.BLOCK_D, gl.num_warps())
+    asked: gl.constexpr = asked_of(C.BLOCK_N, C.BLOCK_D, gl.num_warps())
+    coming = ask_for_pages(page_row, first, kv_len, C, asked)
     for tile in range(first, stop):
         pages = gl.convert_layout(coming, gl.SliceLayout(1, spread))
         # Ids of the next tile travel while this one's keys do, and while the ring is full.
-        coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, PAGE, BLOCK_N, asked)
+        coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, C, asked)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
-        copy_keys(
-            k_source, k_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
-        )  # fmt: skip
+        copy_keys(k_source, k_ring.index(slot), pages, tile, head, kv_len, C, spread)
         async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
-        copy_keys(
-            v_source, v_ring.index(slot), pages, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, spread
-        )  # fmt: skip
+        copy_keys(v_source, v_ring.index(slot), pages, tile, head, kv_len, C, spread)
         async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     return slot, phase

@@ -8,10 +8,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .agenda import make_agenda
+from .constants import constants
 from .extend import bring_ragged, fold_ragged
-from .fetch import GATHERED
-from .gather import CROWDED_REGISTERS, GATHER_REGISTERS, GATHER_THREADS, GATHERERS
+from .gather import GATHER_THREADS
+from .mask import CAUSAL
 from .ring import launch_dependents, make_ring, make_rows
+from .roles import start_gathering
 from .uniform import bring_uniform, clear_rows, fold_uniform
 
 
@@ -43,8 +45,11 @@ def attend_gathered(
     ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
-    BLOCK_M: gl.constexpr = 64 * MEMBERS
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    C: gl.constexpr = constants(
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
+        STAGES=STAGES, DEPTH=STAGES, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
+        WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, ONE_BY_ONE=True,
+    )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
@@ -53,8 +58,7 @@ def attend_gathered(
         # Barriers were made while the grid before this one ran.
         launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
-        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
-                       moving)  # fmt: skip
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     # No box asks how many pages there are.
     bring = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group, window_left,
@@ -65,39 +69,7 @@ def attend_gathered(
         tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
         stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
-    # Constants stand in the call: they become values when they are given a name.
-    if MEMBERS == 1:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
-                )),
-                (bring_uniform, (
-                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES,
-                    STAGES, HEAD_DIM,
-                )),
-            ],
-            [GATHERERS], [GATHER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
-                )),
-                (fold_uniform, (
-                    fold, 1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP, True,
-                )),
-                (bring_uniform, (
-                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES,
-                    STAGES, HEAD_DIM,
-                )),
-            ],
-            [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],
-        )  # fmt: skip
+    start_gathering(fold_uniform, fold, bring_uniform, bring, C, REGISTERS)
 
 
 @gluon.jit(
@@ -123,7 +95,11 @@ def attend_gathered_ragged(
     OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
-    BLOCK_M: gl.constexpr = 64 * MEMBERS
+    C: gl.constexpr = constants(
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
+        STAGES=STAGES, DEPTH=STAGES, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
+        WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, ONE_BY_ONE=True,
+    )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
@@ -138,33 +114,4 @@ def attend_gathered_ragged(
         q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
         num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
-    if MEMBERS == 1:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
-                    STAGES, OVERLAP, True,
-                )),
-                (bring_ragged, (
-                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, STAGES, STAGES, HEAD_DIM,
-                )),
-            ],
-            [GATHERERS], [GATHER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (fold_ragged, (
-                    fold, 0, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
-                    STAGES, OVERLAP, True,
-                )),
-                (fold_ragged, (
-                    fold, 1, BLOCK_M, BLOCK_N, BLOCK_N, HEAD_DIM, BLOCK_D, WINDOW, CAP, SCALED, SINKS, WITH_LSE,
-                    STAGES, OVERLAP, True,
-                )),
-                (bring_ragged, (
-                    bring, GATHERED, PAGE, BLOCK_M, BLOCK_N, BLOCK_N, BLOCK_D, WINDOW, STAGES, STAGES, HEAD_DIM,
-                )),
-            ],
-            [4, GATHERERS], [REGISTERS, CROWDED_REGISTERS],
-        )  # fmt: skip
+    start_gathering(fold_ragged, fold, bring_ragged, bring, C, REGISTERS)

@@ -10,6 +10,8 @@ the page begins before the box, its other rows are keys that the request has; th
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .constants import scores_of
+
 CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
 
 
@@ -24,20 +26,19 @@ def key_positions(tile, kv_len, BLOCK_N: gl.constexpr, BOX: gl.constexpr, cols: 
 
 @gluon.jit
 def tree_bits(
-    tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    scores: gl.constexpr,
+    tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, C: gl.constexpr, scores: gl.constexpr
 ):  # fmt: skip
     """bool ``[rows, BLOCK_N]``: the mask's bit of each column's slot, where it has one.
 
     Of each row two neighbouring words are shifted so that bit c is column c of a run: registers per row, not per
     (row, key). Words that do not exist read as zero.
     """
-    RUN: gl.constexpr = 32 if BOX > 32 else BOX
-    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores))
-    bits = gl.full([slot_of_row.shape[0], BLOCK_N], 0, gl.int32, scores)
-    for i in gl.static_range(BLOCK_N // RUN):
-        start = tile * BLOCK_N + i * RUN // BOX * BOX
-        first = start - BOX + gl.minimum(kv_len - start, BOX) + i * RUN % BOX - prefix_len
+    RUN: gl.constexpr = 32 if C.BOX > 32 else C.BOX
+    column = gl.arange(0, C.BLOCK_N, gl.SliceLayout(0, scores))
+    bits = gl.full([slot_of_row.shape[0], C.BLOCK_N], 0, gl.int32, scores)
+    for i in gl.static_range(C.BLOCK_N // RUN):
+        start = tile * C.BLOCK_N + i * RUN // C.BOX * C.BOX
+        first = start - C.BOX + gl.minimum(kv_len - start, C.BOX) + i * RUN % C.BOX - prefix_len
         index = (first >> 5) + slot_of_row * 0
         low = gl.load(row_words + index, mask=row_live & (index >= 0) & (index < mask_words), other=0)
         high = gl.load(row_words + index + 1, mask=row_live & (index >= -1) & (index + 1 < mask_words), other=0)
@@ -50,23 +51,21 @@ def tree_bits(
 @gluon.jit
 def visible(
     tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, scores: gl.constexpr,
+    C: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
     """bool ``[rows, BLOCK_N]``: which keys of a tile each packed row sees; see `kernels.tile.visible`."""
     kv_len = prefix_len + tail_len
-    position, stored = key_positions(tile, kv_len, BLOCK_N, BOX, gl.SliceLayout(0, scores))
+    position, stored = key_positions(tile, kv_len, C.BLOCK_N, C.BOX, gl.SliceLayout(0, scores))
     slot = position - prefix_len
     seen = stored[None, :] & (slot_of_row == slot_of_row)[:, None]
-    if TAIL == TREE:
-        bits = tree_bits(
-            tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, BLOCK_N, BOX, scores
-        )  # fmt: skip
+    if C.TAIL == TREE:
+        bits = tree_bits(tile, prefix_len, kv_len, slot_of_row, row_live, row_words, mask_words, C, scores)
         seen = seen & ((slot < 0)[None, :] | bits)
-    if TAIL == CAUSAL:
+    if C.TAIL == CAUSAL:
         seen = seen & (slot[None, :] <= slot_of_row[:, None])
-    if WINDOW:
+    if C.WINDOW:
         key_position = position
-        if TAIL == TREE:
+        if C.TAIL == TREE:
             depth = gl.load(depths + slot, mask=stored & (slot >= 0) & (slot < tail_len), other=0)
             key_position = gl.where(slot < 0, position, prefix_len + depth)
         seen = seen & (row_position[:, None] - key_position[None, :] <= window_left)
@@ -83,10 +82,7 @@ def below(n):
 
 
 @gluon.jit
-def tree_words(
-    tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, BLOCK_N: gl.constexpr,
-    BOX: gl.constexpr,
-):  # fmt: skip
+def tree_words(tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, C: gl.constexpr):
     """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run.
 
     Args:
@@ -95,17 +91,17 @@ def tree_words(
     """
     words = ()
     none = slot_of_row * 0
-    end = (rest + BOX - 1) & -BOX
-    for run in gl.static_range(BLOCK_N // 32):
-        first = tile * BLOCK_N + run * 32 - prefix_len
-        if BOX >= 32:
+    end = (rest + C.BOX - 1) & -C.BOX
+    for run in gl.static_range(C.BLOCK_N // 32):
+        first = tile * C.BLOCK_N + run * 32 - prefix_len
+        if C.BOX >= 32:
             first -= gl.where(run * 32 >= hole, width, 0)
         at = none + (first >> 5)
         low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
         high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
         word = funnel(low, high, none + first) | below(-first)
         before = below(hole - run * 32)
-        if BOX < 32:
+        if C.BOX < 32:
             word = (word & before) | ((word << (none + width)) & ~before)
         word = word & below(end - run * 32) & (before | ~below(hole + width - run * 32))
         words = words + (word[:, None],)  # type: ignore[assignment]  # noqa: RUF005
@@ -192,42 +188,44 @@ def shifted(column, hole, width):
 
 
 @gluon.jit
-def hide(
-    s, tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr, scores: gl.constexpr,
-):  # fmt: skip
+def hide(s, tile, view, C: gl.constexpr):
     """Scores of a tile, -inf where a row does not see the key: `visible`, in a third of its instructions.
 
     The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
     columns differ from its first one by constants, though, which an instruction takes as they are.
+
+    Args:
+        view: what a request and its rows are, as `visible` takes it.
     """
+    (
+        prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+    ) = view  # fmt: skip
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    start = tile * BLOCK_N
+    start = tile * C.BLOCK_N
     rest = prefix_len + tail_len - start
     # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
-    hole = rest & -BOX
-    width = gl.where(rest < BLOCK_N, -rest & (BOX - 1), 0)
-    if TAIL == TREE and WINDOW:
+    hole = rest & -C.BOX
+    width = gl.where(rest < C.BLOCK_N, -rest & (C.BOX - 1), 0)
+    if C.TAIL == TREE and C.WINDOW:
         seen = visible(
             tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-            BLOCK_N, BOX, TAIL, WINDOW, scores,
+            C, scores_of(C),
         )  # fmt: skip
         s = gl.where(seen, s, float("-inf"))
-    elif TAIL == TREE:
-        given = (s,) + tree_words(  # noqa: RUF005
-            tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, BLOCK_N, BOX
-        )  # fmt: skip
+    elif C.TAIL == TREE:
+        words = tree_words(tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, C)
+        given = (s,) + words  # noqa: RUF005
         s = gl.inline_asm_elementwise(
-            hide_unset(OWN), score_registers(OWN, BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
+            hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
         )
     else:
         last = slot_of_row * 0 + rest - 1
-        if TAIL == CAUSAL:
+        if C.TAIL == CAUSAL:
             last = slot_of_row + prefix_len - start
         last = shifted(last, hole, width)
         least = shifted(row_position - window_left - start, hole, width)
         s = gl.inline_asm_elementwise(
-            hide_outside(OWN, WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
+            hide_outside(OWN, C.WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
             dtype=gl.float32, is_pure=True, pack=OWN,
         )  # fmt: skip
     return s

@@ -8,9 +8,10 @@ passes through shared memory twice (in, and to registers), where `fetch.widen_ti
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .fetch import FETCH_REGISTERS, KEYS, VALUES
+from .constants import constants, moving_of
 from .mask import CAUSAL
 from .ring import launch_dependents, make_ring
+from .roles import start
 from .rows import apart, inverse_of
 from .softmax import sink_mass
 from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
@@ -18,18 +19,15 @@ from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_ra
 
 
 @gluon.jit
-def fold_narrow(
-    q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask, tail_depth,
-    own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-    stride_q_row, stride_q_head, stride_out_row, stride_out_head, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr,
-    RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr,
-    WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """The program's packed rows, for every request of a piece; see `uniform.fold_uniform`."""
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
+    """The program's packed rows, for every request of a piece; see `uniform.fold_uniform`. There is no other MEMBER."""
+    (
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+        tail_depth, own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+        stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    ) = given  # fmt: skip
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_M, 16])
     asked: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     rows_at: gl.constexpr = gl.SliceLayout(0, scores)
     m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
@@ -37,74 +35,72 @@ def fold_narrow(
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
     inverse = inverse_of(group)
-    first_row = m * BLOCK_M // group
-    skipped = m * BLOCK_M - first_row * group
-    packed = m * BLOCK_M + gl.arange(0, BLOCK_M, rows_at)
-    row, member = apart(skipped + gl.arange(0, BLOCK_M, rows_at), group, inverse)
+    first_row = m * C.BLOCK_M // group
+    skipped = m * C.BLOCK_M - first_row * group
+    packed = m * C.BLOCK_M + gl.arange(0, C.BLOCK_M, rows_at)
+    row, member = apart(skipped + gl.arange(0, C.BLOCK_M, rows_at), group, inverse)
     row += first_row
-    asking = skipped + gl.arange(0, BLOCK_M, gl.SliceLayout(1, asked))
-    moved = skipped + gl.arange(0, BLOCK_M, gl.SliceLayout(1, moving))
+    asking = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, asked))
+    moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C)))
     k_factor = 1.0
     v_factor = 1.0
-    if SCALED & 1:
+    if C.SCALED & 1:
         k_factor = gl.load(k_scale)
-    if SCALED & 2:
+    if C.SCALED & 2:
         v_factor = gl.load(v_scale)
     slot = left * 0
     phase = left * 0
     half = left * 0
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
-        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        if (tile < end) & (m * BLOCK_M < rows * group):
+        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+        first, end = tile_range(prefix_len, slots, window_left, C)
+        if (tile < end) & (m * C.BLOCK_M < rows * group):
             stop = gl.minimum(tile + left, end)
             seen_by_all = prefix_len
-            if TAIL == CAUSAL:
+            if C.TAIL == CAUSAL:
                 seen_by_all = prefix_len + slots - rows + first_row + 1
             # A tile with room behind the last key is masked whatever its rows see.
-            clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
-            if TAIL == BLOCK:
-                clear = (prefix_len + slots) // BLOCK_N
-            if WINDOW:
+            clear = gl.minimum(seen_by_all, prefix_len + slots) // C.BLOCK_N
+            if C.TAIL == BLOCK:
+                clear = (prefix_len + slots) // C.BLOCK_N
+            if C.WINDOW:
                 clear = tile
             live = (rows - first_row) * group
             row_live = row < rows
             size = bring_queries(
-                own, q, begin + first_row, asking, asking < live, head, group, inverse, stride_q_row, stride_q_head,
-                HEAD_DIM, BLOCK_D, asked,
+                own, q, begin + first_row, asking, asking < live, head, group, inverse, stride_q_row, stride_q_head, C,
+                asked,
             )  # fmt: skip
-            depths = tail_depth + (begin if RAGGED else request * tail_len)
-            even = gl.full([BLOCK_D // 2, BLOCK_M], 0.0, gl.float32, scores)
-            odd = gl.full([BLOCK_D // 2, BLOCK_M], 0.0, gl.float32, scores)
-            mass = parts(gl.full([BLOCK_N, BLOCK_M], 0.0, gl.float32, scores))
+            depths = tail_depth + (begin if C.RAGGED else request * tail_len)
+            even = gl.full([C.BLOCK_D // 2, C.BLOCK_M], 0.0, gl.float32, scores)
+            odd = gl.full([C.BLOCK_D // 2, C.BLOCK_M], 0.0, gl.float32, scores)
+            mass = parts(gl.full([C.BLOCK_N, C.BLOCK_M], 0.0, gl.float32, scores))
             unit = size * (scale * k_factor)
             between = gl.minimum(gl.maximum(clear, tile), stop)
             start = gl.where(between > tile, 0.0, UNSEEN)
-            pivot = gl.full([BLOCK_M], 0.0, gl.float32, rows_at) + start
+            pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + start
             state = (even, odd, pivot, mass)
-            if BLOCK_D > 128 and not WINDOW:
+            if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, first_row, skipped, group,
-                    inverse, begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap,
-                    BLOCK_N, BOX, False, TAIL, WINDOW, CAP, STAGES, scores,
-                )  # fmt: skip
-            elif not WINDOW:
-                state, slot, phase = fold_clear_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, unit, cap, BLOCK_N, CAP, STAGES,
+                    state, own, weights, flags, ring, slot, phase, tile, between, first_row, skipped, group, inverse,
+                    begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, C, False,
                     scores,
                 )  # fmt: skip
+            elif not C.WINDOW:
+                state, slot, phase = fold_clear_tiles(
+                    state, own, weights, flags, ring, slot, phase, tile, between, unit, cap, C, scores
+                )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, stop, first_row, skipped, group, inverse,
-                begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, BLOCK_N, BOX,
-                True, TAIL, WINDOW, CAP, STAGES, scores,
+                state, own, weights, flags, ring, slot, phase, between, stop, first_row, skipped, group, inverse, begin,
+                rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, C, True, scores,
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             total = gl.convert_layout(gl.sum(gl.sum(mass, 0), 0), rows_at)
             log_mass = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
             whole = (tile == first) & (stop == end)
-            if SINKS:
+            if C.SINKS:
                 total += sink_mass(sinks, head * group + member, row_live & whole, pivot)
             share = (v_factor / gl.where(total > 0, total, 1.0))[None, :]
             even = even * share
@@ -112,25 +108,25 @@ def fold_narrow(
             if whole:
                 store_pairs(
                     own, even, odd, out, begin + first_row, moved, moved < live, head, group, inverse, stride_out_row,
-                    stride_out_head, HEAD_DIM, BLOCK_D, moving,
+                    stride_out_head, C,
                 )  # fmt: skip
-                if WITH_LSE:
+                if C.WITH_LSE:
                     cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
-                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M
+                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
                 gl.store(partial_lse + block + packed, log_mass, mask=row_live)
-                col = 2 * gl.arange(0, BLOCK_D // 2, gl.SliceLayout(1, scores))
-                cells = partial_out + (block + packed).to(gl.int64)[None, :] * HEAD_DIM + col[:, None]
-                there = row_live[None, :] & (col < HEAD_DIM)[:, None]
+                col = 2 * gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(1, scores))
+                cells = partial_out + (block + packed).to(gl.int64)[None, :] * C.HEAD_DIM + col[:, None]
+                there = row_live[None, :] & (col < C.HEAD_DIM)[:, None]
                 gl.store(cells, even, mask=there)
                 gl.store(cells + 1, odd, mask=there)
         half = half * 0 + 1
-        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        left -= end + surplus(slots, C) - tile
         request += 1
         if left > 0:
-            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, C)
 
 
 @gluon.jit(
@@ -156,7 +152,11 @@ def attend_narrow(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over e4m3 ``[pages, P, heads, dim]``; BLOCK_M: 8 to 64 packed rows a program."""
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    C: gl.constexpr = constants(
+        PAGE=PAGE, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
+        DEPTH=STAGES, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
+        ITEM_COST=ITEM_COST,
+    )  # fmt: skip
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_D // 2], gl.float16)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], gl.float16)
     own = gl.allocate_shared_memory(gl.float16, [2, BLOCK_M, BLOCK_D // 2], rows)
@@ -167,26 +167,14 @@ def attend_narrow(
         # Barriers were made while the grid before this one ran.
         launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
-        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
-                   moving)  # fmt: skip
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group, window_left,
         stride_table, num_pages,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (fold_narrow, (
-                q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
-                tail_depth, own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
-                stride_q_row, stride_q_head, stride_out_row, stride_out_head, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D,
-                TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS, WITH_LSE, ITEM_COST, STAGES,
-            )),
-            (bring_uniform, (
-                bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES, STAGES,
-            )),
-            (bring_uniform, (
-                bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, STAGES, STAGES,
-            )),
-        ],
-        [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
+    fold = (
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
+        tail_depth, own, weights, flags, ring, q_len, tail_len, group, mask_words, window_left, scale, cap,
+        stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
+    start(fold_narrow, fold, bring_uniform, bring, C, False, 0)

@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from .constants import moving_of
 from .names import reinterpret, thread_barrier
 
 
@@ -24,10 +25,9 @@ def apart(packed, group, inverse):
 
 
 @gluon.jit
-def rows_between(tensor, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D: gl.constexpr,
-                 moving: gl.constexpr):  # fmt: skip
+def rows_between(tensor, begin, packed, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """Pointers ``[64, BLOCK_D]`` to packed rows of q or out, counted from row `begin`."""
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     row, member = apart(packed, group, inverse)
     at = row * stride_row + member * stride_head
     first = tensor + begin.to(gl.int64) * stride_row + head * group * stride_head
@@ -35,14 +35,13 @@ def rows_between(tensor, begin, packed, head, group, inverse, stride_row, stride
 
 
 @gluon.jit
-def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-              BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    there = live[:, None] & (col < HEAD_DIM)[None, :]
-    pointers = rows_between(q, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
+    there = live[:, None] & (col < C.HEAD_DIM)[None, :]
+    pointers = rows_between(q, begin, packed, head, group, inverse, stride_row, stride_head, C)
     values = gl.load(pointers, mask=there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
-    low, high = gl.split(gl.reshape(values, [values.shape[0], BLOCK_D // 2, 2]))
+    low, high = gl.split(gl.reshape(values, [values.shape[0], C.BLOCK_D // 2, 2]))
     return (low & 0xFFFF) | (high << 16)
 
 
@@ -57,22 +56,18 @@ def put_rows(own, queries):
 
 
 @gluon.jit
-def bring_rows(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM: gl.constexpr,
-               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def bring_rows(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """64 packed rows of q into a warp group's shared memory."""
-    queries = load_rows(
-        q, begin, packed, live, head, group, inverse, stride_row, stride_head, HEAD_DIM, BLOCK_D, moving
-    )  # fmt: skip
+    queries = load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, C)
     put_rows(own, queries)
 
 
 @gluon.jit
-def store_rows(own, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head,
-               HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def store_rows(own, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     thread_barrier()
     own.store(acc.to(out.dtype.element_ty))
     thread_barrier()
-    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
-    gl.store(pointers, own.load(moving), mask=live[:, None] & (col < HEAD_DIM)[None, :])
+    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, C)
+    gl.store(pointers, own.load(moving_of(C)), mask=live[:, None] & (col < C.HEAD_DIM)[None, :])

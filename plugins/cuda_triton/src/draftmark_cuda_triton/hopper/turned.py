@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from .constants import moving_of
 from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
 from .ring import next_slot
@@ -72,8 +73,7 @@ def widened_values(x):
 @gluon.jit
 def hide_turned(
     s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
-    window_left, BLOCK_N: gl.constexpr, BOX: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
-    scores: gl.constexpr,
+    window_left, C: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
     """`mask.hide` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each: those
     of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
@@ -85,29 +85,30 @@ def hide_turned(
     row_live = row < rows
     slot_of_row = tail_len - rows + row
     row_position = prefix_len + slot_of_row
-    if TAIL == TREE and WINDOW:
+    if C.TAIL == TREE and C.WINDOW:
         row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
     words = tail_mask + (begin + row).to(gl.int64) * mask_words
     seen = visible(
-        tile, prefix_len, tail_len, slot_of_row, row_position, row_live, words, depths, mask_words, window_left,
-        BLOCK_N, BOX, TAIL, WINDOW, lined,
+        tile, prefix_len, tail_len, slot_of_row, row_position, row_live, words, depths, mask_words, window_left, C,
+        lined,
     )  # fmt: skip
     seen = gl.convert_layout(gl.permute(seen.to(gl.int8), (1, 0)), scores) != 0
     return gl.where(seen, s, float("-inf"))
 
 
 @gluon.jit
-def bring_queries(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head,
-                  HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def bring_queries(
+    own, q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr, moving: gl.constexpr
+):  # fmt: skip
     """Packed rows of q as two fp16 operands of the order of `widened_keys`; what scores are to be multiplied by."""
-    col = gl.arange(0, BLOCK_D // 2, gl.SliceLayout(0, moving))
+    col = gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(0, moving))
     col = col // 2 * 4 + col % 2
     row, member = apart(packed, group, inverse)
     at = row * stride_row + member * stride_head
     first = q + begin.to(gl.int64) * stride_row + head * group * stride_head
     pointers = first + (at[:, None] + col[None, :])
-    low = gl.load(pointers, mask=live[:, None] & (col < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
-    high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < HEAD_DIM)[None, :], other=0.0).to(gl.float32)
+    low = gl.load(pointers, mask=live[:, None] & (col < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
+    high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
     # An infinite row stays infinite, and leaves the others as they are.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
@@ -182,8 +183,7 @@ def weigh_narrow(state, s, is_first, weights, flags, scale, MASKED: gl.constexpr
 
 @gluon.jit
 def fold_clear_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, scale, cap,
-    BLOCK_N: gl.constexpr, CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
+    state, own, weights, flags, ring, slot, phase, first, stop, scale, cap, C: gl.constexpr, scores: gl.constexpr
 ):  # fmt: skip
     """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows. A tile's keys are
     widened, and its scores asked for, while the last tile's values are folded in. A tile is given back when a product
@@ -191,7 +191,7 @@ def fold_clear_tiles(
     """
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
-    zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
+    zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     if first < stop:
         mbarrier.wait(k_full.index(slot), phase)
         left, right = widened_keys(k_ring.index(slot).load(operand))
@@ -200,11 +200,11 @@ def fold_clear_tiles(
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
         mbarrier.arrive(k_free.index(slot), count=1)
         for tile in range(first + 1, stop):
-            next, next_phase = next_slot(slot, phase, STAGES)
+            next, next_phase = next_slot(slot, phase, C.STAGES)
             mbarrier.wait(v_full.index(slot), phase)
             low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-            s = capped(s, scale, cap, CAP)
-            state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, CAP)
+            s = capped(s, scale, cap, C.CAP)
+            state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, C.CAP)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
@@ -220,29 +220,28 @@ def fold_clear_tiles(
             phase = next_phase
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-        s = capped(s, scale, cap, CAP)
-        state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, CAP)
+        s = capped(s, scale, cap, C.CAP)
+        state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, C.CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
         mbarrier.arrive(v_free.index(slot), count=1)
         state = (even, odd, pivot, mass)
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase
 
 
 @gluon.jit
 def fold_narrow_tiles(
     state, own, weights, flags, ring, slot, phase, first, stop, first_row, skipped, group, inverse, begin, rows,
-    prefix_len, tail_len, tail_mask, depths, mask_words, window_left, scale, cap,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, MASKED: gl.constexpr, TAIL: gl.constexpr, WINDOW: gl.constexpr,
-    CAP: gl.constexpr, STAGES: gl.constexpr, scores: gl.constexpr,
+    prefix_len, tail_len, tail_mask, depths, mask_words, window_left, scale, cap, C: gl.constexpr, MASKED: gl.constexpr,
+    scores: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop) into the state of the rows, one after the other."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
-    zero = gl.full([BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
+    zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     for tile in range(first, stop):
         mbarrier.wait(k_full.index(slot), phase)
         low, high = widened_keys(k_ring.index(slot).load(operand))
@@ -250,37 +249,38 @@ def fold_narrow_tiles(
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
         mbarrier.arrive(k_free.index(slot), count=1)
-        s = capped(s, scale, cap, CAP)
+        s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide_turned(
                 s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths,
-                mask_words, window_left, BLOCK_N, BOX, TAIL, WINDOW, scores,
+                mask_words, window_left, C, scores,
             )  # fmt: skip
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
-        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, CAP)
+        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, C.CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
         mbarrier.arrive(v_free.index(slot), count=1)
         state = (even, odd, pivot, mass)
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase
 
 
 @gluon.jit
-def store_pairs(own, even, odd, out, begin, packed, live, head, group, inverse, stride_row, stride_head,
-                HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def store_pairs(
+    own, even, odd, out, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr
+):  # fmt: skip
     """The result to out, through the shared memory that q no longer needs, where even and odd d come together."""
     dtype: gl.constexpr = out.dtype.element_ty
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     low = even.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
     high = odd.to(dtype).to(gl.int16, bitcast=True).to(gl.int32) << 16
     thread_barrier()
-    reinterpret(own, gl.int32, [even.shape[1], BLOCK_D // 2], plain).permute((1, 0)).store(low | high)
+    reinterpret(own, gl.int32, [even.shape[1], C.BLOCK_D // 2], plain).permute((1, 0)).store(low | high)
     thread_barrier()
-    rows = reinterpret(own, dtype, [even.shape[1], BLOCK_D], plain).load(moving)
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
-    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, BLOCK_D, moving)
-    gl.store(pointers, rows, mask=live[:, None] & (col < HEAD_DIM)[None, :])
+    rows = reinterpret(own, dtype, [even.shape[1], C.BLOCK_D], plain).load(moving_of(C))
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
+    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, C)
+    gl.store(pointers, rows, mask=live[:, None] & (col < C.HEAD_DIM)[None, :])

@@ -9,10 +9,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .bring import bring_tiles
-from .fetch import FETCH_REGISTERS, KEYS, VALUES, WIDEN_REGISTERS, WIDENED
-from .fold import fold_tiles, give_turn, takes_turns
+from .constants import constants, moving_of, output_of, scores_of, takes_turns
+from .fold import fold_tiles, give_turn
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
+from .roles import start
 from .rows import apart, bring_rows, inverse_of, rows_between, store_rows
 from .softmax import sink_mass
 
@@ -31,36 +32,29 @@ def rows_of(q_indptr, request, q_len, tail_len, RAGGED: gl.constexpr):
 
 
 @gluon.jit
-def tile_range(prefix_len, tail_len, window_left, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr):
+def tile_range(prefix_len, tail_len, window_left, C: gl.constexpr):
     """First tile of a request and the one past the last; see `kernels.split.tile_range`."""
-    end = (prefix_len + tail_len + BLOCK_N - 1) // BLOCK_N
-    if RAGGED:
+    end = (prefix_len + tail_len + C.BLOCK_N - 1) // C.BLOCK_N
+    if C.RAGGED:
         end = gl.where(tail_len > 0, end, 0)
     first = end * 0
-    if WINDOW:
-        first = gl.minimum(gl.maximum(prefix_len - window_left, 0) // BLOCK_N, end)
+    if C.WINDOW:
+        first = gl.minimum(gl.maximum(prefix_len - window_left, 0) // C.BLOCK_N, end)
     return first, end
 
 
 @gluon.jit
-def surplus(tail_len, ITEM_COST: gl.constexpr, RAGGED: gl.constexpr):
+def surplus(tail_len, C: gl.constexpr):
     """What a request costs beside its tiles; see `kernels.split.surplus`."""
-    cost = ITEM_COST
-    if RAGGED:
-        cost = gl.where(tail_len > 0, ITEM_COST, 0)
+    cost = C.ITEM_COST
+    if C.RAGGED:
+        cost = gl.where(tail_len > 0, C.ITEM_COST, 0)
     return cost
 
 
 @gluon.jit
-def bring_uniform(
-    given, WHAT: gl.constexpr, PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    BOX: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, RAGGED: gl.constexpr, ITEM_COST: gl.constexpr,
-    DEPTH: gl.constexpr, STAGES: gl.constexpr, HEAD_DIM: gl.constexpr = 0,
-):  # fmt: skip
-    """The tiles of a piece, request after request: what a fetching warp brings, or a warp group widens.
-
-    HEAD_DIM: as in `bring_tiles`.
-    """
+def bring_uniform(given, WHAT: gl.constexpr, C: gl.constexpr):
+    """The tiles of a piece, request after request: what a fetching warp brings, or a warp group gathers or widens."""
     (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
         window_left, stride_table, num_pages,
@@ -72,50 +66,41 @@ def bring_uniform(
     place = (left * 0, left * 0, left * 0, left * 0)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
-        _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-        _, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        if (tile < end) & (m * BLOCK_M < rows * group):
+        _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+        _, end = tile_range(prefix_len, slots, window_left, C)
+        if (tile < end) & (m * C.BLOCK_M < rows * group):
             stop = gl.minimum(tile + left, end)
             page_row = page_table + request.to(gl.int64) * stride_table
             place = bring_tiles(
                 k_source, v_source, fetched, ring, place, page_row, head, tile, stop, prefix_len + slots, num_pages,
-                WHAT, PAGE, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, DEPTH, STAGES,
+                WHAT, C,
             )  # fmt: skip
-        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        left -= end + surplus(slots, C) - tile
         request += 1
         if left > 0:
-            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, C)
 
 
 @gluon.jit
-def fold_uniform(
-    given, MEMBER: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr,
-    CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr,
-    STAGES: gl.constexpr, OVERLAP: gl.constexpr, ONE_BY_ONE: gl.constexpr = False,
-):  # fmt: skip
+def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
     (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
         tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
         stride_q_head, stride_out_row, stride_out_head,
     ) = given  # fmt: skip
-    TURNS: gl.constexpr = takes_turns(BLOCK_M // 64, OVERLAP, BLOCK_D)
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
-    rows_at: gl.constexpr = gl.SliceLayout(1, scores)
-    moving_at: gl.constexpr = gl.SliceLayout(1, moving)
+    rows_at: gl.constexpr = gl.SliceLayout(1, scores_of(C))
+    moving_at: gl.constexpr = gl.SliceLayout(1, moving_of(C))
     inverse = inverse_of(group)
-    first_row = m * BLOCK_M // group
-    skipped = m * BLOCK_M - first_row * group + MEMBER * 64
-    packed = m * BLOCK_M + MEMBER * 64 + gl.arange(0, 64, rows_at)
+    first_row = m * C.BLOCK_M // group
+    skipped = m * C.BLOCK_M - first_row * group + MEMBER * 64
+    packed = m * C.BLOCK_M + MEMBER * 64 + gl.arange(0, 64, rows_at)
     row, member = apart(skipped + gl.arange(0, 64, rows_at), group, inverse)
     row += first_row
     lowest, _ = apart(skipped, group, inverse)
@@ -123,98 +108,93 @@ def fold_uniform(
     own_q = q_ring.index(MEMBER)
     k_factor = 1.0
     v_factor = 1.0
-    if SCALED & 1:
+    if C.SCALED & 1:
         k_factor = gl.load(k_scale)
-    if SCALED & 2:
+    if C.SCALED & 2:
         v_factor = gl.load(v_scale)
     slot = left * 0
     phase = left * 0
     half = left * 0
-    if TURNS and MEMBER == 1:
+    if takes_turns(C) and MEMBER == 1:
         give_turn(MEMBER)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
-        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-        first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
-        if (tile < end) & (m * BLOCK_M < rows * group):
+        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+        first, end = tile_range(prefix_len, slots, window_left, C)
+        if (tile < end) & (m * C.BLOCK_M < rows * group):
             stop = gl.minimum(tile + left, end)
             seen_by_all = prefix_len
-            if TAIL == CAUSAL:
+            if C.TAIL == CAUSAL:
                 seen_by_all = prefix_len + slots - rows + first_row + lowest + 1
             # A tile with room behind the last key is masked whatever its rows see.
-            clear = gl.minimum(seen_by_all, prefix_len + slots) // BLOCK_N
-            if TAIL == BLOCK:
-                clear = (prefix_len + slots) // BLOCK_N
-            if WINDOW:
+            clear = gl.minimum(seen_by_all, prefix_len + slots) // C.BLOCK_N
+            if C.TAIL == BLOCK:
+                clear = (prefix_len + slots) // C.BLOCK_N
+            if C.WINDOW:
                 clear = tile
             row_live = row < rows
             moved_live = moved < (rows - first_row) * group
             bring_rows(
-                own_q, q, begin + first_row, moved, moved_live, head, group, inverse, stride_q_row, stride_q_head,
-                HEAD_DIM, BLOCK_D, moving,
+                own_q, q, begin + first_row, moved, moved_live, head, group, inverse, stride_q_row, stride_q_head, C
             )  # fmt: skip
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
-            depths = tail_depth + (begin if RAGGED else request * tail_len)
-            if TAIL == TREE and WINDOW:
+            depths = tail_depth + (begin if C.RAGGED else request * tail_len)
+            if C.TAIL == TREE and C.WINDOW:
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
             row_words = tail_mask + (begin + row).to(gl.int64) * mask_words
             view = (
                 prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
             )  # fmt: skip
             acc, top, mass, slot, phase = fold_tiles(
-                own_q, ring, slot, phase, tile, clear, stop, view, scale * k_factor, cap, BLOCK_N, BLOCK_D, BOX, TAIL,
-                WINDOW, CAP, STAGES, OVERLAP, TURNS, MEMBER, ONE_BY_ONE, scores, output,
+                own_q, ring, slot, phase, tile, clear, stop, view, scale * k_factor, cap, C, MEMBER
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
             whole = (tile == first) & (stop == end)
-            if SINKS:
+            if C.SINKS:
                 mass += sink_mass(sinks, head * group + member, row_live & whole, top)
             share = v_factor / gl.where(mass > 0, mass, 1.0)
-            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output))[:, None]
+            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output_of(C)))[:, None]
             if whole:
                 store_rows(
                     own_q, acc, out, begin + first_row, moved, moved_live, head, group, inverse, stride_out_row,
-                    stride_out_head, HEAD_DIM, BLOCK_D, moving,
+                    stride_out_head, C,
                 )  # fmt: skip
-                if WITH_LSE:
+                if C.WITH_LSE:
                     cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
-                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * BLOCK_M
+                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
                 gl.store(partial_lse + block + packed, log_mass, mask=row_live)
-                at = gl.convert_layout(block + packed, gl.SliceLayout(1, output)).to(gl.int64)
-                live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, output)) != 0
-                col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, output))
+                at = gl.convert_layout(block + packed, gl.SliceLayout(1, output_of(C))).to(gl.int64)
+                live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, output_of(C))) != 0
+                col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, output_of(C)))
                 gl.store(
-                    partial_out + at[:, None] * HEAD_DIM + col[None, :], acc,
-                    mask=live[:, None] & (col < HEAD_DIM)[None, :],
+                    partial_out + at[:, None] * C.HEAD_DIM + col[None, :], acc,
+                    mask=live[:, None] & (col < C.HEAD_DIM)[None, :],
                 )  # fmt: skip
         half = half * 0 + 1
-        left -= end + surplus(slots, ITEM_COST, RAGGED) - tile
+        left -= end + surplus(slots, C) - tile
         request += 1
         if left > 0:
-            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, RAGGED)
-            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, BLOCK_N, WINDOW, RAGGED)
+            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, C)
 
 
 @gluon.jit
-def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM: gl.constexpr,
-               BLOCK_D: gl.constexpr, moving: gl.constexpr):  # fmt: skip
+def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C: gl.constexpr):
     """Zeros in the rows behind the last request's, for the query heads of one KV head."""
     head, number, pieces = gl.program_id(1), gl.program_id(2), gl.num_programs(2)
-    lane = gl.arange(0, 64, gl.SliceLayout(1, moving))
-    zeros = gl.full([64, BLOCK_D], 0.0, out.dtype.element_ty, moving)
-    col = gl.arange(0, BLOCK_D, gl.SliceLayout(0, moving))
+    lane = gl.arange(0, 64, gl.SliceLayout(1, moving_of(C)))
+    zeros = gl.full([64, C.BLOCK_D], 0.0, out.dtype.element_ty, moving_of(C))
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     inverse = inverse_of(group)
     for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, num_rows * group, pieces * 64):
         row = packed // group
         at = packed - row * group + lane
-        pointers = rows_between(
-            out, row, at, head, group, inverse, stride_out_row, stride_out_head, BLOCK_D, moving
-        )  # fmt: skip
-        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & (col < HEAD_DIM)[None, :])
+        pointers = rows_between(out, row, at, head, group, inverse, stride_out_row, stride_out_head, C)
+        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & (col < C.HEAD_DIM)[None, :])
 
 
 @gluon.jit(
@@ -240,10 +220,11 @@ def attend_uniform(
     STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
-    BLOCK_M: gl.constexpr = 64 * MEMBERS
-    # More would leave too few registers to a group that folds rows of 256.
-    WIDENERS: gl.constexpr = 8 if BLOCK_D < 256 else 4
-    moving: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    C: gl.constexpr = constants(
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
+        DEPTH=DEPTH, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
+        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS,
+    )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
@@ -254,8 +235,7 @@ def attend_uniform(
         # Barriers were made while the grid before this one ran.
         launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
-        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, HEAD_DIM, BLOCK_D,
-                       moving)  # fmt: skip
+        clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
         work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
         window_left, stride_table, num_pages,
@@ -265,82 +245,4 @@ def attend_uniform(
         tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
         stride_q_head, stride_out_row, stride_out_head,
     )  # fmt: skip
-    # Constants stand in the call: they become values when they are given a name.
-    if MEMBERS == 1 and not WIDEN:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (bring_uniform, (
-                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-            ],
-            [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
-        )  # fmt: skip
-    elif MEMBERS == 1:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (bring_uniform, (
-                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-            ],
-            [1, 1, WIDENERS], [FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
-        )  # fmt: skip
-    elif not WIDEN:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (fold_uniform, (
-                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (bring_uniform, (
-                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-            ],
-            [4, 1, 1], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (fold_uniform, (
-                    fold, 0, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (fold_uniform, (
-                    fold, 1, BLOCK_M, BLOCK_N, BOX, HEAD_DIM, BLOCK_D, TAIL, RAGGED, WINDOW, CAP, SCALED, SINKS,
-                    WITH_LSE, ITEM_COST, STAGES, OVERLAP,
-                )),
-                (bring_uniform, (
-                    bring, KEYS, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, VALUES, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-                (bring_uniform, (
-                    bring, WIDENED, PAGE, BLOCK_M, BLOCK_N, BOX, BLOCK_D, WINDOW, RAGGED, ITEM_COST, DEPTH, STAGES,
-                )),
-            ],
-            [4, 1, 1, 4], [REGISTERS, FETCH_REGISTERS, FETCH_REGISTERS, WIDEN_REGISTERS],
-        )  # fmt: skip
+    start(fold_uniform, fold, bring_uniform, bring, C, WIDEN, REGISTERS)

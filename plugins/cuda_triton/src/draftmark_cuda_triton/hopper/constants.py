@@ -1,0 +1,81 @@
+"""What a kernel of `hopper` is compiled for: its constants, which go to every role and to whom it calls together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+class Constants(NamedTuple):
+    """Constants of a kernel, as its parameters call them.
+
+    What follows from them is worked out by functions of Triton's: what those say is part of the name under which a
+    binary is cached, and what a property says would not be.
+
+    Attributes:
+        PAGE: tokens of a page.
+        BLOCK_M, BLOCK_N: packed rows of a row tile; keys of a tile.
+        BOX: keys that come together, inside one page; a last box that is not full ends with the last key (`mask`).
+        HEAD_DIM, BLOCK_D: elements of a head; the power of two that holds them.
+        STAGES, DEPTH: tiles of K and V as wide as rows; those that are fetched, where they are narrow.
+        TAIL: which keys of the tail a row sees (`mask`); RAGGED: each request has rows of its own number.
+        WINDOW, CAP, SINKS: whether there is a window, a soft cap, a sink of each head.
+        SCALED: bit 0 for K's scale, bit 1 for V's.
+        WITH_LSE: whether the log of a row's mass is stored too.
+        ITEM_COST: see `kernels.split.surplus`.
+        OVERLAP: a group's softmax runs beside its own products too.
+        MEMBERS: warp groups that fold.
+        ONE_BY_ONE: keys are gathered (`fold.wait_for_tile`).
+    """
+
+    PAGE: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BOX: int
+    HEAD_DIM: int
+    BLOCK_D: int
+    STAGES: int
+    DEPTH: int
+    WINDOW: bool
+    CAP: bool
+    SCALED: int
+    SINKS: bool
+    WITH_LSE: bool
+    TAIL: int
+    RAGGED: bool
+    ITEM_COST: int = 0
+    OVERLAP: bool = False
+    MEMBERS: int = 1
+    ONE_BY_ONE: bool = False
+
+
+@gluon.constexpr_function
+def constants(**named):
+    """`Constants` of these names, inside a kernel."""
+    return Constants(**named)
+
+
+@gluon.constexpr_function
+def takes_turns(C):
+    """Whether two groups take turns. With heads of 256 their products are long enough to leave it to chance."""
+    return C.MEMBERS == 2 and C.OVERLAP and C.BLOCK_D <= 128
+
+
+@gluon.constexpr_function
+def scores_of(C):
+    """Layout of a group's scores, ``[64, BLOCK_N]``."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_N, 16])
+
+
+@gluon.constexpr_function
+def output_of(C):
+    """Layout of a group's sums, ``[64, BLOCK_D]``."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_D, 16])
+
+
+@gluon.constexpr_function
+def moving_of(C):
+    """Layout of rows between memory and a group: 16 bytes a thread, a row's threads beside each other."""
+    return gl.BlockedLayout([1, 8], [256 // C.BLOCK_D, C.BLOCK_D // 8], [4, 1], [1, 0])
