@@ -271,10 +271,9 @@ def test_few_requests_of_few_rows_have_two_programs_a_multiprocessor(rows, num_r
 @pytest.mark.parametrize(
     ("heads", "rows", "num_reqs", "sparse"),
     [
-        *((heads, rows, 1, True) for heads, rows in (((28, 4), 16), ((40, 8), 16), ((64, 8), 16), ((32, 8), 64))),
+        *((heads, rows, 1, True) for heads, rows in (((28, 4), 16), ((40, 8), 16), ((64, 8), 16), ((32, 8), 32))),
         *(((64, 8), 16, num_reqs, num_reqs <= 5) for num_reqs in (5, 6, 16)),
-        *(((32, 8), 64, num_reqs, num_reqs == 1) for num_reqs in (1, 2)),
-        *(((32, 8), 128, num_reqs, False) for num_reqs in (1, 64)),
+        *(((32, 8), rows, num_reqs, False) for rows in (33, 64) for num_reqs in (1, 64)),
         *(((28, 4), 16, num_reqs, num_reqs <= 33) for num_reqs in (33, 34)),
         *(((40, 8), 16, num_reqs, num_reqs <= 16) for num_reqs in (16, 17)),
         ((32, 8), 16, 1, False),

@@ -174,16 +174,16 @@ def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any
 
 
 def _sparse(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
-    """Two row tiles of 64 rows instead of each of 128, for few requests, and two programs a multiprocessor.
+    """Two row tiles of 64 rows instead of one of 128, for few requests, and two programs a multiprocessor.
 
     Every request is cut into several pieces then, and what a piece costs beside its tiles, which the other program
-    fills, is more than what it costs that keys pass from L2 twice as often. Where a quarter of the second tile is
-    empty, that holds for more requests.
+    fills, is more than what it costs that keys pass from L2 twice as often; four times would be too often. Where a
+    quarter of the second tile is empty, that holds for more requests.
     """
-    if tile.members != 2 or tile.depth or next_power_of_two(shape.head_dim) != 128:
+    if rows > 128 or tile.members != 2 or tile.depth or next_power_of_two(shape.head_dim) != 128:
         return tile
     lines = num_reqs * shape.num_kv_heads
-    few = lines <= device.num_sms if rows <= 112 else 3 * lines * ceil_div(rows, 128) ** 2 <= device.num_sms
+    few = lines <= device.num_sms if rows <= 112 else 3 * lines <= device.num_sms
     return _hopper(shape, 0) if few else tile
 
 
