@@ -78,8 +78,8 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             mass = parts(gl.full([C.BLOCK_N, C.BLOCK_M], 0.0, gl.float32, scores))
             unit = size * (scale * k_factor)
             between = gl.minimum(gl.maximum(clear, tile), stop)
-            start = gl.where(between > tile, 0.0, UNSEEN)
-            pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + start
+            at_first = gl.where(between > tile, 0.0, UNSEEN)
+            pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + at_first
             state = (even, odd, pivot, mass)
             if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
