@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
-class Constants(NamedTuple):
+@dataclass(frozen=True)
+class Constants:
     """Constants of a kernel, as its parameters call them.
 
     What follows from them is worked out by functions of Triton's: what those say is part of the name under which a
