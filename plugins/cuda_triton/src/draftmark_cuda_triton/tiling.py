@@ -72,9 +72,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
         tile = _hopper(shape, _above(rows))
-        if extend:
-            return _ragged(shape, tile)
-        return _sparse(shape, device, _crowded(shape, device, tile, rows, num_reqs), rows, num_reqs)
+        return _ragged(shape, tile) if extend else _shared(shape, device, tile, rows, num_reqs)
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -158,33 +156,24 @@ def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
     return tile
 
 
-def _crowded(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
-    """The same rows for many requests: two programs a multiprocessor, with tiles of half as many keys.
+def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
+    """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; only heads of 128 have the choice.
 
     While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
     there are fewer requests than that more of them are cut, and that costs more than it gives; unless each is cut
-    whatever the tile, and half of a row tile is empty at least.
+    whatever the tile, and half of a row tile is empty at least. Of 65 to 128 rows keys pass from L2 twice as often,
+    which few requests make up for, and more where a quarter of the second row tile is empty; four times is too often.
     """
-    if tile.members != 1 or tile.depth or next_power_of_two(shape.head_dim) != 128 or tile.programs_per_sm == 2:
+    if tile.depth or tile.programs_per_sm == 2 or next_power_of_two(shape.head_dim) != 128:
         return tile
-    crowded = replace(tile, block_n=64, programs_per_sm=2)
-    lines = num_reqs * shape.num_kv_heads
-    many, few = 20 * lines >= 19 * 2 * device.num_sms, rows <= 32 and 2 * lines <= device.num_sms
-    return crowded if many or few else tile
-
-
-def _sparse(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
-    """Two row tiles of 64 rows instead of one of 128, for few requests, and two programs a multiprocessor.
-
-    Every request is cut into several pieces then, and what a piece costs beside its tiles, which the other program
-    fills, is more than what it costs that keys pass from L2 twice as often; four times would be too often. Where a
-    quarter of the second tile is empty, that holds for more requests.
-    """
-    if rows > 128 or tile.members != 2 or tile.depth or next_power_of_two(shape.head_dim) != 128:
-        return tile
-    lines = num_reqs * shape.num_kv_heads
-    few = lines <= device.num_sms if rows <= 112 else 3 * lines <= device.num_sms
-    return _hopper(shape, 0) if few else tile
+    lines, programs = num_reqs * shape.num_kv_heads, device.num_sms
+    if rows <= 64:
+        better = 20 * lines >= 19 * 2 * programs or (rows <= 32 and 2 * lines <= programs)
+    elif rows <= 112:
+        better = lines <= programs
+    else:
+        better = rows <= 128 and 3 * lines <= programs
+    return _hopper(shape, 0) if better else tile
 
 
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:

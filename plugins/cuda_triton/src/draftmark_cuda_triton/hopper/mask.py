@@ -125,6 +125,10 @@ def columns_of(count):
     return [i // 4 * 8 + i % 2 for i in range(count)]
 
 
+OWN_COLUMN = gl.constexpr("mov.u32 own, %laneid; and.b32 own, own, 3; shl.b32 own, own, 1;")
+"""A thread's first column, which `columns_of` counts from."""
+
+
 @gluon.constexpr_function
 def score_registers(count, others):
     """Constraints of `count` scores that are given and returned, and of as many of each of `others` integers."""
@@ -137,8 +141,7 @@ def hide_unset(count):
 
     A warp whose rows see the whole tile goes past.
     """
-    code = ["{", ".reg .pred out;", ".reg .b32 own, bit, all;", "mov.u32 own, %laneid;", "and.b32 own, own, 3;"]
-    code += ["shl.b32 own, own, 1;", "mov.b32 all, -1;"]
+    code = ["{", ".reg .pred out;", ".reg .b32 own, bit, all;", OWN_COLUMN.value, "mov.b32 all, -1;"]
     for run in range(count // 16):
         for row in (0, 1):
             word, given = f"word{run}{row}", f"${count * (2 + run) + 2 * row}"
@@ -159,8 +162,7 @@ def hide_outside(count, windowed):
     """
     last, least, hole, width = (count * (2 + i) for i in range(4))
     columns = columns_of(count)
-    code = ["{", ".reg .pred out;", ".reg .s32 own, at, hole, last0, last1, least0, least1;"]
-    code += ["mov.u32 own, %laneid;", "and.b32 own, own, 3;", "shl.b32 own, own, 1;"]
+    code = ["{", ".reg .pred out;", ".reg .s32 own, at, hole, last0, last1, least0, least1;", OWN_COLUMN.value]
     for row in (0, 1):
         code += [f"sub.s32 last{row}, ${last + 2 * row}, own;", f"sub.s32 least{row}, ${least + 2 * row}, own;"]
     code += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]

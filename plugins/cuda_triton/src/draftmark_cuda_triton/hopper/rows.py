@@ -25,9 +25,8 @@ def apart(packed, group, inverse):
 
 
 @gluon.jit
-def rows_between(tensor, begin, packed, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
-    """Pointers ``[64, BLOCK_D]`` to packed rows of q or out, counted from row `begin`."""
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
+def rows_between(tensor, begin, packed, col, head, group, inverse, stride_row, stride_head):
+    """Pointers ``[rows, columns]`` to packed rows of q or out, counted from row `begin`."""
     row, member = apart(packed, group, inverse)
     at = row * stride_row + member * stride_head
     first = tensor + begin.to(gl.int64) * stride_row + head * group * stride_head
@@ -39,7 +38,7 @@ def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_h
     """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     there = live[:, None] & (col < C.HEAD_DIM)[None, :]
-    pointers = rows_between(q, begin, packed, head, group, inverse, stride_row, stride_head, C)
+    pointers = rows_between(q, begin, packed, col, head, group, inverse, stride_row, stride_head)
     values = gl.load(pointers, mask=there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
     low, high = gl.split(gl.reshape(values, [values.shape[0], C.BLOCK_D // 2, 2]))
     return (low & 0xFFFF) | (high << 16)
@@ -69,5 +68,5 @@ def store_rows(own, acc, out, begin, packed, live, head, group, inverse, stride_
     thread_barrier()
     own.store(acc.to(out.dtype.element_ty))
     thread_barrier()
-    pointers = rows_between(out, begin, packed, head, group, inverse, stride_row, stride_head, C)
+    pointers = rows_between(out, begin, packed, col, head, group, inverse, stride_row, stride_head)
     gl.store(pointers, own.load(moving_of(C)), mask=live[:, None] & (col < C.HEAD_DIM)[None, :])

@@ -193,7 +193,7 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, num_rows * group, pieces * 64):
         row = packed // group
         at = packed - row * group + lane
-        pointers = rows_between(out, row, at, head, group, inverse, stride_out_row, stride_out_head, C)
+        pointers = rows_between(out, row, at, col, head, group, inverse, stride_out_row, stride_out_head)
         gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & (col < C.HEAD_DIM)[None, :])
 
 
