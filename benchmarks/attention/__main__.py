@@ -10,6 +10,7 @@ the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V o
 
 Every run measures the cases of `cases` and the fixed subset of `grid`. `--grid --seconds 300` measures as much of the
 whole grid as fits, and goes on where the file of --json ends, as long as the commit and the device are the same.
+`--pages 16 64` measures each of those cases with pages of these sizes instead, which take turns.
 """
 
 from __future__ import annotations
@@ -17,106 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from benchmarks import origin
-from draftmark_contract.cli.measuring import relative_error
 
 from . import stubs
-from .cases import CASES, Case, Inputs, build, clear_unused, cleared, microseconds, reference
+from .cases import CASES, Case
 from .grid import SUBSET, grid
-from .ours import OURS, memory_rows, metadata_rows, ours
-from .peers import Peer, backends
+from .measuring import measure, measure_pages
+from .ours import memory_rows, metadata_rows
 from .stock import key_rows, plan_rows
-from .stubs import Absent
-
-TOLERANCE = 1e-2
-
-
-def measure(case: Case, names: set[str] | None, turns: int = 1) -> list[dict]:
-    """One row per backend of one case: each answers, then those whose answers are right are timed, in turns.
-
-    A GPU that its power limits runs what comes first faster: more turns, every other one backwards, and their medians
-    tell backends apart that one turn does not.
-    """
-    inputs = build(case)
-    plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
-    asked: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
-    expected: dict[str, torch.Tensor] = {}
-    rows: list[dict] = []
-    right: list[tuple[dict, Peer]] = []
-    for name, make in asked.items():
-        if names and name not in names:
-            continue
-        if name not in OURS:
-            clear_unused(inputs)  # peers may read what no token occupies; ours must not mind it
-        row = _row(case, name)
-        rows.append(row)
-        with _told(row):
-            peer = make(inputs)
-            if _is_right(row, peer, inputs, expected):
-                right.append((row, peer))
-    for turn in range(turns):
-        for row, peer in right if turn % 2 == 0 else right[::-1]:
-            with _told(row):
-                row["turns"].append(microseconds(peer.calls))
-    for row in rows:
-        if row["turns"]:
-            row["us"] = median(row["turns"])
-            row["tb_per_s"] = case.kv_bytes / row["us"] / 1e6
-        print(_line(row), flush=True)
-    return rows
-
-
-def _is_right(row: dict, peer: Peer, inputs: Inputs, expected: dict[str, torch.Tensor]) -> bool:
-    """Whether a peer answers its question; `expected` keeps the answers of this case."""
-    peer.calls[0]()
-    torch.cuda.synchronize()
-    if peer.tail not in expected:
-        clean = tuple(cleared(cache) for cache in inputs.caches[0])
-        expected[peer.tail] = reference(inputs, clean, peer.tail)
-    worst = relative_error(peer.outs[0], expected[peer.tail])
-    right = worst < TOLERANCE
-    row |= {"max_err": worst, "checked": right, "tail": peer.tail}
-    row["note"] = peer.note if right else "wrong answer, not timed"
-    return right
-
-
-@contextmanager
-def _told(row: dict) -> Iterator[None]:
-    """A peer that is absent, or fails, is a row that says why; ours must not fail."""
-    try:
-        yield
-    except Absent as absent:
-        row["note"] = str(absent)
-    except Exception as failure:
-        if row["backend"] in OURS:
-            raise
-        row["note"] = f"failed: {type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
-
-
-def _row(case: Case, name: str) -> dict:
-    """What is not known yet of a backend in a case."""
-    return {
-        "case": case.name, "shape": case.model.shape, "page_size": case.model.page, "kv_dtype": case.model.kv_dtype,
-        "backend": name, "us": None, "turns": [], "tb_per_s": None, "max_err": None, "checked": False, "tail": "",
-        "note": "",
-    }  # fmt: skip
-
-
-def _line(row: dict) -> str:
-    if row["us"] is None:
-        return f"{row['case']:36} {row['backend']:20} absent: {row['note']}"
-    return (
-        f"{row['case']:36} {row['backend']:20} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s "
-        f"error {row['max_err']:.1e}  tail {row['tail']}"
-    )
 
 
 def main() -> None:
@@ -128,6 +43,7 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
     parser.add_argument("--turns", type=int, default=1, help="time the backends of a case so many times, in turns")
+    parser.add_argument("--pages", nargs="*", type=int, help="each case with pages of so many tokens, in turns")
     parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
@@ -138,11 +54,13 @@ def main() -> None:
     if args.grid:
         measure_grid(args.json, commit, asked, args.turns, lambda: time.monotonic() - begun > args.seconds)
         return
-    metadata, memory = ([], []) if args.case else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
+    apart = args.case or args.pages
+    metadata, memory = ([], []) if apart else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
     rows = []
-    for case in CASES + SUBSET:
+    for case in whatever_the_pages() if args.pages else CASES + SUBSET:
         if (not args.case or case.name in args.case) and time.monotonic() - begun <= args.seconds:
-            rows += measure(case, asked, args.turns)
+            pages = args.pages
+            rows += measure_pages(case, pages, asked, args.turns) if pages else measure(case, asked, args.turns)
             torch.cuda.empty_cache()
     result = described(commit, rows) | {"metadata": metadata, "graph_state": memory}
     if args.append:
@@ -151,6 +69,12 @@ def main() -> None:
         kept = [run for run in first.get("later_runs", []) if {row["backend"] for row in run["rows"]} != named]
         result = first | {"later_runs": [*kept, result]}
     origin.write(args.json, result)
+
+
+def whatever_the_pages() -> tuple[Case, ...]:
+    """The same cases, each once, under names that say nothing of pages."""
+    plain = [replace(case, name=case.name.split("@")[0], model=case.model.paged(64)) for case in CASES + SUBSET]
+    return tuple(dict.fromkeys(plain))
 
 
 def described(commit: str, rows: list[dict]) -> dict:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.attention import __main__ as main
+from benchmarks.attention import measuring
+from benchmarks.attention.__main__ import whatever_the_pages
 from benchmarks.attention.cases import Case, Inputs, build, cleared, reference
 from benchmarks.attention.grid import SUBSET, case, grid
 from benchmarks.attention.models import Model
@@ -80,13 +81,13 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
 
     peers = {"a": answer("a", 1.0), "wrong": answer("wrong", 2.0), "none": absent, "broken": broken}
     peers["b"] = answer("b", 1.0)
-    monkeypatch.setattr(main, "OURS", {})
-    monkeypatch.setattr(main, "backends", lambda _: peers)
-    monkeypatch.setattr(main, "build", lambda _: build(told, "cpu", 1))
-    monkeypatch.setattr(main, "reference", lambda *_: torch.ones(2))
-    monkeypatch.setattr(main, "microseconds", microseconds)
+    monkeypatch.setattr(measuring, "OURS", {})
+    monkeypatch.setattr(measuring, "backends", lambda _: peers)
+    monkeypatch.setattr(measuring, "build", lambda _: build(told, "cpu", 1))
+    monkeypatch.setattr(measuring, "reference", lambda *_: torch.ones(2))
+    monkeypatch.setattr(measuring, "microseconds", microseconds)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    rows = {row["backend"]: row for row in main.measure(told, None, turns=3)}
+    rows = {row["backend"]: row for row in measuring.measure(told, None, turns=3)}
     assert timed == ["a", "b", "b", "a", "a", "b"]
     assert (rows["a"]["turns"], rows["a"]["us"]) == ([4.0, 7.0, 8.0], 7.0)
     assert (rows["b"]["turns"], rows["b"]["us"], rows["b"]["note"]) == ([7.0, 8.0, 11.0], 8.0, "as asked")
@@ -94,3 +95,29 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     assert [rows[name]["note"] for name in ("wrong", "none", "broken")] == [
         "wrong answer, not timed", "not here", "failed: ValueError: of its own",
     ]  # fmt: skip
+
+
+def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is of a cache of its own pages; a name says nothing of them, so that a reader finds the pair."""
+    asked: list[int] = []
+
+    def answer(inputs: Inputs) -> Peer:
+        page = inputs.case.model.page
+        assert {one.shape[1] for one in inputs.caches[0]} == {page}
+        return Peer([lambda: asked.append(page)], [torch.ones(2)])
+
+    def microseconds(calls: list[Callable[[], None]]) -> float:
+        calls[0]()
+        return float(asked[-1] + len(asked))
+
+    monkeypatch.setattr(measuring, "OURS", {})
+    monkeypatch.setattr(measuring, "backends", lambda _: {"a": answer})
+    monkeypatch.setattr(measuring, "build", lambda one: build(one, "cpu", 1))
+    monkeypatch.setattr(measuring, "reference", lambda *_: torch.ones(2))
+    monkeypatch.setattr(measuring, "microseconds", microseconds)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)
+    assert asked == [16, 8, 16, 8, 8, 16]  # both answer, then both take turns
+    assert [(row["page_size"], row["us"]) for row in rows] == [(16, 16 + 4.5), (8, 8 + 4.5)]
+    names = [(one.name, one.model) for one in whatever_the_pages()]
+    assert len(set(names)) == len(names) and not any("@" in name for name, _ in names)
