@@ -51,6 +51,8 @@ SHAPES = [
     ((6, 3), 72, 12, 1, 1, False, 60, 0.0, torch.float16, None),
 ]
 BATCHES_PER_SHAPE = 30  # 38 · 30 > 1,000
+REQUESTS = (1, 40, 400)
+"""Of the forward that a tile is for: few and many have tiles of their own."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
@@ -64,8 +66,12 @@ def test_random_batches(bench, run_uniform, shape):
     device = device_profile("cuda")
     names = [str(t).removeprefix("torch.") for t in (dtype, kv_dtype or dtype)]
     attention = AttentionShape(*heads, dim, page, *names)
-    tile = tiling.choose(attention, device, q_len)
-    tile = tiling.for_cache(attention, device, tile, contiguous=True, boxes=boxes.available())
+    tiles = [
+        tiling.for_cache(
+            attention, device, tiling.choose(attention, device, q_len, num_reqs=count), True, boxes.available()
+        )
+        for count in REQUESTS
+    ]
     chance = random.Random(dim + q_len)
     tolerance = 1e-5 if dtype is torch.float32 else 5e-3
     for seed in range(BATCHES_PER_SHAPE):
@@ -74,6 +80,7 @@ def test_random_batches(bench, run_uniform, shape):
             seed, lens, q_len, tail_len, heads=heads, dim=dim, page=page, tree=tree, window_left=window, cap=cap,
             dtype=dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
+        tile = tiles[seed % len(tiles)]
         pieces = tiling.pieces(attention, device, tile, q_len, len(lens), max(lens) + tail_len)
         pieces = chance.choice((pieces, tiling.whole(pieces, len(lens)), 1))
         result = run_uniform(problem, tile, pieces)
