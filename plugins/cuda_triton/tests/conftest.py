@@ -221,7 +221,8 @@ def run_uniform() -> Callable[..., Result]:
         extent = launch.Extent(p.prefix_lens.numel(), p.q_len, p.tail_len, rows)
         work, slots = poison(2 * pieces, 4, dtype=torch.int32), poison(rows, dtype=torch.int64)
         launch.write_metadata(shape, tile, extent, pieces, p.prefix_lens, p.page_table, slots, work)
-        parts = 2 * pieces * hkv * tiling.row_tiles(tile, p.q_len, p.group) * tile.block_m
+        tiles = tiling.row_tiles(tile, p.q_len, p.group * tile.heads) * hkv // tile.heads
+        parts = 2 * pieces * tiles * tile.block_m
         out, lse = poison(rows, hq, dim, dtype=p.q.dtype), poison(rows, hq)
         launch.attend(
             shape, tile, extent, pieces, p.q, p.k, p.v, p.k_scale, p.v_scale, p.prefix_lens, p.page_table, p.mask,

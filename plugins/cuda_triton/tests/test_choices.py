@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from draftmark import AttentionShape, DeviceProfile
-from draftmark_cuda_triton import tiling
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark_cuda_triton import boxes, sizing, tiling
+from draftmark_cuda_triton.extend import has_pairs
 from draftmark_cuda_triton.tiling import Tile
 
 A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
@@ -29,6 +31,7 @@ def described(tile: Tile) -> str:
     """``rows x keys, warps, stages, programs``, then what `hopper` adds."""
     words = [f"{tile.block_m}x{tile.block_n}", f"{tile.num_warps}w", f"{tile.num_stages}s", f"{tile.programs_per_sm}p"]
     words += [f"{tile.members}m"] * bool(tile.members) + [f"{tile.depth}d"] * bool(tile.depth)
+    words += [f"{tile.heads}h"] * (tile.heads > 1)
     return " ".join([*words, *["narrow"] * tile.narrow, *["gather"] * tile.gather])
 
 
@@ -57,7 +60,7 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
         for rows in (1, 16, 17, 64, 65, 4096)
     }
     assert found == {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 4096: rows_65}
-    grouped = AttentionShape(32, 8, head_dim, 16, *dtypes)
+    grouped = AttentionShape(28, 7, head_dim, 16, *dtypes)
     assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
     assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
     assert described(tiling.choose(grouped, H200, 17, num_reqs=SOME)) == rows_65
@@ -197,8 +200,8 @@ def test_where_a_tile_comes_as_one_box(attention, device, block_n, served):
     """sm_90 and newer; whole tiles in a page; nothing to convert or to pad. Only a contiguous cache has such boxes."""
     tile = Tile(128, block_n, 4, 3, 2)
     assert tiling.uses_tma(attention, device, tile) is served
-    for boxes in (False, True):
-        found = tiling.for_cache(attention, device, tile, contiguous=True, boxes=boxes)
+    for described_so in (False, True):
+        found = tiling.for_cache(attention, device, tile, contiguous=True, boxes=described_so)
         assert found == replace(tile, tma=served)
     assert not tiling.for_cache(attention, device, tile, contiguous=False, boxes=True).tma
 
@@ -214,6 +217,52 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
     assert tiling.without_hopper(narrow).num_stages == 1
     few = tiling.choose(shape(128, E4M3), H200, 16)
     assert not tiling.without_hopper(few).narrow
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "dtypes", "page_size", "q_len", "num_reqs", "paired"),
+    [
+        *((8, head_dim, BF16, 16, 1, 64, True) for head_dim in (40, 48, 64)),
+        (8, 64, ("float16",) * 2, 64, 4, 64, True),
+        (8, 64, BF16, 16, 5, 64, False),  # 40 rows of one head, 80 of two
+        (7, 64, BF16, 16, 1, 64, False),
+        (8, 72, BF16, 16, 1, 64, False),
+        (8, 64, E4M3, 16, 1, 64, False),
+        (8, 64, BF16, 4, 1, 64, False),  # gathered
+        (8, 64, BF16, 16, 1, 4, False),
+        (8, 64, BF16, 16, 1, 5, True),
+    ],
+)
+def test_two_heads_of_few_rows_are_worked_on_as_one(kv_heads, head_dim, dtypes, page_size, q_len, num_reqs, paired):
+    """As one of twice the head_dim: half as many programs a piece, and twice the pieces. A cache whose heads do not lie
+    beside each other has them one by one, in as many pieces, and its partials fit as well.
+    """
+    attention = AttentionShape(8 * kv_heads, kv_heads, head_dim, page_size, *dtypes)
+    tile = tiling.choose(attention, H200, q_len, num_reqs=num_reqs)
+    assert (tile.heads == 2) is paired
+    assert tiling.choose(attention, H200, q_len, extend=True, num_reqs=num_reqs).heads == 1
+    if not paired:
+        return
+    wide = replace(attention, head_dim=128, num_kv_heads=kv_heads // 2)
+    assert replace(tile, heads=1) == tiling.choose(wide, H200, 1, num_reqs=num_reqs)
+    cut = tiling.pieces(attention, H200, tile, q_len, num_reqs, 4096)
+    assert cut == tiling.pieces(wide, H200, replace(tile, heads=1), q_len, num_reqs, 4096)
+    apart = tiling.for_cache(attention, H200, tile, True, True, beside=False)
+    assert apart == replace(tile, heads=1)
+    assert tiling.without_hopper(tile).heads == 1
+    geometry = Geometry.create(attention, Limits(num_reqs, 4095), DraftShape(), H200, (Mode.DECODE,))
+    assert tiling.partial_rows(attention, apart, cut, 1) <= sizing.cut(geometry, 1, num_reqs)[1]
+
+
+def test_heads_beside_each_other_are_one_of_twice_the_dim():
+    """Whatever the pitch of tokens and pages; not where a head's tokens lie together."""
+    kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V of a page side by side
+    k, v = kv[:, 1], kv[:, 2]
+    assert has_pairs(k, v) and not has_pairs(k, v.transpose(1, 2).contiguous().transpose(1, 2))
+    paired = boxes.beside(k, 2)
+    assert paired.shape == (2, 4, 3, 16) and paired.data_ptr() == k.data_ptr()
+    assert torch.equal(paired[1, 2, 1], torch.cat([k[1, 2, 2], k[1, 2, 3]]))
+    assert boxes.beside(k, 1) is k
 
 
 @pytest.mark.parametrize(

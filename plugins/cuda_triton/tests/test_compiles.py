@@ -75,6 +75,8 @@ OTHERS = [
     Case(1, heads=(16, 8), head_dim=96, fp8=True, dtype=torch.float16),
     Case(8, heads=(16, 8), head_dim=64, fp8=True),
     Case(1, heads=(64, 8), head_dim=64, ragged=True),
+    Case(4, heads=(64, 8), head_dim=64, page_size=64, tree=True, ragged=True, cap=30.0),
+    Case(2, heads=(16, 8), head_dim=48, dtype=torch.float16),
     Case(32, fp8=True, tree=True, window=64),
     Case(8, heads=(40, 8), head_dim=96, cap=30.0),
     Case(8, heads=(16, 4), head_dim=256, page_size=64, ragged=True),

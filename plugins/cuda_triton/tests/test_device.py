@@ -49,8 +49,13 @@ SHAPES = [
     ((8, 2), 64, 20, 40, 40, True, -1, 0.0, torch.bfloat16, None),
     ((4, 2), 256, 5, 40, 40, True, -1, 0.0, torch.bfloat16, None),
     ((6, 3), 72, 12, 1, 1, False, 60, 0.0, torch.float16, None),
+    ((64, 8), 64, 16, 1, 1, False, -1, 0.0, torch.bfloat16, None),
+    ((16, 4), 64, 64, 8, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((14, 2), 64, 32, 3, 3, True, 90, 30.0, torch.float16, None),
+    ((8, 8), 48, 16, 5, 5, False, -1, 0.0, torch.bfloat16, None),
+    ((12, 6), 40, 8, 16, 16, True, -1, 0.0, torch.float16, None),
 ]
-BATCHES_PER_SHAPE = 30  # 38 · 30 > 1,000
+BATCHES_PER_SHAPE = 30  # 43 · 30 > 1,000
 REQUESTS = (1, 40, 400)
 """Of the forward that a tile is for: few and many have tiles of their own."""
 
@@ -264,16 +269,20 @@ def test_nothing_is_read_or_written_before_the_grid_before_has_ended(bench, memb
 
 @pytest.mark.parametrize(("tail", "window_left"), [("tree", -1), ("causal", -1), ("causal", 50), ("block", -1)])
 @pytest.mark.parametrize(
-    ("page", "kv_dtype"),
-    [*((page, torch.bfloat16) for page in (1, 12, 16, 64)), *((page, torch.float8_e4m3fn) for page in (16, 64))],
+    ("page", "dim", "kv_dtype"),
+    [
+        *((page, 128, torch.bfloat16) for page in (1, 12, 16, 64)),
+        *((page, 64, torch.bfloat16) for page in (16, 64)),
+        *((page, 128, torch.float8_e4m3fn) for page in (16, 64)),
+    ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
-def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left, kv_dtype):
+def test_hopper_and_the_interpreted_kernels_agree(bench, page, dim, tail, window_left, kv_dtype):
     """The same ragged batch through `hopper` and, on the CPU, through the kernels that the interpreter judges."""
     from draftmark_cuda_triton import launch, tiling
 
     generator = torch.Generator().manual_seed(page)
-    heads, dim, lens, rows = (14, 2), 128, (0, 40, 7, 300, 64, 5), (5, 1, 0, 33, 1, 12)
+    heads, lens, rows = (14, 2), (0, 40, 7, 300, 64, 5), (5, 1, 0, 33, 1, 12)
     block = tail == "block"
     rows = (9,) * len(lens) if block else rows
     most, total = max(rows), sum(rows)
@@ -293,7 +302,8 @@ def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left
         extent = launch.Extent(len(lens), most, most, budget, not block)
         work = torch.full((10, 4), -7, dtype=torch.int32, device=device)
         slots, out = torch.zeros(budget, dtype=torch.int64, device=device), torch.full_like(q, float("nan"))
-        parts = 2 * 5 * heads[1] * tiling.row_tiles(tile, most, 7) * tile.block_m
+        tiles = tiling.row_tiles(tile, most, 7 * tile.heads) * heads[1] // tile.heads
+        parts = 2 * 5 * tiles * tile.block_m
         launch.write_metadata(shape, tile, extent, 5, prefix, pages, slots, work, indptr)
         trees = (mask, depth) if tail == "tree" else (None, None)
         partials = (
@@ -327,6 +337,9 @@ def test_hopper_and_the_interpreted_kernels_agree(bench, page, tail, window_left
         tiling.Tile(64 * m, n, 4, stages, 1, members=m, gather=page % 8 > 0)
         for m, n, stages in ((1, 64, 3), (2, 128, 3), (2, 64, 6))
     ]
+    if dim == 64:
+        tiles = [tiling.Tile(64, n, 4, 3, 2, members=1, heads=beside) for n, beside in ((128, 1), (64, 2), (128, 2))]
+        tiles.append(tiling.Tile(128, 128, 8, 3, 1, members=2, heads=2))
     if kv_dtype is torch.float8_e4m3fn:
         tiles = [tiling.Tile(m, 64, 4, 3, 2, members=1, narrow=True) for m in (16, 32, 64)]
         tiles.append(tiling.Tile(128, 64, 8, 3, 1, members=2, depth=4))

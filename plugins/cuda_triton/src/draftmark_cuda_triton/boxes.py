@@ -57,6 +57,12 @@ def describable(tensor: torch.Tensor) -> bool:
     return tensor.stride(3) == 1 and all(step % 16 == 0 for step in steps) and all(tensor.stride())
 
 
+def beside(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """A cache as if as many heads, which lie beside each other, were one: ``[pages, P, heads / n, n · dim]``."""
+    pages, tokens, _, dim = tensor.shape
+    return tensor if heads == 1 else tensor.view(pages, tokens, -1, heads * dim)
+
+
 def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> Any:
     """A descriptor of a cache, in boxes."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

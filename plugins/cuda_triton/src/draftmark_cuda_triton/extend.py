@@ -120,6 +120,11 @@ def has_one_pitch(*caches: torch.Tensor) -> bool:
     return all(_one_pitch(one) for one in caches)
 
 
+def has_pairs(*caches: torch.Tensor) -> bool:
+    """Whether a token's heads lie beside each other, in K and in V."""
+    return all(one.stride(2) == one.shape[3] for one in caches)
+
+
 def _one_pitch(tensor: torch.Tensor) -> bool:
     pages, tokens, heads, last = tensor.stride()
     size, dim, unit = tensor.shape[1], tensor.shape[3], tensor.element_size()

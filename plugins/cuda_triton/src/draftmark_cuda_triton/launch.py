@@ -5,7 +5,7 @@ Host work is integer arithmetic on shapes that a capture freezes; nothing here r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -38,6 +38,7 @@ class Attention:
         scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none.
         pdl: attention of few rows and its merge are launched as programmatic dependents (sm_90 and newer): a grid takes
             its place while the one before it runs, and waits for that one's stores.
+        heads: KV heads of the cache that are one of `num_kv_heads`; `group` is then that of all of them (`beside`).
     """
 
     num_kv_heads: int
@@ -49,6 +50,7 @@ class Attention:
     window_left: int = -1
     pdl: bool = False
     room: int = 1 << 30
+    heads: int = 1
 
     @classmethod
     def of(cls, geometry: Geometry, on_gpu: bool) -> Attention:
@@ -66,10 +68,14 @@ class Attention:
             room=L2_BYTES // (2 * a.head_dim * DTYPE_BYTES[a.kv_dtype]),
         )
 
+    def beside(self, heads: int) -> Attention:
+        """The same attention, of KV heads that are each as many of these, side by side."""
+        return replace(self, num_kv_heads=self.num_kv_heads // heads, group=self.group * heads, heads=heads)
+
     @property
     def block_d(self) -> int:
-        """head_dim padded to a power of two; the padding is masked, never stored."""
-        return max(16, next_power_of_two(self.head_dim))
+        """Columns of a tile: head_dim padded to a power of two; the padding is masked, never stored."""
+        return max(16, next_power_of_two(self.heads * self.head_dim))
 
     @property
     def window(self) -> bool:
@@ -180,6 +186,7 @@ def attend(
         mask, depth: of a tree. q_indptr: of a ragged batch. block: all rows of a request see all of its tail.
         sinks: of the query heads, if they have any; see `KVCache`.
     """
+    shape = shape.beside(tile.heads)
     tiles = row_tiles(tile, extent.q_len, shape.group)
     tree = mask is not None
     tail = TREE if tree else BLOCK if block else CAUSAL
@@ -267,7 +274,9 @@ def _attend_hopper(
     tiles, tree = row_tiles(tile, extent.q_len, shape.group), mask is not None
     package = boxes.hopper()
     gathered, uniform = package.gathered.attend_gathered, package.uniform.attend_uniform
+    k, v = (boxes.beside(one, tile.heads) for one in (k, v))
     kv, places = gathering.sources(k, v, shape.page_size, tile)
+    beside = {} if tile.gather or tile.narrow else {"HEADS": tile.heads}
     start(
         gathered if tile.gather else package.narrow.attend_narrow if tile.narrow else uniform,
         (tiles, shape.num_kv_heads, pieces),
@@ -278,7 +287,7 @@ def _attend_hopper(
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places, PAGE=shape.page_size,
         BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged,
         WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
-        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages,
+        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, **beside,
         **gathering.options(tile, k, q, shape.page_size), **_dependent(shape),
     )  # fmt: skip
 
@@ -300,7 +309,7 @@ def _merge(
     # In the interpreter a program costs milliseconds, whatever it holds.
     cells = MERGE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * MERGE_CELLS
     block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
-    block_cols = min(shape.block_d, max(32, cells // block_pieces))
+    block_cols = min(max(16, next_power_of_two(shape.head_dim)), max(32, cells // block_pieces))
     block_rows = max(1, min(next_power_of_two(rows), cells // (block_pieces * block_cols)))
     blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
     start(

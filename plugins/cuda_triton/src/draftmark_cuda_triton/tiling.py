@@ -45,6 +45,7 @@ class Tile:
         depth: there, tiles of narrow (e4m3) keys in flight before they are widened into the stages.
         narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
         gather: there, four warps gather keys from pages of any size, where one fetches boxes.
+        heads: there, KV heads that lie beside each other and are worked on as one.
     """
 
     block_m: int
@@ -57,6 +58,7 @@ class Tile:
     depth: int = 0
     narrow: bool = False
     gather: bool = False
+    heads: int = 1
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False, num_reqs: Any = 1) -> Tile:
@@ -71,6 +73,8 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         heights = () if extend else _narrow_heights(shape)
         if heights and rows <= heights[-1]:
             return _narrow(shape, next(height for height in heights if rows <= height))
+        if not extend and _has_pairs(shape) and _pays_pairs(shape, device, rows, num_reqs):
+            return _paired(shape)
         tile = _hopper(shape, _above(rows))
         return _ragged(shape, tile) if extend else _shared(shape, device, tile, rows, num_reqs)
     if has_hopper(shape, device) and gathers(shape):
@@ -94,6 +98,7 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
     if has_hopper(shape, device):
         tiles += [_hopper(shape, above) for above in (0, LEAST_ROWS, 64)]
         tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
+        tiles += [_paired(shape)] if _has_pairs(shape) else []
     return tuple(dict.fromkeys(tiles))
 
 
@@ -176,6 +181,24 @@ def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any,
     return _hopper(shape, 0) if better else tile
 
 
+def _has_pairs(shape: AttentionShape) -> bool:
+    """Whether `hopper` can work on two KV heads as on one of twice the head_dim, in tiles that are as wide as any."""
+    narrow = DTYPE_BYTES[shape.kv_dtype] == 1
+    return not narrow and shape.head_dim <= 64 and shape.num_kv_heads % 2 == 0
+
+
+def _pays_pairs(shape: AttentionShape, device: DeviceProfile, rows: Any, num_reqs: Any) -> bool:
+    """Whether it does. Of a token's keys it then reads twice as many bytes together, which is what DRAM likes, and of a
+    row tile it leaves less empty, unless both heads' rows are more than one. Few requests are cut into more pieces.
+    """
+    return bool(2 * rows <= 64 and 4 * num_reqs * shape.num_kv_heads >= device.num_sms)
+
+
+def _paired(shape: AttentionShape) -> Tile:
+    """A tile of `hopper` of two KV heads beside each other: as of one of twice the head_dim, for few rows."""
+    return replace(_hopper(replace(shape, head_dim=2 * shape.head_dim), 0), heads=2)
+
+
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
     """Packed rows of the row tiles for which `hopper` widens e4m3 in registers; more rows than these leave none free.
 
@@ -204,7 +227,7 @@ def overlaps(tile: Tile, head_dim: int) -> bool:
 
 def without_hopper(tile: Tile) -> Tile:
     """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
-    return replace(tile, members=0, narrow=False, gather=False, num_stages=min(tile.num_stages, 2))
+    return replace(tile, members=0, narrow=False, gather=False, heads=1, num_stages=min(tile.num_stages, 2))
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:
@@ -213,7 +236,7 @@ def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_
     Row tiles are joined as far as partial results then fit where those of all pieces did. Two pieces still cut and
     merge; one does where no request has two tiles, since nothing would be cut.
     """
-    joined = replace(tile, block_n=_keys_of_a_page(shape, tile) or _keys(max_kv_len))
+    joined = replace(tile, block_n=_keys_of_a_page(shape, tile) or _keys(max_kv_len), heads=1)
     few = 1 if max_kv_len <= joined.block_n else min(pieces, INTERPRETED_PIECES)
     room = partial_rows(shape, tile, pieces, q_len)
     while row_tiles(joined, q_len, shape.group_size) > 1 and joined.block_m < INTERPRETED_ROWS:
@@ -258,28 +281,31 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
     )
 
 
-def for_cache(shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool, boxes: bool) -> Tile:
+def for_cache(
+    shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool, boxes: bool, beside: bool = True
+) -> Tile:
     """The same tile, through the copy engine where a box can describe the cache.
 
     Args:
         contiguous: K's tokens are rows of one pitch, and V's.
         boxes: their strides are what a box may have, and Gluon is there.
+        beside: a token's heads lie beside each other.
     """
     if tile.members:
         if boxes:
-            return tile
+            return tile if beside else replace(tile, heads=1)
         tile = without_hopper(tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
 
 def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:
-    """Row tiles that hold q_len rows x group heads."""
+    """Row tiles that hold q_len rows x group heads, of all KV heads that are worked on as one."""
     return ceil_div(q_len * group, tile.block_m)
 
 
 def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any, num_reqs: Any, max_kv_len: Any) -> Any:
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
-    side_by_side = row_tiles(tile, q_len, shape.group_size) * shape.num_kv_heads
+    side_by_side = row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
     return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles))
 
@@ -297,7 +323,8 @@ def whole(pieces: int, num_reqs: int) -> int:
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
     """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
     unfinished = 2 * minimum(1, pieces - 1)
-    return unfinished * pieces * shape.num_kv_heads * row_tiles(tile, q_len, shape.group_size) * tile.block_m
+    tiles = row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
+    return unfinished * pieces * tiles * tile.block_m
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:

@@ -28,6 +28,7 @@ class Constants:
         ITEM_COST: see `kernels.split.surplus`.
         OVERLAP: a group's softmax runs beside its own products too.
         MEMBERS: warp groups that fold.
+        HEADS: KV heads that are beside each other in a tile, as columns of one; the group is then that of both.
         ONE_BY_ONE: keys are gathered (`fold.wait_for_tile`).
     """
 
@@ -49,6 +50,7 @@ class Constants:
     ITEM_COST: int = 0
     OVERLAP: bool = False
     MEMBERS: int = 1
+    HEADS: int = 1
     ONE_BY_ONE: bool = False
 
 

@@ -25,21 +25,36 @@ def apart(packed, group, inverse):
 
 
 @gluon.jit
-def rows_between(tensor, begin, packed, col, head, group, inverse, stride_row, stride_head):
-    """Pointers ``[rows, columns]`` to packed rows of q or out, counted from row `begin`."""
+def columns_of(packed, col, group, inverse, C: gl.constexpr):
+    """Which elements of its own head a row's columns of a tile are, and which of them there are.
+
+    Where two KV heads are beside each other, a row has elements in its own one's columns, and zeros in the other's.
+    """
+    own = col[None, :]
+    if C.HEADS == 2:
+        _, member = apart(packed, group, inverse)
+        own = own - gl.where(2 * member >= group, C.HEAD_DIM, 0)[:, None]
+        return own, (own >= 0) & (own < C.HEAD_DIM)
+    else:
+        return own, own < C.HEAD_DIM
+
+
+@gluon.jit
+def rows_between(tensor, begin, packed, own, head, group, inverse, stride_row, stride_head):
+    """Pointers ``[rows, columns]`` to elements `own` of packed rows of q or out, counted from row `begin`."""
     row, member = apart(packed, group, inverse)
     at = row * stride_row + member * stride_head
     first = tensor + begin.to(gl.int64) * stride_row + head * group * stride_head
-    return first + (at[:, None] + col[None, :])
+    return first + (at[:, None] + own)
 
 
 @gluon.jit
 def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
-    there = live[:, None] & (col < C.HEAD_DIM)[None, :]
-    pointers = rows_between(q, begin, packed, col, head, group, inverse, stride_row, stride_head)
-    values = gl.load(pointers, mask=there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
+    own, there = columns_of(packed, col, group, inverse, C)
+    pointers = rows_between(q, begin, packed, own, head, group, inverse, stride_row, stride_head)
+    values = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
     low, high = gl.split(gl.reshape(values, [values.shape[0], C.BLOCK_D // 2, 2]))
     return (low & 0xFFFF) | (high << 16)
 
@@ -62,11 +77,12 @@ def bring_rows(own, q, begin, packed, live, head, group, inverse, stride_row, st
 
 
 @gluon.jit
-def store_rows(own, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
+def store_rows(room, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     thread_barrier()
-    own.store(acc.to(out.dtype.element_ty))
+    room.store(acc.to(out.dtype.element_ty))
     thread_barrier()
-    pointers = rows_between(out, begin, packed, col, head, group, inverse, stride_row, stride_head)
-    gl.store(pointers, own.load(moving_of(C)), mask=live[:, None] & (col < C.HEAD_DIM)[None, :])
+    own, there = columns_of(packed, col, group, inverse, C)
+    pointers = rows_between(out, begin, packed, own, head, group, inverse, stride_row, stride_head)
+    gl.store(pointers, room.load(moving_of(C)), mask=live[:, None] & there)

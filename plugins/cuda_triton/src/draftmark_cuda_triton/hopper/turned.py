@@ -103,7 +103,7 @@ def bring_queries(
     """Packed rows of q as two fp16 operands of the order of `widened_keys`; what scores are to be multiplied by."""
     col = gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(0, moving))
     col = col // 2 * 4 + col % 2
-    pointers = rows_between(q, begin, packed, col, head, group, inverse, stride_row, stride_head)
+    pointers = rows_between(q, begin, packed, col[None, :], head, group, inverse, stride_row, stride_head)
     low = gl.load(pointers, mask=live[:, None] & (col < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
     high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
@@ -279,5 +279,5 @@ def store_pairs(
     thread_barrier()
     rows = reinterpret(own, dtype, [even.shape[1], C.BLOCK_D], plain).load(moving_of(C))
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
-    pointers = rows_between(out, begin, packed, col, head, group, inverse, stride_row, stride_head)
+    pointers = rows_between(out, begin, packed, col[None, :], head, group, inverse, stride_row, stride_head)
     gl.store(pointers, rows, mask=live[:, None] & (col < C.HEAD_DIM)[None, :])

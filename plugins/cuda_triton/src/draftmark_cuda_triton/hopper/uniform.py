@@ -14,7 +14,7 @@ from .fold import fold_tiles, give_turn
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_rows
 from .roles import start
-from .rows import apart, bring_rows, inverse_of, rows_between, store_rows
+from .rows import apart, bring_rows, columns_of, inverse_of, rows_between, store_rows
 from .softmax import sink_mass
 
 BLOCK = gl.constexpr(2)
@@ -170,10 +170,9 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 at = gl.convert_layout(block + packed, gl.SliceLayout(1, output_of(C))).to(gl.int64)
                 live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, output_of(C))) != 0
                 col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, output_of(C)))
-                gl.store(
-                    partial_out + at[:, None] * C.HEAD_DIM + col[None, :], acc,
-                    mask=live[:, None] & (col < C.HEAD_DIM)[None, :],
-                )  # fmt: skip
+                lane = skipped + gl.arange(0, 64, gl.SliceLayout(1, output_of(C)))
+                own, there = columns_of(lane, col, group, inverse, C)
+                gl.store(partial_out + at[:, None] * C.HEAD_DIM + own, acc, mask=live[:, None] & there)
         half = half * 0 + 1
         left -= end + surplus(slots, C) - tile
         request += 1
@@ -193,8 +192,9 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, num_rows * group, pieces * 64):
         row = packed // group
         at = packed - row * group + lane
-        pointers = rows_between(out, row, at, col, head, group, inverse, stride_out_row, stride_out_head)
-        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & (col < C.HEAD_DIM)[None, :])
+        own, there = columns_of(at, col, group, inverse, C)
+        pointers = rows_between(out, row, at, own, head, group, inverse, stride_out_row, stride_out_head)
+        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & there)
 
 
 @gluon.jit(
@@ -218,12 +218,16 @@ def attend_uniform(
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
     STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr,
 ):  # fmt: skip
-    """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
+    """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``.
+
+    HEADS: of which as many are one head of as many times the dim, that has the queries of all.
+    """
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
         DEPTH=DEPTH, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS,
+        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
