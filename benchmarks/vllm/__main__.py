@@ -29,7 +29,7 @@ from .drafting import drafted
 from .engines import SHAPES, Engine, say
 from .equality import compare, texts
 from .fleet import Fleet, idle
-from .plan import LISTS, PHASES, Plan, asked, resumed, same
+from .plan import LISTS, PHASES, Plan, alike, asked, resumed, same
 from .profile import profiles
 from .starts import prepare
 from .throughput import LONG_PREFILL, Case, medians, run, warm
@@ -156,9 +156,11 @@ class Benchmark:
                     found[number].append(row)
         # A case is compared within one run: what another had of it goes.
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
-        for number in numbers:
-            if found[number]:
-                self.add("rows", medians(found[number]))
+        for processes in alike(engines, [number for number in numbers if found[number]]):
+            # By turns, as other engines' are.
+            together = [row for turn in zip(*(found[number] for number in processes), strict=False) for row in turn]
+            several = {"processes": len(processes)} if len(processes) > 1 else {}
+            self.add("rows", medians(together) | several)
         say(
             {"asked": f"{phase} {case.name}", "seconds": round(time.monotonic() - began, 1), "left": round(self.left())}
         )
@@ -175,10 +177,10 @@ class Benchmark:
             if self.left() < 0 or not meant or not asked(phase, case, engine):
                 continue
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
+            about |= {"drafter": engine.drafter} if engine.drafts else {}
             if any(about.items() <= one.items() for one in self.result["profiles"]):
-                continue  # by the run that this one goes on from
-            drafter = {"drafter": engine.drafter} if engine.drafts else {}
-            self.add("profiles", {**about, **drafter, **fleet.ask(number, partial(profiles, case))})
+                continue  # by another process, or by the run that this one goes on from
+            self.add("profiles", {**about, **fleet.ask(number, partial(profiles, case))})
 
     def equality(self) -> None:
         """Let every engine of the plan say its texts, all at once, and keep the tokens."""

@@ -54,6 +54,22 @@ def asked(phase: str, case: Case, engine: Engine) -> bool:
     return phase in phases(engine) and case.asked_of(engine)
 
 
+def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
+    """Numbers of engines that are the same but for their process.
+
+    A process keeps what its host gave it: two of one engine were seen 5 % apart, turn after turn, where steps wait for
+    the host. So a plan may name an engine twice, and its row is of all of its processes' turns.
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        group = next((one for one in found if engines[one[0]] == engines[number]), None)
+        if group is None:
+            found.append([number])
+        else:
+            group.append(number)
+    return found
+
+
 def same(row: dict[str, Any], phase: str, case: Case, engine: Engine) -> bool:
     """Whether a row is an engine's of this case."""
     about = (row["phase"], row["case"], row["backend"], row["page_size"], row.get("drafter", ""))

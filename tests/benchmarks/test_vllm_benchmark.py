@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
-from benchmarks.vllm.plan import Plan, asked, resumed, same
+from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.starts import once
@@ -34,10 +35,12 @@ HEAD = {"shape": "small-shape", "backend": "CUSTOM:cuda_triton", "page_size": 16
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
 def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
-    """Every entry has fields that there are, no engine stands there twice, and each has pages for its largest case."""
+    """Every entry has fields that there are, no engine has more processes than another, none of texts two, and each has
+    pages for its largest case."""
     read = json.loads(plan.read_text())
-    asked = read.get("throughput", []) + read.get("equality", []) + read.get("drafting", [])
-    assert asked and len({json.dumps(one, sort_keys=True) for one in asked}) == len(asked)
+    timed, said = read.get("throughput", []), read.get("equality", []) + read.get("drafting", [])
+    processes, once = (Counter(json.dumps(one, sort_keys=True) for one in of) for of in (timed, said))
+    assert processes + once and len(set(processes.values())) <= 1 and set(once.values()) <= {1}
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
         shape, rows = SHAPES[one.shape], [case.batch * (case.context + 128) for case in cases]
@@ -65,6 +68,15 @@ def test_the_largest_plan_has_every_kind_of_row() -> None:
         for case in (one for one in cases["verify"] if one.uneven and engine.drafter == "ngram" and engine.drafts):
             assert case.batch // 2 * (2 + engine.drafts) in engine.also_captured
         assert set(engine.only) <= {case.name for given in cases.values() for case in given}
+
+
+def test_processes_of_one_engine_are_one_row() -> None:
+    """Whatever stands between them in a plan; engines of other drafts or pages are others."""
+    usual = {"shape": "small-shape", "backend": "A", "page_size": 16}
+    each: list[dict[str, Any]] = [{}, {"backend": "B"}, {"backend": "B"}, {}, {"drafts": 4}, {"page_size": 64}]
+    engines = [Engine(**{**usual, **one}) for one in each]
+    assert alike(engines, [0, 1, 2, 3, 4, 5]) == [[0, 3], [1, 2], [4], [5]]
+    assert alike(engines, [1, 3, 5]) == [[1], [3], [5]]
 
 
 def test_uneven_steps_are_asked_of_looked_up_drafts_alone() -> None:
