@@ -54,6 +54,7 @@ MODELS = {
     "qwen2.5-14b, -32b (group 5)": Model(40, 8, 128),
     "llama-3-70b (group 8)": Model(64, 8, 128),
     "gpt-oss, without its sinks (group 8)": Model(64, 8, 64),
+    "llama-3.2-1b (group 4)": Model(32, 8, 64),
     "llama-3.2-3b (group 3)": Model(24, 8, 128),
     "phi-3-mini (group 1)": Model(32, 32, 96),
     "mistral-large on 4 ranks (group 12)": Model(24, 2, 128),
