@@ -1,0 +1,66 @@
+"""Which elements of q and out a packed row of a tile has, by the kernels' own source: Gluon has no interpreter."""
+
+from __future__ import annotations
+
+from types import FunctionType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from draftmark_cuda_triton import boxes
+from draftmark_cuda_triton.tiling import next_power_of_two
+
+pytestmark = pytest.mark.skipif(not boxes.available(), reason="this Triton has no Gluon as `hopper` uses it")
+
+
+class Number(int):
+    """A number that a kernel loaded."""
+
+    def to(self, dtype: object) -> int:
+        """As wide as it was."""
+        return int(self)
+
+
+def of_rows(*names):
+    """Functions of the module, which find each other and NumPy where they ask for Gluon."""
+    found = {"gl": SimpleNamespace(where=np.where, int64=np.int64)}
+    for name in ("apart", "inverse_of", "columns_of", "rows_between"):
+        found[name] = FunctionType(getattr(boxes.hopper().rows, name).fn.__code__, found)
+    return [found[name] for name in names]
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (4, 3), (2, 8), (6, 2)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 40), (1, 64), (1, 128), (2, 40), (2, 48), (2, 64)])
+def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, heads):
+    """A row has its own head's elements, in that head's columns of the tile, and zeros in all others; what is stored of
+    the tile is every element of out, once. Rows and heads may lie anywhere.
+    """
+    inverse_of, columns_of, rows_between = of_rows("inverse_of", "columns_of", "rows_between")
+    constants = SimpleNamespace(HEADS=heads, HEAD_DIM=head_dim)
+    rows, begin, first, beside = 5, Number(3), 2, heads * group
+    stride_head, stride_row = head_dim + 8, (head_dim + 8) * kv_heads * group + 16
+    col = np.arange(next_power_of_two(heads * head_dim))
+    q = np.full((begin + first + rows) * stride_row, np.nan)
+    for row in range(begin + first, begin + first + rows):
+        for head in range(kv_heads * group):
+            at = row * stride_row + head * stride_head
+            q[at : at + head_dim] = 1000 * (row * kv_heads * group + head) + np.arange(head_dim)
+    stored = np.zeros(q.size, int)
+    for head in range(kv_heads // heads):
+        # As a row tile's that begins inside a row's heads: one row less a head.
+        packed = 1 + np.arange((rows - 1) * beside)
+        own, there = columns_of(packed, col, beside, inverse_of(beside), constants)
+        pointers = rows_between(
+            0, Number(begin + first), packed, own, head, beside, inverse_of(beside), stride_row, stride_head
+        )
+        there = np.broadcast_to(there, pointers.shape)
+        tile = np.where(there, q[np.where(there, pointers, 0)], 0)
+        for number, row in enumerate(packed):
+            member = row % beside
+            whose = (begin + first + row // beside) * kv_heads * group + head * beside + member
+            half = member // group * head_dim
+            assert (tile[number, half : half + head_dim] == 1000 * whose + np.arange(head_dim)).all()
+            assert not np.delete(there[number], np.s_[half : half + head_dim]).any()
+        np.add.at(stored, pointers[there], 1)
+    assert stored.max() == 1 and stored.sum() == (rows - 1) * kv_heads * group * head_dim
+    assert not np.isnan(q[stored == 1]).any()
