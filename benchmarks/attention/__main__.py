@@ -43,12 +43,14 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
     parser.add_argument("--turns", type=int, default=1, help="time the backends of a case so many times, in turns")
-    parser.add_argument("--pages", nargs="*", type=int, help="each case with pages of so many tokens, in turns")
+    parser.add_argument("--pages", nargs="+", type=int, help="each case with pages of so many tokens, in turns")
     parser.add_argument("--append", action="store_true", help="keep the file's run, add this one to its later_runs")
     parser.add_argument("--commit", default="", help="recorded as is; by default asked of git")
     args = parser.parse_args()
     if args.append and not (args.json and args.json.is_file()):
         parser.error(f"--append adds to a file, but --json is {args.json}; name one that a run of all has written")
+    if args.grid and args.pages:
+        parser.error(f"--grid has the page sizes of its own cases, but --pages is {args.pages}; leave one of them out")
     commit, asked = args.commit or origin.commit(), set(args.backend) if args.backend else None
     begun = time.monotonic()
     if args.grid:

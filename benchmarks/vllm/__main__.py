@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata as md
+import itertools
 import json
 import os
 import subprocess
@@ -158,7 +159,8 @@ class Benchmark:
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]
         for processes in alike(engines, [number for number in numbers if found[number]]):
             # By turns, as other engines' are.
-            together = [row for turn in zip(*(found[number] for number in processes), strict=False) for row in turn]
+            turns = itertools.zip_longest(*(found[number] for number in processes))
+            together = [row for turn in turns for row in turn if row is not None]
             several = {"processes": len(processes)} if len(processes) > 1 else {}
             self.add("rows", medians(together) | several)
         say(
