@@ -70,7 +70,8 @@ def test_a_like_layer_costs_no_look_at_its_arguments(compiled, layers_of, monkey
     given = launched(compiled, layers.served.attend, q, KVCache(*second), batch, out)
     assert [source.fn.__name__ for source, _ in given] == ["attend_uniform", "merge_pieces"]
     boxed = [one[0] for one in given[0][1] if isinstance(one, tuple) and torch.bfloat16 in one]
-    assert boxed == [plain(one) for one in second]
+    # Of whole heads the last keys have descriptors of their own.
+    assert boxed == 2 * [plain(one) for one in second]
 
 
 def test_a_tensor_that_was_given_other_memory_is_read_there(compiled, layers_of):

@@ -13,7 +13,7 @@ import torch
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark_cuda_triton import boxes, sizing, tiling
-from draftmark_cuda_triton.extend import has_pairs
+from draftmark_cuda_triton.extend import has_heads_beside
 from draftmark_cuda_triton.tiling import Tile
 
 A100, H200, B200 = (DeviceProfile("cuda", arch, 132) for arch in (80, 90, 100))
@@ -36,30 +36,34 @@ def described(tile: Tile) -> str:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65"),
+    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65", "rows_129"),
     [
-        (40, BF16, "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
-        (64, BF16, "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "64x128 4w 3s 2p 1m", "128x128 8w 6s 1p 2m"),
-        (128, BF16, "64x64 4w 3s 2p 1m", "64x128 4w 3s 1p 1m", "64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
-        (256, BF16, "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "64x64 4w 3s 1p 1m", "128x64 8w 2s 1p 2m"),
-        (64, E4M3, "64x128 4w 4s 1p 1m 2d", *["64x128 4w 4s 1p 1m 2d"] * 2, "128x64 8w 6s 1p 2m 4d"),
+        (40, BF16, *["64x128 4w 3s 2p 1m"] * 3, *["128x128 8w 6s 1p 2m"] * 2),
+        (64, BF16, *["64x128 4w 3s 2p 1m"] * 3, *["128x128 8w 6s 1p 2m"] * 2),
+        (
+            *(128, BF16, "64x64 4w 3s 2p 1m", "64x128 4w 3s 1p 1m", "64x128 4w 3s 1p 1m"),
+            *("128x64 8w 6s 1p 2m gather", "128x128 8w 3s 1p 2m"),
+        ),
+        (256, BF16, *["64x64 4w 3s 1p 1m"] * 3, *["128x64 8w 2s 1p 2m"] * 2),
+        (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x64 8w 6s 1p 2m 4d"] * 2),
         (
             *(128, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 3s 2p 1m narrow"),
-            *("64x64 4w 3s 2p 1m narrow", "128x64 8w 3s 1p 2m 4d"),
+            *("64x64 4w 3s 2p 1m narrow", *["128x64 8w 3s 1p 2m 4d"] * 2),
         ),
         (
             *(256, E4M3, "16x64 4w 3s 2p 1m narrow", "32x64 4w 2s 2p 1m narrow"),
-            *["64x64 4w 1s 1p 1m 2d"] * 2,
+            *["64x64 4w 1s 1p 1m 2d"] * 3,
         ),
     ],
 )
-def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65):
-    """Boundaries lie behind 16 and behind 64 packed rows; groups count as rows do."""
+def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_129):
+    """Boundaries lie behind 16, 64 and 128 packed rows; groups count as rows do."""
     found = {
         rows: described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
-        for rows in (1, 16, 17, 64, 65, 4096)
+        for rows in (1, 16, 17, 64, 65, 128, 129, 4096)
     }
-    assert found == {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 4096: rows_65}
+    expected = {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 128: rows_65}
+    assert found == expected | {129: rows_129, 4096: rows_129}
     grouped = AttentionShape(28, 7, head_dim, 16, *dtypes)
     assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
     assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
@@ -140,7 +144,7 @@ def test_where_hopper_has_kernels(attention, device, served):
 @pytest.mark.parametrize(("page_size", "gather"), [(1, True), (4, True), (8, False), (12, True), (24, False)])
 def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
     """Keys of other pages are gathered by the same tile, where they are of the queries' dtype; else read by pointer."""
-    for rows in (16, 17, 64, 65):
+    for rows in (16, 17, 64, 129):
         boxes = tiling.choose(shape(128), H200, rows, num_reqs=SOME)
         here = tiling.choose(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxes, gather=gather)
@@ -161,7 +165,7 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
             H200,
             {
                 *("16x64 4w 3s 2p", "64x64 4w 3s 2p", "64x64 4w 3s 2p 1m"),
-                *("64x128 4w 3s 1p 1m", "128x128 8w 3s 1p 2m"),
+                *("64x128 4w 3s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 3s 1p 2m"),
             },
         ),
         (
@@ -210,13 +214,58 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
     """The work is cut as before, for buffers and a graph have that cut; two stages are what those kernels take."""
     attention = shape(64, page_size=64)
     tile = tiling.choose(attention, H200, 65)
-    assert tiling.for_cache(attention, H200, tile, contiguous=True, boxes=True) is tile
+    assert tiling.for_cache(attention, H200, tile, contiguous=True, boxes=True) == tile
     without = tiling.for_cache(attention, H200, tile, contiguous=False, boxes=False)
     assert without == replace(tile, members=0, num_stages=2)
     narrow = tiling.choose(shape(256, E4M3), H200, 65)
     assert tiling.without_hopper(narrow).num_stages == 1
     few = tiling.choose(shape(128, E4M3), H200, 16)
     assert not tiling.without_hopper(few).narrow
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "page_size", "rows", "gather"),
+    [
+        *((128, BF16, page, rows, True) for page in (8, 16) for rows in (65, 128)),
+        (96, BF16, 16, 65, True),
+        *((128, BF16, 16, rows, False) for rows in (1, 64, 129)),
+        *((128, BF16, page, 65, False) for page in (24, 32, 64)),
+        *((head_dim, BF16, 16, 65, False) for head_dim in (64, 136, 256)),
+        (128, E4M3, 16, 65, False),
+    ],
+)
+def test_small_pages_of_a_row_tile_alone_are_gathered(head_dim, dtypes, page_size, rows, gather):
+    """Where one program of a multiprocessor has all rows; not of EXTEND, nor where few requests have two programs."""
+    attention = shape(head_dim, dtypes, page_size)
+    assert tiling.choose(attention, H200, rows, num_reqs=SOME).gather is gather
+    assert not tiling.choose(attention, H200, rows, num_reqs=SOME, extend=True).gather
+    if rows <= 112:
+        assert not tiling.choose(attention, H200, rows, num_reqs=1).gather
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes", "page_size", "rows", "whole"),
+    [
+        *((128, BF16, page, rows, True) for page in (8, 16, 64) for rows in (1, 16, 17, 64, 129)),
+        (128, BF16, 64, 65, True),
+        (128, ("float16",) * 2, 16, 1, True),
+        *((head_dim, BF16, 16, 17, False) for head_dim in (64, 96, 120, 136, 256)),
+        *((head_dim, E4M3, 16, rows, False) for head_dim in (128, 256) for rows in (1, 65)),
+        (128, BF16, 4, 1, False),  # gathered
+    ],
+)
+def test_a_box_has_all_of_a_head_of_256_bytes(head_dim, dtypes, page_size, rows, whole):
+    """Where heads lie beside each other, few rows or EXTEND; two heads that are one are such a head too."""
+    attention = shape(head_dim, dtypes, page_size)
+    for extend in (False, True):
+        tile = tiling.choose(attention, H200, rows, extend=extend, num_reqs=SOME)
+        found = tiling.for_cache(attention, H200, tile, True, True)
+        assert found == replace(tile, whole=whole)
+        assert not tiling.for_cache(attention, H200, tile, True, True, beside=False).whole
+        assert not tiling.without_hopper(found).whole
+    pair = AttentionShape(8, 8, 64, 16)
+    tile = tiling.choose(pair, H200, 1, num_reqs=SOME)
+    assert (tile.heads, tiling.for_cache(pair, H200, tile, True, True).whole) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +307,7 @@ def test_heads_beside_each_other_are_one_of_twice_the_dim():
     """Whatever the pitch of tokens and pages; not where a head's tokens lie together."""
     kv = torch.arange(2 * 3 * 4 * 6 * 8).view(2, 3, 4, 6, 8)  # K and V of a page side by side
     k, v = kv[:, 1], kv[:, 2]
-    assert has_pairs(k, v) and not has_pairs(k, v.transpose(1, 2).contiguous().transpose(1, 2))
+    assert has_heads_beside(k, v) and not has_heads_beside(k, v.transpose(1, 2).contiguous().transpose(1, 2))
     paired = boxes.beside(k, 2)
     assert paired.shape == (2, 4, 3, 16) and paired.data_ptr() == k.data_ptr()
     assert torch.equal(paired[1, 2, 1], torch.cat([k[1, 2, 2], k[1, 2, 3]]))

@@ -160,8 +160,8 @@ CASES_OF_GRIDS = {
 
 @pytest.mark.parametrize("case", CASES_OF_GRIDS, ids=str)
 def test_a_grid_waits_for_the_one_before_it(compiled, case):
-    """Grids overlap: attention touches no memory before its wait, and lets the merge begin, which reads the schedule,
-    no earlier.
+    """Grids overlap: rows are written, and attention touches memory, behind a wait, and the next grid is let begin no
+    earlier; the merge reads the schedule before.
     """
     compile_for(case, 90)
     found = {}
@@ -169,11 +169,11 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
         for kernel in (
             module.uniform.attend_uniform,
             *([module.narrow.attend_narrow, module.gathered.attend_gathered] if hasattr(module, "narrow") else []),
-            *([module.merge.merge_pieces] if hasattr(module, "merge") else []),
+            *([module.merge.merge_pieces, module.kv_write.write_rows] if hasattr(module, "merge") else []),
         ):
             for cache, *_ in kernel.device_caches.values():
                 found |= {(one.name, one.hash): one for one in cache.values()}
-    assert {name for name, _ in found} >= {CASES_OF_GRIDS[case], "merge_pieces"}
+    assert {name for name, _ in found} >= {CASES_OF_GRIDS[case], "merge_pieces", "write_rows"}
     for (name, _), one in found.items():
         order = ACCESS.findall(one.asm["ptx"])
         wait = order.index("griddepcontrol.wait")

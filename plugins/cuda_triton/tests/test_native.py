@@ -151,7 +151,7 @@ def test_the_driver_is_given_what_triton_gives_it(library, asked_of_layers, anew
 
 
 def test_a_kernel_that_waits_itself_is_launched_so(library, decodes, layers_of):
-    """As programmatic dependents: attention of few rows and its merge, on sm_90; not where Triton's option is off."""
+    """As programmatic dependents, on sm_90: attention of few rows and its merge, and the write before it."""
     layers, asked = decodes
     for one in asked[:12]:
         layers.served.attend(*one)
@@ -161,7 +161,7 @@ def test_a_kernel_that_waits_itself_is_launched_so(library, decodes, layers_of):
     cache, (k, v, slots) = layers.layer(chance), layers.new_rows(3, chance)
     for _ in range(2):
         writing.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
-    assert library.started and all(attributes == [] for *_, attributes, _ in library.started)
+    assert library.started and all(attributes == [native.DEPENDENT] for *_, attributes, _ in library.started)
 
 
 def test_one_capture_serves_every_number_of_rows(library, layers_of):

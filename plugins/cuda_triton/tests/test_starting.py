@@ -32,7 +32,16 @@ def arguments(rng):
     return [k, k, cache, cache, scale, scale, tensor(torch.int64), *pitches]
 
 
-CONSTANTS = {"NUM_HEADS": 1, "HEAD_DIM": 16, "PAGE": 16, "SCALED": 0, "NARROW": False, "BLOCK": 16, "BLOCK_ROWS": 1}
+CONSTANTS = {
+    "NUM_HEADS": 1,
+    "HEAD_DIM": 16,
+    "PAGE": 16,
+    "SCALED": 0,
+    "NARROW": False,
+    "BLOCK": 16,
+    "BLOCK_ROWS": 1,
+    "PDL": True,
+}
 
 
 def test_the_kernel_is_the_one_that_triton_would_take(no_gpu, write_rows):

@@ -7,7 +7,7 @@ are (`native`), or, where the driver does not tell them, of Triton's own call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_uint64
 from threading import Lock
 from typing import Any, Protocol
@@ -36,10 +36,12 @@ class Again:
 
     Args:
         names: of the kernels' parameters for the tensors, in the order in which calls give them.
+        others: of further parameters that are of one of those tensors too, and its name there.
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], others: Mapping[str, str] | None = None) -> None:
         self._number = {name: number for number, name in enumerate(names)}
+        self._number |= {other: self._number[name] for other, name in (others or {}).items()}
         self._known: dict[tuple[Any, ...], list[Step]] = {}
         self._templates: dict[tuple[Any, ...], Template | None] = {}
         self._one_at_a_time = Lock()

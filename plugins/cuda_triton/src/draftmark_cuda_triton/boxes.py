@@ -1,4 +1,4 @@
-"""The KV cache as Hopper's copy engine sees it: boxes of a page, or of a part of one, and 128 bytes of a head."""
+"""The KV cache as Hopper's copy engine sees it: boxes of a page, or of a part of one, and of a head or 128 bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .tiling import Tile, next_power_of_two, overlaps
 
 SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
+SWIZZLED_ROWS = 8
+"""Rows that are swizzled together: keys of the smallest box of whole heads."""
 FOLD_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Registers of a thread of a folding warp group, by how many there are beside the fetching warps."""
 CROWDED_REGISTERS = 168
@@ -63,22 +65,31 @@ def beside(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor if heads == 1 else tensor.view(pages, tokens, -1, heads * dim)
 
 
-def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> Any:
-    """A descriptor of a cache, in boxes."""
+def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> tuple[Any, Any]:
+    """A descriptor of a cache, in boxes; and where heads come whole one in boxes of SWIZZLED_ROWS keys, or None."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    size = tensor.element_size()
-    width = min(SWIZZLE, next_power_of_two(tensor.shape[3]) * size)
-    block = [1, box(page_size, tile), 1, width // size]
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, _layout(width, size))
+    (pages, tokens, heads, dim), size, keys = tensor.shape, tensor.element_size(), box(page_size, tile)
+    width = min(SWIZZLE, next_power_of_two(dim) * size)
+    if not tile.whole:
+        block = [1, keys, 1, width // size]
+        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, _layout(width, size, 4)), None
+    parts, rows, row = dim * size // width, SWIZZLED_ROWS, tensor.stride(1)
+    shape = [pages, tokens // rows, heads * parts, rows, width // size]
+    strides = [tensor.stride(0), rows * row, width // size, row, 1]
+    of_page, of_rows = (
+        TensorDescriptor(tensor, shape, strides, [1, count, parts, rows, width // size], _layout(width, size, 5))
+        for count in (keys // rows, 1)
+    )
+    return of_page, of_rows
 
 
 @cache
-def _layout(width: int, size: int) -> Any:
+def _layout(width: int, size: int, rank: int) -> Any:
     """Of a box in shared memory, with rows of `width` bytes of elements of `size`."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    return NVMMASharedLayout(width, 8 * size, rank=4)
+    return NVMMASharedLayout(width, 8 * size, rank=rank)
 
 
 @cache

@@ -19,6 +19,8 @@ MOVING = (
     *("prefix_lens", "q_indptr", "page_table"),
 )
 """The kernel's parameters that another layer or step brings, in the order of `Extend._launch`."""
+EDGES = {"k_edge": "k_source", "v_edge": "v_source"}
+"""Its descriptors of the last keys, which are of the same tensors as the others (`boxes.describe`)."""
 
 
 class Extend:
@@ -39,7 +41,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
-        self._again = Again(MOVING)
+        self._again = Again(MOVING, EDGES)
         self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -97,7 +99,7 @@ class Extend:
         row_tiles: torch.Tensor,
     ) -> None:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(k, v), has_boxes(k, v))
+        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(k, v), has_boxes(k, v), has_heads_beside(k, v))
         launch.attend_extend(
             self._shape, tile, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
             None, sinks,
@@ -120,7 +122,7 @@ def has_one_pitch(*caches: torch.Tensor) -> bool:
     return all(_one_pitch(one) for one in caches)
 
 
-def has_pairs(*caches: torch.Tensor) -> bool:
+def has_heads_beside(*caches: torch.Tensor) -> bool:
     """Whether a token's heads lie beside each other, in K and in V."""
     return all(one.stride(2) == one.shape[3] for one in caches)
 

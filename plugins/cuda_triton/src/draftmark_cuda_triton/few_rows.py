@@ -12,7 +12,7 @@ from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, s
 
 from . import extend, launch, sizing, tiling
 from .again import MOST_KNOWN, Again
-from .extend import check_rows, has_boxes, has_one_pitch, has_pairs
+from .extend import check_rows, has_boxes, has_heads_beside, has_one_pitch
 from .launch import Attention, Extent
 from .remembered import Remembered, cache_layout
 
@@ -53,7 +53,7 @@ class FewRows:
         self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
         self._shape = Attention.of(geometry, slots.is_cuda)
         self._cuts: dict[tuple[int, ...], Cut] = {}
-        self._again = Again(MOVING)
+        self._again = Again(MOVING, extend.EDGES)
         self._facts = Remembered[ForwardBatch, Facts]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -114,7 +114,7 @@ class FewRows:
         partial_lse: torch.Tensor,
     ) -> None:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), has_boxes(k, v), has_pairs(k, v))
+        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), has_boxes(k, v), has_heads_beside(k, v))
         launch.attend(
             self._shape, tile, cut.extent, cut.pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth,
             work, partial_out, partial_lse, out, None, q_indptr, block, sinks,

@@ -13,7 +13,7 @@ FOLD_REGISTERS = 224
 """Registers of a thread of a folding warp group, of two beside four gathering warps; those have 56."""
 
 
-def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tuple[tuple[Any, Any], tuple[int, ...]]:
+def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """K and V as the tile's kernel takes them, and the numbers that say where their pages are.
 
     Args:
@@ -21,7 +21,8 @@ def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tup
     """
     if tile.gather:
         return (k, v), (*pitches(k), *pitches(v))
-    return (boxes.describe(k, page_size, tile), boxes.describe(v, page_size, tile)), (k.shape[0],)
+    (k_box, k_edge), (v_box, v_edge) = (boxes.describe(one, page_size, tile) for one in (k, v))
+    return (k_box, v_box, k_edge, v_edge), (k.shape[0],)
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -33,6 +34,6 @@ def options(tile: Tile, k: torch.Tensor, q: torch.Tensor, page_size: int) -> dic
     """Constants and compiler options of the tile's kernel; see `boxes.options`."""
     chosen = boxes.options(tile, k, q)
     if not tile.gather:
-        return chosen | {"BOX": boxes.box(page_size, tile)}
+        return chosen | {"BOX": boxes.SWIZZLED_ROWS if tile.whole else boxes.box(page_size, tile)}
     del chosen["WIDEN"], chosen["DEPTH"]
     return chosen | {"REGISTERS": FOLD_REGISTERS}

@@ -56,6 +56,12 @@ def start(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> N
         kept.append((compiled, whole, (*args, *last)))
 
 
+def has_dependents() -> bool:
+    """Whether a grid of the current device can take its place while the one before it runs: sm_90 and newer."""
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
 def noted(launch: Callable[..., None], *args: Any) -> list[Launched]:
     """What ``launch(*args)`` starts, which it does."""
     found: list[Launched] = []

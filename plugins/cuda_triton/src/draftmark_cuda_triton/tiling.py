@@ -27,6 +27,10 @@ AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
+SMALL_PAGE = 16
+"""Tokens of a page of which boxes are so small that a tile waits for their number."""
+ABOVE = (0, LEAST_ROWS, 64, 128)
+"""Packed rows above which `hopper` has another tile."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
 """Architectures with 99 KiB of shared memory for a block, where others have 163 or more."""
 
@@ -46,6 +50,7 @@ class Tile:
         narrow: there, narrow keys are widened in registers, by the program's only group, of block_m rows.
         gather: there, four warps gather keys from pages of any size, where one fetches boxes.
         heads: there, KV heads that lie beside each other and are worked on as one.
+        whole: there, a box has all 256 bytes of a head, not 128.
     """
 
     block_m: int
@@ -59,6 +64,7 @@ class Tile:
     narrow: bool = False
     gather: bool = False
     heads: int = 1
+    whole: bool = False
 
 
 def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: bool = False, num_reqs: Any = 1) -> Tile:
@@ -76,7 +82,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         if not extend and _has_pairs(shape) and _pays_pairs(shape, device, rows, num_reqs):
             return _paired(shape)
         tile = _hopper(shape, _above(rows))
-        return _ragged(shape, tile) if extend else _shared(shape, device, tile, rows, num_reqs)
+        return _ragged(shape, tile) if extend else _asked(shape, _shared(shape, device, tile, rows, num_reqs), rows)
     if has_hopper(shape, device) and gathers(shape):
         return replace(_hopper(shape, _above(rows)), gather=True)
     return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
@@ -84,7 +90,7 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
 
 def _above(rows: Any) -> int:
     """Which tile of `hopper` so many packed rows have, as `_hopper` takes it."""
-    return 64 if rows > 64 else LEAST_ROWS if rows > LEAST_ROWS else 0
+    return next((above for above in ABOVE[:0:-1] if rows > above), 0)
 
 
 def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
@@ -96,7 +102,7 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
     if shape.q_dtype != "float32":
         tiles.append(_kernels(shape, device, False))
     if has_hopper(shape, device):
-        tiles += [_hopper(shape, above) for above in (0, LEAST_ROWS, 64)]
+        tiles += [_hopper(shape, above) for above in ABOVE]
         tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
         tiles += [_paired(shape)] if _has_pairs(shape) else []
     return tuple(dict.fromkeys(tiles))
@@ -133,16 +139,20 @@ def has_hopper(shape: AttentionShape, device: DeviceProfile) -> bool:
 
 
 def _hopper(shape: AttentionShape, above: int) -> Tile:
-    """A tile of `hopper` for more than `above` packed rows (0, LEAST_ROWS or 64).
+    """A tile of `hopper` for more than `above` packed rows, one of ABOVE.
 
     One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
-    share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys.
+    share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys. A row
+    tile alone (up to 128 rows) is work of bytes still, and what it waits for at either end of a request is shorter with
+    tiles of 64 keys; with heads of 64, whose softmax is the work, it is not.
     """
     block_d = next_power_of_two(shape.head_dim)
     narrow = DTYPE_BYTES[shape.kv_dtype] == 1
     # Two groups that fold rows of 256, beside one that widens, have too few registers for one product.
-    if above == 64 and not (narrow and block_d == 256):
+    if above >= 64 and not (narrow and block_d == 256):
+        if block_d == 128 and above == 64 and not narrow:
+            return Tile(128, 64, 8, 6, 1, members=2)
         stages = {64: 6, 128: 3, 256: 2}[block_d]
         return Tile(128, 64 if narrow or block_d == 256 else 128, 8, stages, 1, members=2, depth=4 if narrow else 0)
     if narrow:
@@ -179,6 +189,15 @@ def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any,
     else:
         better = rows <= 128 and 3 * lines <= programs
     return _hopper(shape, 0) if better else tile
+
+
+def _asked(shape: AttentionShape, tile: Tile, rows: Any) -> Tile:
+    """The same tile with its keys gathered where that takes less time than a box for each page: in a row tile alone of
+    65 to 128 rows, with heads of 128. One program of two groups waits for keys there; two programs, or one whose
+    products are the work, lose more by the registers of gathering warps.
+    """
+    small = shape.page_size <= SMALL_PAGE and next_power_of_two(shape.head_dim) == 128
+    return replace(tile, gather=bool(small and tile.members == 2 and not tile.depth and rows <= 128))
 
 
 def _has_pairs(shape: AttentionShape) -> bool:
@@ -227,7 +246,9 @@ def overlaps(tile: Tile, head_dim: int) -> bool:
 
 def without_hopper(tile: Tile) -> Tile:
     """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
-    return replace(tile, members=0, narrow=False, gather=False, heads=1, num_stages=min(tile.num_stages, 2))
+    return replace(
+        tile, members=0, narrow=False, gather=False, heads=1, whole=False, num_stages=min(tile.num_stages, 2)
+    )
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:
@@ -293,9 +314,17 @@ def for_cache(
     """
     if tile.members:
         if boxes:
-            return tile if beside else replace(tile, heads=1)
+            return replace(tile, whole=_has_whole_heads(shape, tile)) if beside else replace(tile, heads=1)
         tile = without_hopper(tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
+
+
+def _has_whole_heads(shape: AttentionShape, tile: Tile) -> bool:
+    """Whether boxes have all of a head, or of two that are one: of 256 bytes, half as many boxes. Heads of 512 were not
+    faster so.
+    """
+    wide = DTYPE_BYTES[shape.kv_dtype] == 2 and not tile.gather
+    return wide and tile.heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] == 256
 
 
 def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:

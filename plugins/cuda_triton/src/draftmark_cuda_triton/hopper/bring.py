@@ -15,7 +15,7 @@ def bring_tiles(
     """Bring tiles [first, stop) of one request.
 
     Args:
-        k_source, v_source: descriptors of boxes; what `gather_tiles` takes where keys are gathered.
+        k_source, v_source: what `fetch_tiles` takes; what `gather_tiles` takes where keys are gathered.
         fetched: the ring that is fetched into: `ring` itself, or that of narrow tiles, which are then widened into it.
         place: slot and phase of `ring`, and of `fetched` where it is widened from; returned as they stand afterwards.
     """

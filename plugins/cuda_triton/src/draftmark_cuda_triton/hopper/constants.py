@@ -18,7 +18,7 @@ class Constants:
     Attributes:
         PAGE: tokens of a page.
         BLOCK_M, BLOCK_N: packed rows of a row tile; keys of a tile.
-        BOX: keys that come together, inside one page; a last box that is not full ends with the last key (`mask`).
+        BOX: keys that come together at least, inside one page; a box that has the last key ends with it (`mask`).
         HEAD_DIM, BLOCK_D: elements of a head; the power of two that holds them.
         STAGES, DEPTH: tiles of K and V as wide as rows; those that are fetched, where they are narrow.
         TAIL: which keys of the tail a row sees (`mask`); RAGGED: each request has rows of its own number.

@@ -141,29 +141,29 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
 def attend_ragged(
-    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, page_table, group,
-    num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
-    stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr,
-    SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr,
+    page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
+    stride_out_head, stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr,
+    BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
+    SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
     WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As `kernels.extend.attend_ragged`; k_source and v_source are descriptors ``[pages, P, heads, dim]``."""
+    """As `kernels.extend.attend_ragged`; k_source, v_source, k_edge and v_edge as of `uniform.attend_uniform`."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
         DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
         OVERLAP=OVERLAP, MEMBERS=MEMBERS,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:
         fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
     agenda = make_agenda(MEMBERS + WIDEN + 1)
     bring = (
-        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
-        window_left, stride_table, num_pages,
+        row_tiles, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), fetched, ring, agenda,
+        group, num_kv_heads, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
         q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,

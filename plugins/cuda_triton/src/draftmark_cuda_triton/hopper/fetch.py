@@ -1,7 +1,8 @@
-"""The fetching roles: one warp brings K, one brings V, in boxes of a page or of a part of one and 128 bytes of a head.
+"""The fetching roles: one warp brings K, one brings V, in boxes of a page or of a part of one.
 
-Four pages of 16 fill a tile of 64 keys as one page of 64 does. Two warps, because what a tile of small pages takes to
-ask for (16 boxes of 128 keys in pages of 16) are instructions that the folding warps of one scheduler wait for.
+Four pages of 16 fill a tile of 64 keys as one page of 64 does. A box has 128 bytes of a head, or all 256 of it: half as
+many boxes. Two warps, because what a tile of small pages takes to ask for are instructions that the folding warps of
+one scheduler wait for.
 """
 
 from triton.experimental import gluon
@@ -28,51 +29,97 @@ def leads(what):
 def fetch_tiles(
     source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
-    """Bring K, or V, of tiles [first, stop) of one request."""
-    whole = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
-    slot, phase = fetch_boxes(source, ring, slot, phase, page_row, head, first, whole, kv_len, num_pages, WHAT, True, C)
-    return fetch_boxes(source, ring, slot, phase, page_row, head, whole, stop, kv_len, num_pages, WHAT, False, C)
+    """Bring K, or V, of tiles [first, stop) of one request.
+
+    Args:
+        source: descriptors of boxes of a page, or of a part of one; and of C.BOX keys where heads come whole, or None.
+    """
+    full = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
+    slot, phase = fetch_boxes(source, ring, slot, phase, page_row, head, first, full, kv_len, num_pages, WHAT, True, C)
+    return fetch_boxes(source, ring, slot, phase, page_row, head, full, stop, kv_len, num_pages, WHAT, False, C)
+
+
+@gluon.constexpr_function
+def keys_of(box):
+    """Keys of a box: ``[1, keys, 1, 128 bytes]``, or of whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
+    return box[1] if len(box) == 4 else box[1] * box[3]
 
 
 @gluon.jit
 def fetch_boxes(
-    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, WHOLE: gl.constexpr,
+    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, FULL: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """WHOLE: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
+    """FULL: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+    boxes, edges = source
     tiles, full, free = k_ring, k_full, k_free
     if WHAT == VALUES:
         tiles, full, free = v_ring, v_full, v_free
-    BOXES: gl.constexpr = C.BLOCK_N // C.BOX
-    WIDTH: gl.constexpr = source.block_shape[3]
-    PARTS: gl.constexpr = C.BLOCK_D // WIDTH
-    BYTES: gl.constexpr = C.BLOCK_N * C.BLOCK_D * source.dtype.primitive_bitwidth // 8
+    KEYS_OF_BOX: gl.constexpr = keys_of(boxes.block_shape)
+    BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
+    BYTES: gl.constexpr = C.BLOCK_N * C.BLOCK_D * boxes.dtype.primitive_bitwidth // 8
     for tile in range(first, stop):
         # Before the wait, so that page ids travel while the ring is full.
         pages = ()
-        rows = ()
         for b in gl.static_range(BOXES):
-            position = tile * C.BLOCK_N + b * C.BOX
-            if WHOLE:
+            position = tile * C.BLOCK_N + b * KEYS_OF_BOX
+            if FULL:
                 page = gl.load(page_row + position // C.PAGE)
-                row = position % C.PAGE
             else:
                 here = position < kv_len
                 page = gl.where(here, gl.load(page_row + gl.where(here, position // C.PAGE, 0)), num_pages)
-                row = position % C.PAGE + gl.minimum(kv_len - position, C.BOX) - C.BOX
             pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
-            rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
         mbarrier.wait(free.index(slot), phase ^ 1)
-        boxes = reinterpret(tiles.index(slot), source.dtype, [PARTS * BOXES, 1, C.BOX, 1, WIDTH], source.layout)
         mbarrier.expect(full.index(slot), BYTES)
         for b in gl.static_range(BOXES):
-            for part in gl.static_range(PARTS):
-                async_load(
-                    source, [pages[b], rows[b], head, part * WIDTH], full.index(slot), boxes.index(part * BOXES + b)
-                )
+            left = kv_len - tile * C.BLOCK_N - b * KEYS_OF_BOX
+            at = pages[b], (tile * C.BLOCK_N + b * KEYS_OF_BOX) % C.PAGE, head
+            if edges is None:
+                ask_for_parts(boxes, tiles.index(slot), full.index(slot), b, at, left, FULL, C)
+            else:
+                ask_for_heads(boxes, edges, tiles.index(slot), full.index(slot), b, at, left, FULL, C)
         slot, phase = next_slot(slot, phase, C.DEPTH)
     return slot, phase
+
+
+@gluon.jit
+def ask_for_parts(boxes, room, full, b: gl.constexpr, at, left, FULL: gl.constexpr, C: gl.constexpr):
+    """Box b of a tile, 128 bytes of a head at a time; one that is not full of keys ends with the last of them."""
+    page, row, head = at
+    BOXES: gl.constexpr = C.BLOCK_N // C.BOX
+    WIDTH: gl.constexpr = boxes.block_shape[3]
+    PARTS: gl.constexpr = C.BLOCK_D // WIDTH
+    rooms = reinterpret(room, boxes.dtype, [PARTS * BOXES, 1, C.BOX, 1, WIDTH], boxes.layout)
+    if not FULL:
+        row += gl.minimum(left, C.BOX) - C.BOX
+    for part in gl.static_range(PARTS):
+        async_load(boxes, [page, row, head, part * WIDTH], full, rooms.index(part * BOXES + b))
+
+
+@gluon.jit
+def ask_for_heads(boxes, edges, room, full, b: gl.constexpr, at, left, FULL: gl.constexpr, C: gl.constexpr):
+    """Box b of a tile, whole heads; one that is not full of keys comes as boxes of C.BOX, of which one that is not full
+    ends with the last key: what lies before the 8 keys that it begins in reads as zeros, all of it behind the last key.
+    """
+    page, row, head = at
+    GROUPS: gl.constexpr = boxes.block_shape[1]
+    PARTS: gl.constexpr = boxes.block_shape[2]
+    WIDTH: gl.constexpr = boxes.block_shape[4]
+    BOXES: gl.constexpr = C.BLOCK_N // C.BOX // GROUPS
+    group = row // C.BOX
+    rooms = reinterpret(room, boxes.dtype, [BOXES, 1, GROUPS, PARTS, C.BOX, WIDTH], boxes.layout)
+    if FULL:
+        async_load(boxes, [page, group, head * PARTS, 0, 0], full, rooms.index(b))
+    else:
+        inside = left >= GROUPS * C.BOX
+        async_load(boxes, [page, group, head * PARTS, 0, 0], full, rooms.index(b), pred=inside)
+        own = reinterpret(room, boxes.dtype, [BOXES * GROUPS, 1, 1, PARTS, C.BOX, WIDTH], edges.layout)
+        for g in gl.static_range(GROUPS):
+            before = gl.minimum(left - g * C.BOX, C.BOX) - C.BOX
+            async_load(
+                edges, [page, group + g, head * PARTS, before, 0], full, own.index(b * GROUPS + g), pred=inside == 0
+            )  # fmt: skip
 
 
 @gluon.jit

@@ -143,9 +143,9 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     ]
 )
 def attend_narrow(
-    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-    page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
-    stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
+    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
+    prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
+    window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
@@ -169,8 +169,8 @@ def attend_narrow(
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
-        work, prefix_lens, q_indptr, page_table, k_source, v_source, ring, ring, q_len, tail_len, group, window_left,
-        stride_table, num_pages,
+        work, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), ring, ring, q_len, tail_len,
+        group, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,

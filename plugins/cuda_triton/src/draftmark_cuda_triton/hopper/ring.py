@@ -14,16 +14,29 @@ def make_rows(dtype: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_D: gl.constexpr)
     return gl.allocate_shared_memory(dtype, [MEMBERS, 64, BLOCK_D], layout)
 
 
+@gluon.constexpr_function
+def tile_layout(keys, dim, dtype, whole):
+    """Layout of a tile in shared memory: 128 bytes of every key, then the next 128; of whole heads, which come 8 keys
+    at a time, the same of every 8 keys. wgmma reads either: blocks of 8 keys and 128 bytes, swizzled, at two distances.
+    """
+    if not whole:
+        return gl.NVMMASharedLayout.get_default_for([keys, dim], dtype)
+    block = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
+    beside = [[0, 1 << bit] for bit in range(6, dim.bit_length() - 1)]
+    below = [[1 << bit, 0] for bit in range(3, keys.bit_length() - 1)]
+    return gl.SharedLinearLayout(block + beside + below, alignment=1024)
+
+
 @gluon.jit
 def make_ring(
     dtype: gl.constexpr, READERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    WRITERS: gl.constexpr = 1,
+    WRITERS: gl.constexpr = 1, WHOLE: gl.constexpr = False,
 ):  # fmt: skip
     """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there.
 
-    WRITERS: arrivals that fill a tile. READERS: those that leave it.
+    WRITERS: arrivals that fill a tile. READERS: those that leave it. WHOLE: heads come whole, of 16-bit elements.
     """
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, BLOCK_D], dtype)
+    layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_D, dtype, WHOLE)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -211,9 +211,9 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     ]
 )
 def attend_uniform(
-    q, k_source, v_source, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr,
-    page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,
-    stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
+    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
+    prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
+    window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
@@ -222,7 +222,8 @@ def attend_uniform(
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``.
 
-    HEADS: of which as many are one head of as many times the dim, that has the queries of all.
+    k_edge, v_edge: None; or where heads come whole descriptors of the last keys, all of ``[pages, P / 8, 2 · heads, 8,
+    dim / 2]``. HEADS: of which as many are one head of as many times the dim, that has the queries of all.
     """
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
@@ -230,7 +231,7 @@ def attend_uniform(
         ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:
@@ -241,8 +242,8 @@ def attend_uniform(
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
-        work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
-        window_left, stride_table, num_pages,
+        work, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), fetched, ring, q_len, tail_len,
+        group, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,

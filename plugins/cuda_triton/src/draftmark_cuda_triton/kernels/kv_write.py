@@ -37,8 +37,13 @@ def write_rows(
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """k, v ``[num_rows, heads, dim]`` → cache ``[pages, P, heads, dim]`` at slot_mapping int64 ``[num_rows]``."""
+    if PDL:
+        # Attention takes its place meanwhile, and waits there until all rows are stored.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     row_live = row < num_rows
     slot = tl.load(slot_mapping + row, mask=row_live, other=0)

@@ -62,9 +62,11 @@ def merge_pieces(
     if RAGGED:
         request = tl.where(parts > 0, request, 0)
     row_begin, rows, _ = rows_of(q_indptr, request, q_len, 0, RAGGED)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    if PDL:  # noqa: SIM102
+        # One waits whatever there is to do: who comes next waits for this grid, and means the attention.
+        if (parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
     if parts > 0:
         packed = tl.program_id(0) // COLS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = packed < rows * group
