@@ -57,7 +57,7 @@ class Benchmark:
     """One run: its plan, its result, the seconds that are left."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.given = Plan(asked.plan, asked.kv_bytes, asked.engines)
+        self.given = Plan(asked.plan, asked.kv_bytes, asked.engines, asked.page_size)
         self.plan, self.out, self.folder = self.given.read, asked.out, asked.models
         self.device, self.repeat, self.until = asked.device, asked.repeat, time.monotonic() + asked.seconds
         self.result = resumed(_head(), asked.resume)
@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--kv-bytes", type=int, default=0, help="of the KV pages that engines share, not the plan's")
     parser.add_argument("--engines", type=int, default=0, help="time the first of the plan's only, as many")
+    parser.add_argument("--page-size", type=int, default=0, help="of the engines that are timed, not the plan's")
     parser.add_argument("--resume", type=Path, help="a result of this plan, device and commit: what it has is kept")
     benchmark = Benchmark(parser.parse_args())
     from vllm import LLM  # noqa: F401  # once, before the processes are forked; `import vllm` alone loads hardly anything

@@ -21,13 +21,14 @@ class Plan:
     Args:
         kv_bytes: of the shared KV pages of every engine, where the plan's do not fit the device; 0 for the plan's.
         engines: of the rows as many, the first ones, where not all fit the device; 0 for all.
+        page_size: of the engines of the rows, where it shall not be the plan's; 0 for the plan's.
 
     Attributes:
         timed, said, drafting: engines of the rows, of the texts and of the drafts.
         cases: of each phase, in the order in which they are asked.
     """
 
-    def __init__(self, path: Path, kv_bytes: int = 0, engines: int = 0) -> None:
+    def __init__(self, path: Path, kv_bytes: int = 0, engines: int = 0, page_size: int = 0) -> None:
         self.read: dict[str, Any] = json.loads(path.read_text())
         self.timed, self.said, self.drafting = (
             [Engine(**one) for one in self.read.get(name, ())] for name in ("throughput", "equality", "drafting")
@@ -35,6 +36,8 @@ class Plan:
         self.timed = self.timed[: engines or None]
         if kv_bytes:
             self.timed = [replace(one, kv_bytes=kv_bytes) if one.shared else one for one in self.timed]
+        if page_size:
+            self.timed = [replace(one, page_size=page_size) for one in self.timed]
         asked = self.read.get("cases", {})
         self.cases = {phase: [Case(**one) for one in asked.get(phase, ())] for phase in PHASES}
 

@@ -222,7 +222,9 @@ def a_plan(folder: Path, **more: Any) -> Plan:
 
 
 def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
-    """And of an engine only what its KV pages hold, which a smaller device may have fewer of."""
+    """And of an engine only what its KV pages hold, which a smaller device may have fewer of; pages of another size are
+    asked for apart.
+    """
     plan = a_plan(tmp_path)
     names = [[f"{phase} {case.name}" for phase, case in beside] for beside in plan.rounds()]
     assert names == [["decode 1x1k", "prefill 1x1k"], ["decode 64x8k"]]
@@ -231,6 +233,7 @@ def test_a_plan_asks_the_first_case_of_each_phase_first(tmp_path: Path) -> None:
     assert asked("decode", small, plan.timed[0]) and not asked("decode", large, plan.timed[0])
     assert not asked("decode", small, plan.timed[1])
     assert [one.backend for one in Plan(tmp_path / "plan.json", engines=1).timed] == ["A"]
+    assert [one.page_size for one in Plan(tmp_path / "plan.json", page_size=64).timed] == [64] * 2
 
 
 def test_a_run_goes_on_where_one_of_its_device_and_commit_stopped(tmp_path: Path) -> None:
