@@ -34,7 +34,7 @@ class Source:
     """A descriptor as the kernel sees it."""
 
     def __init__(self, descriptor: Any) -> None:
-        self.block_shape, self.layout, self.strides = descriptor.block_shape, descriptor.layout, descriptor.strides
+        self.block_shape, self.layout = descriptor.block_shape, descriptor.layout
         self.dtype = SimpleNamespace(primitive_bitwidth=8 * descriptor.base.element_size())
         self.cells = torch.as_strided(descriptor.base, descriptor.shape, descriptor.strides).numpy()
 
@@ -63,11 +63,11 @@ class Copies:
         """What the role's functions find under their global names."""
         fetch, ring = boxes.hopper().fetch, boxes.hopper().ring
         language = SimpleNamespace(
-            load=lambda at: at.read(), minimum=min, maximum=max, static_range=range, constexpr=None,
+            load=lambda at: at.read(), minimum=min, maximum=max, static_range=range,
             where=lambda condition, a, b: a if condition else b,
         )  # fmt: skip
         names: dict[str, Any] = {
-            "gl": language, "range": range, "len": len, "async_load": self.load, "VALUES": fetch.VALUES.value,
+            "gl": language, "range": range, "async_load": self.load, "VALUES": fetch.VALUES.value,
             "reinterpret": lambda room, dtype, shape, layout: Room(room.reshape(shape)),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect), "keys_of": fetch.keys_of.fn,
         }  # fmt: skip
