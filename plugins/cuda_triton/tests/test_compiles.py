@@ -74,6 +74,11 @@ OTHERS = [
     Case(3, heads=(16, 8), head_dim=256, fp8=True, tree=True),
     Case(1, heads=(16, 8), head_dim=96, fp8=True, dtype=torch.float16),
     Case(8, heads=(16, 8), head_dim=64, fp8=True),
+    Case(8, heads=(14, 7), head_dim=64, fp8=True),
+    Case(4, heads=(64, 8), head_dim=64, fp8=True, tree=True, ragged=True, sinks=True),
+    Case(1, heads=(32, 32), head_dim=80),
+    Case(4, heads=(32, 8), head_dim=120, tree=True, window=100),
+    Case(4, heads=(64, 8), head_dim=64, page_size=1, tree=True),
     Case(1, heads=(64, 8), head_dim=64, ragged=True),
     Case(4, heads=(64, 8), head_dim=64, page_size=64, tree=True, ragged=True, cap=30.0),
     Case(2, heads=(16, 8), head_dim=48, dtype=torch.float16),
@@ -183,6 +188,18 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
         assert wait == 0 if name != "merge_pieces" else "st.global" not in order[:wait], name
 
 
+@pytest.mark.parametrize(
+    "case",
+    [Case(1, head_dim=104), Case(0, head_dim=104), Case(16, head_dim=120, tree=True), Case(4, fp8=True)],
+    ids=str,
+)
+def test_rows_move_16_bytes_at_a_time(compiled, case):
+    """Of heads of any multiple of 8 elements: Triton sees for itself where a row's stride is a multiple of 16 alone."""
+    ptx = attention_of(case).asm["ptx"]
+    assert not re.search(r"(?:ld|st)\.global[.\w]*\.[bu]16\b", ptx)
+    assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx or case.fp8)
+
+
 STEP = re.compile(r"mbarrier\.try_wait|fence\.proxy\.async|wgmma\.mma_async")
 COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*")
 
@@ -266,7 +283,7 @@ def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(0, fp8=True), Case(8, heads=(16, 8), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
+    "case", [Case(0, fp8=True), Case(8, heads=(14, 7), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
 )
 def test_narrow_keys_are_left_when_they_have_been_written(compiled, case, tmp_path):
     """Who widens e4m3 gives a tile back behind the stores of what was read of it: a barrier waits for no load."""

@@ -54,8 +54,22 @@ SHAPES = [
     ((14, 2), 64, 32, 3, 3, True, 90, 30.0, torch.float16, None),
     ((8, 8), 48, 16, 5, 5, False, -1, 0.0, torch.bfloat16, None),
     ((12, 6), 40, 8, 16, 16, True, -1, 0.0, torch.float16, None),
+    ((8, 8), 96, 16, 4, 4, True, -1, 0.0, torch.bfloat16, None),
+    ((16, 4), 80, 64, 8, 16, True, 100, 0.0, torch.bfloat16, None),
+    ((8, 4), 104, 16, 3, 3, True, -1, 30.0, torch.float16, None),
+    ((8, 2), 120, 32, 1, 1, False, -1, 0.0, torch.bfloat16, None),
+    ((4, 4), 112, 8, 70, 70, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 160, 64, 16, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 120, 16, 60, 60, True, -1, 0.0, torch.bfloat16, None),
+    ((16, 4), 64, 1, 8, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 4), 72, 5, 3, 3, True, 70, 0.0, torch.float16, None),
+    ((64, 8), 64, 16, 1, 1, False, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((16, 4), 64, 64, 8, 16, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((12, 6), 48, 32, 5, 5, True, 90, 30.0, torch.float16, torch.float8_e4m3fn),
+    ((8, 4), 80, 16, 5, 5, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 8), 96, 64, 16, 16, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
 ]
-BATCHES_PER_SHAPE = 30  # 43 · 30 > 1,000
+BATCHES_PER_SHAPE = 30  # 57 · 30 > 1,000
 REQUESTS = (1, 40, 400)
 """Of the forward that a tile is for: few and many have tiles of their own."""
 

@@ -181,7 +181,7 @@ def gathered(
     bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "k free", "v free")]
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
-    constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, HEAD_DIM=dim, BLOCK_D=block_d, STAGES=stages)
+    constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, HEADS=1, HEAD_DIM=dim, BLOCK_D=block_d, STAGES=stages)
     for tile in range(first, end):
         slot, phase = role(
             source, source, (k_ring, v_ring, *bars), slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1,

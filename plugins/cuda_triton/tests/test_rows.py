@@ -21,24 +21,45 @@ class Number(int):
         return int(self)
 
 
+class Array(np.ndarray):
+    """Numbers that a kernel worked out."""
+
+    def to(self, dtype: object) -> Array:
+        """As integers."""
+        return self.astype(int)
+
+
+def multiple_of(value, step):
+    """What the compiler is told, and believes."""
+    assert not np.any(np.asarray(value) % step)
+    return value
+
+
 def of_rows(*names):
     """Functions of the module, which find each other and NumPy where they ask for Gluon."""
-    found = {"gl": SimpleNamespace(where=np.where, int64=np.int64)}
+    found = {
+        "gl": SimpleNamespace(
+            where=np.where, int32=int, int64=np.int64, expand_dims=np.expand_dims, multiple_of=multiple_of
+        )
+    }
     for name in ("apart", "inverse_of", "columns_of", "rows_between"):
-        found[name] = FunctionType(getattr(boxes.hopper().rows, name).fn.__code__, found)
+        own = getattr(boxes.hopper().rows, name).fn
+        found[name] = FunctionType(own.__code__, found, name, own.__defaults__)
     return [found[name] for name in names]
 
 
 @pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (4, 3), (2, 8), (6, 2)])
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 40), (1, 64), (1, 128), (2, 40), (2, 48), (2, 64)])
-def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, heads):
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 40), (1, 64), (1, 128), (2, 40), (2, 48), (2, 64), (2, 104)])
+@pytest.mark.parametrize("step", [1, 8])
+def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, heads, step):
     """A row has its own head's elements, in that head's columns of the tile, and zeros in all others; what is stored of
-    the tile is every element of out, once. Rows and heads may lie anywhere.
+    the tile is every element of out, once. Rows and heads may lie anywhere, and as far apart as is told.
     """
     inverse_of, columns_of, rows_between = of_rows("inverse_of", "columns_of", "rows_between")
-    constants = SimpleNamespace(HEADS=heads, HEAD_DIM=head_dim)
+    constants = SimpleNamespace(HEADS=heads, HEAD_DIM=head_dim, STEP=step)
     rows, begin, first, beside = 5, Number(3), 2, heads * group
-    stride_head, stride_row = head_dim + 8, (head_dim + 8) * kv_heads * group + 16
+    stride_head = head_dim + step
+    stride_row = stride_head * kv_heads * group + 3 * step
     col = np.arange(next_power_of_two(heads * head_dim))
     q = np.full((begin + first + rows) * stride_row, np.nan)
     for row in range(begin + first, begin + first + rows):
@@ -48,11 +69,13 @@ def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, head
     stored = np.zeros(q.size, int)
     for head in range(kv_heads // heads):
         # As a row tile's that begins inside a row's heads: one row less a head.
-        packed = 1 + np.arange((rows - 1) * beside)
+        packed = (1 + np.arange((rows - 1) * beside)).view(Array)
         own, there = columns_of(packed, col, beside, inverse_of(beside), constants)
         pointers = rows_between(
-            0, Number(begin + first), packed, own, head, beside, inverse_of(beside), stride_row, stride_head
+            0, Number(begin + first), packed, own, head, beside, inverse_of(beside), stride_row, stride_head, constants
         )
+        turned, there_too = columns_of(packed, col, beside, inverse_of(beside), constants, 0)
+        assert (turned == own.T).all() and (there_too == there.T).all()
         there = np.broadcast_to(there, pointers.shape)
         tile = np.where(there, q[np.where(there, pointers, 0)], 0)
         for number, row in enumerate(packed):

@@ -37,7 +37,7 @@ def options(tile: Tile, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
     widen = k.dtype != q.dtype
     chosen: dict[str, Any] = {
         "MEMBERS": tile.members, "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages,
-        "OVERLAP": overlaps(tile, q.shape[2]), "num_warps": 4,
+        "OVERLAP": overlaps(tile, tile.heads * q.shape[2]), "num_warps": 4,
         "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS[tile.members],
     }  # fmt: skip
     return chosen | crowd

@@ -112,9 +112,10 @@ def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:
         raise BatchError("q and out must have head_dim contiguous; call contiguous() on them")
 
 
-def has_boxes(*caches: torch.Tensor) -> bool:
-    """Whether `hopper` can read K and V."""
-    return all(one.is_cuda and boxes.describable(one) for one in caches) and boxes.available()
+def has_boxes(*caches: torch.Tensor, heads: int = 1) -> bool:
+    """Whether `hopper` can read K and V, as many heads at a time, which lie beside each other."""
+    told = all(one.is_cuda and boxes.describable(boxes.beside(one, heads)) for one in caches)
+    return told and boxes.available()
 
 
 def has_one_pitch(*caches: torch.Tensor) -> bool:

@@ -114,7 +114,9 @@ class FewRows:
         partial_lse: torch.Tensor,
     ) -> None:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), has_boxes(k, v), has_heads_beside(k, v))
+        beside = has_heads_beside(k, v)
+        boxed = has_boxes(k, v, heads=cut.tile.heads if beside else 1)
+        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), boxed, beside)
         launch.attend(
             self._shape, tile, cut.extent, cut.pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth,
             work, partial_out, partial_lse, out, None, q_indptr, block, sinks,

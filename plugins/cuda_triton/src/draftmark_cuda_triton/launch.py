@@ -15,7 +15,7 @@ from draftmark import DTYPE_BYTES, Geometry
 
 from . import boxes, gathering
 from .flavours import compiled_or_interpreted
-from .starting import start
+from .starting import dependent, start
 from .tiling import ITEM_COST, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
@@ -244,7 +244,7 @@ def _attend_triton(
         BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
         ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, num_warps=tile.num_warps,
-        num_stages=tile.num_stages, **_dependent(shape),
+        num_stages=tile.num_stages, **dependent(shape.pdl),
     )  # fmt: skip
 
 
@@ -276,7 +276,6 @@ def _attend_hopper(
     gathered, uniform = package.gathered.attend_gathered, package.uniform.attend_uniform
     k, v = (boxes.beside(one, tile.heads) for one in (k, v))
     kv, places = gathering.sources(k, v, shape.page_size, tile)
-    beside = {} if tile.gather or tile.narrow else {"HEADS": tile.heads}
     start(
         gathered if tile.gather else package.narrow.attend_narrow if tile.narrow else uniform,
         (tiles, shape.num_kv_heads, pieces),
@@ -287,8 +286,8 @@ def _attend_hopper(
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places, PAGE=shape.page_size,
         BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged,
         WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
-        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, **beside,
-        **gathering.options(tile, k, q, shape.page_size), **_dependent(shape),
+        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, HEADS=tile.heads,
+        STEP=_step(q, out), **gathering.options(tile, k, q, shape.page_size), **dependent(shape.pdl),
     )  # fmt: skip
 
 
@@ -317,13 +316,8 @@ def _merge(
         partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.q_len, shape.group, pieces, height,
         out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols,
         BLOCK_PIECES=block_pieces, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None,
-        PDL=shape.pdl, num_warps=1, **_dependent(shape),
+        PDL=shape.pdl, num_warps=1, **dependent(shape.pdl),
     )  # fmt: skip
-
-
-def _dependent(shape: Attention) -> dict[str, bool]:
-    """The compiler's option of a grid that waits, itself, for the one before it."""
-    return {"launch_pdl": True} if shape.pdl else {}
 
 
 def attend_extend(
@@ -355,7 +349,7 @@ def attend_extend(
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
             PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
             WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
-            WITH_LSE=lse is not None, STAGES=tile.num_stages,
+            WITH_LSE=lse is not None, STAGES=tile.num_stages, STEP=_step(q, out),
             **gathering.options(tile, k, q, shape.page_size),
         )  # fmt: skip
         return
@@ -376,6 +370,12 @@ def attend_extend(
 def scaled(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> int:
     """Which scales there are, as kernels take it: bit 0 for k, bit 1 for v. One that is not there is 1."""
     return (k_scale is not None) + 2 * (v_scale is not None)
+
+
+def _step(q: torch.Tensor, out: torch.Tensor) -> int:
+    """Elements that rows and heads lie a multiple of apart: as many as a thread moves at once, or 1."""
+    together = 16 // q.element_size()
+    return together if all(stride % together == 0 for stride in (*q.stride()[:2], *out.stride()[:2])) else 1
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ row, the schedule, and the partial results of requests that the schedule cut.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from draftmark import BufferSpec, Geometry, Mode, Role, Unit, maximum
@@ -58,7 +57,7 @@ def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
     for tile in tiling.candidates(a, device):
         pieces.append(tiling.pieces(a, device, tile, q_len, num_reqs, geometry.max_kv_len))
         # Two heads may not lie beside each other in a cache, and are then worked on apart, in as many pieces.
-        rows += [tiling.partial_rows(a, one, pieces[-1], q_len) for one in {tile, replace(tile, heads=1)}]
+        rows += [tiling.partial_rows(a, one, pieces[-1], q_len) for one in {tile, tiling.apart(a, tile)}]
     return maximum(*pieces), maximum(*rows)
 
 

@@ -62,6 +62,11 @@ def has_dependents() -> bool:
     return bool(target.backend == "cuda" and target.arch >= 90)
 
 
+def dependent(pdl: bool) -> dict[str, bool]:
+    """The compiler's option of a grid that waits, itself, for the one before it."""
+    return {"launch_pdl": True} if pdl else {}
+
+
 def noted(launch: Callable[..., None], *args: Any) -> list[Launched]:
     """What ``launch(*args)`` starts, which it does."""
     found: list[Launched] = []

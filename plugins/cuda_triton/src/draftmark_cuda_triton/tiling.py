@@ -11,7 +11,7 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maximum, minimum
 
-from .support import BOXED_PAGES, gathers
+from .support import BOXED_PAGES, MAX_HEAD_DIM, gathers
 
 ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
@@ -27,6 +27,8 @@ AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
+LINE = 128
+"""Bytes that memory is read in."""
 SMALL_PAGE = 16
 """Tokens of a page of which boxes are so small that a tile waits for their number."""
 ABOVE = (0, LEAST_ROWS, 64, 128)
@@ -75,17 +77,19 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
         num_reqs: requests of the forward, padding included.
     """
     rows = q_len * shape.group_size
-    if has_hopper(shape, device) and shape.page_size % BOXED_PAGES == 0:
-        heights = () if extend else _narrow_heights(shape)
-        if heights and rows <= heights[-1]:
-            return _narrow(shape, next(height for height in heights if rows <= height))
-        if not extend and _has_pairs(shape) and _pays_pairs(shape, device, rows, num_reqs):
-            return _paired(shape)
-        tile = _hopper(shape, _above(rows))
-        return _ragged(shape, tile) if extend else _asked(shape, _shared(shape, device, tile, rows, num_reqs), rows)
-    if has_hopper(shape, device) and gathers(shape):
-        return replace(_hopper(shape, _above(rows)), gather=True)
-    return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
+    boxed = shape.page_size % BOXED_PAGES == 0
+    if not has_hopper(shape, device) or not (boxed or gathers(shape)):
+        return _kernels(shape, device, shape.q_dtype == "float32" or rows <= LEAST_ROWS)
+    if not extend and _pays_pairs(shape, device, rows, num_reqs):
+        tile = _paired(shape, rows)
+        return tile if boxed else replace(tile, gather=True)
+    heights = () if extend else _narrow_heights(shape)
+    if heights and rows <= heights[-1]:
+        return _narrow(shape, rows)
+    tile = _hopper(shape, _above(rows))
+    if not boxed:
+        return replace(tile, gather=True)
+    return _ragged(shape, tile) if extend else _asked(shape, _shared(shape, device, tile, rows, num_reqs), rows)
 
 
 def _above(rows: Any) -> int:
@@ -104,7 +108,7 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
     if has_hopper(shape, device):
         tiles += [_hopper(shape, above) for above in ABOVE]
         tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
-        tiles += [_paired(shape)] if _has_pairs(shape) else []
+        tiles += [_paired(shape, height // 2) for height in _pair_heights(shape)]
     return tuple(dict.fromkeys(tiles))
 
 
@@ -175,47 +179,81 @@ def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any,
     """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; only heads of 128 have the choice.
 
     While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
-    there are fewer requests than that more of them are cut, and that costs more than it gives; unless each is cut
-    whatever the tile, and half of a row tile is empty at least. Of 65 to 128 rows keys pass from L2 twice as often,
-    which few requests make up for, and more where a quarter of the second row tile is empty; four times is too often.
+    there are fewer requests than that more of them are cut, and that costs more than it gives. Where half of a row tile
+    is empty it costs less: there one program is better only if it has its requests whole, and two have not. Of 65 to
+    128 rows keys pass from L2 twice as often, which few requests make up for; four times is too often.
     """
     if tile.depth or tile.programs_per_sm == 2 or next_power_of_two(shape.head_dim) != 128:
         return tile
     lines, programs = num_reqs * shape.num_kv_heads, device.num_sms
-    if rows <= 64:
-        better = 20 * lines >= 19 * 2 * programs or (rows <= 32 and 2 * lines <= programs)
-    elif rows <= 112:
-        better = lines <= programs
+    if rows <= 32:
+        better = _fills(lines, 2 * programs) or not _fills(lines, programs)
+    elif rows <= 64:
+        better = 20 * lines >= 19 * 2 * programs
     else:
-        better = rows <= 128 and 3 * lines <= programs
+        better = rows <= 128 and lines <= programs and (rows <= 112 or not _fills(lines, programs))
     return _hopper(shape, 0) if better else tile
 
 
+def _fills(lines: Any, programs: Any) -> bool:
+    """Whether so many programs have these lines whole, each as many as the others or nearly."""
+    return bool(20 * lines >= 19 * programs * ceil_div(lines, programs))
+
+
 def _asked(shape: AttentionShape, tile: Tile, rows: Any) -> Tile:
-    """The same tile with its keys gathered where that takes less time than a box for each page: in a row tile alone of
-    65 to 128 rows, with heads of 128. One program of two groups waits for keys there; two programs, or one whose
-    products are the work, lose more by the registers of gathering warps.
+    """The same tile with its keys gathered where that takes less time than boxes do, up to 128 packed rows.
+
+    Of heads that are no whole lines, boxes read lines that the next head's program reads too, and long after them;
+    a thread's 16 bytes read less that is not theirs. In small pages it is a box for each: a row tile alone of 65 to 128
+    rows, with heads of 128, waits for those. Where products are the work, they lose more by the registers of gathering
+    warps; so do two programs by those of small pages.
     """
-    small = shape.page_size <= SMALL_PAGE and next_power_of_two(shape.head_dim) == 128
-    return replace(tile, gather=bool(small and tile.members == 2 and not tile.depth and rows <= 128))
+    if tile.depth or rows > 128:
+        return tile
+    small = shape.page_size <= SMALL_PAGE and next_power_of_two(shape.head_dim) == 128 and tile.members == 2
+    return replace(tile, gather=bool(small or not _has_whole_lines(shape, 1)))
 
 
-def _has_pairs(shape: AttentionShape) -> bool:
-    """Whether `hopper` can work on two KV heads as on one of twice the head_dim, in tiles that are as wide as any."""
-    narrow = DTYPE_BYTES[shape.kv_dtype] == 1
-    return not narrow and shape.head_dim <= 64 and shape.num_kv_heads % 2 == 0
+def _has_whole_lines(shape: AttentionShape, heads: int) -> bool:
+    """Whether so many KV heads beside each other are whole lines of memory, which no other head has a part of."""
+    return heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] % LINE == 0
+
+
+def _pair_heights(shape: AttentionShape) -> tuple[int, ...]:
+    """Packed rows of both of the row tiles in which `hopper` works on two KV heads as on one of twice the head_dim;
+    none where it does not: of an odd number of heads, and of heads of more than 64 elements that are whole lines.
+    """
+    pair = replace(shape, head_dim=2 * shape.head_dim)
+    is_better = shape.head_dim <= 64 or not _has_whole_lines(shape, 1)
+    if shape.num_kv_heads % 2 or pair.head_dim > MAX_HEAD_DIM or not is_better:
+        return ()
+    return _narrow_heights(pair) or (64,)
 
 
 def _pays_pairs(shape: AttentionShape, device: DeviceProfile, rows: Any, num_reqs: Any) -> bool:
-    """Whether it does. Of a token's keys it then reads twice as many bytes together, which is what DRAM likes, and of a
-    row tile it leaves less empty, unless both heads' rows are more than one. Few requests are cut into more pieces.
+    """Whether pairs are faster. Of a token's keys a program then reads twice as many bytes together, which is what DRAM
+    likes, and of a row tile it leaves less empty, unless both heads' rows are more than one. Few requests are cut into
+    more pieces.
     """
-    return bool(2 * rows <= 64 and 4 * num_reqs * shape.num_kv_heads >= device.num_sms)
+    heights = _pair_heights(shape)
+    return bool(heights and 2 * rows <= heights[-1] and 4 * num_reqs * shape.num_kv_heads >= device.num_sms)
 
 
-def _paired(shape: AttentionShape) -> Tile:
-    """A tile of `hopper` of two KV heads beside each other: as of one of twice the head_dim, for few rows."""
-    return replace(_hopper(replace(shape, head_dim=2 * shape.head_dim), 0), heads=2)
+def _paired(shape: AttentionShape, rows: Any) -> Tile:
+    """A tile of `hopper` of two KV heads with so many packed rows each: as of one of twice the head_dim."""
+    pair = replace(shape, head_dim=2 * shape.head_dim)
+    if _narrow_heights(pair):
+        return replace(_narrow(pair, 2 * rows), heads=2)
+    return replace(_hopper(pair, 0), heads=2, gather=not _has_whole_lines(shape, 2))
+
+
+def apart(shape: AttentionShape, tile: Tile) -> Tile:
+    """The same cut of the work where two heads do not lie beside each other, and are worked on one by one."""
+    if tile.heads == 1:
+        return tile
+    if tile.narrow and not _narrow_heights(shape):
+        return replace(_hopper(shape, 0), block_n=tile.block_n)
+    return replace(tile, heads=1)
 
 
 def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
@@ -228,8 +266,9 @@ def _narrow_heights(shape: AttentionShape) -> tuple[int, ...]:
     return {128: (16, 32, 64), 256: (16, 32)}.get(next_power_of_two(shape.head_dim), ())
 
 
-def _narrow(shape: AttentionShape, height: int) -> Tile:
+def _narrow(shape: AttentionShape, rows: Any) -> Tile:
     """A tile of `hopper` that widens e4m3 in registers, for so many packed rows: two programs a multiprocessor."""
+    height = next(height for height in _narrow_heights(shape) if rows <= height)
     stages = 2 if next_power_of_two(shape.head_dim) == 256 and height > LEAST_ROWS else 3
     return Tile(height, 64, 4, stages, 2, members=1, narrow=True)
 
@@ -314,7 +353,7 @@ def for_cache(
     """
     if tile.members:
         if boxes:
-            return replace(tile, whole=_has_whole_heads(shape, tile)) if beside else replace(tile, heads=1)
+            return replace(tile, whole=_has_whole_heads(shape, tile)) if beside else apart(shape, tile)
         tile = without_hopper(tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
@@ -334,9 +373,8 @@ def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:
 
 def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any, num_reqs: Any, max_kv_len: Any) -> Any:
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
-    side_by_side = row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
-    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // side_by_side, tiles))
+    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // _side_by_side(shape, tile, q_len), tiles))
 
 
 def whole(pieces: int, num_reqs: int) -> int:
@@ -352,8 +390,12 @@ def whole(pieces: int, num_reqs: int) -> int:
 def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> Any:
     """Packed rows of partial results: two unfinished requests a piece, whatever the batch; a sole piece has none."""
     unfinished = 2 * minimum(1, pieces - 1)
-    tiles = row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
-    return unfinished * pieces * tiles * tile.block_m
+    return unfinished * pieces * _side_by_side(shape, tile, q_len) * tile.block_m
+
+
+def _side_by_side(shape: AttentionShape, tile: Tile, q_len: Any) -> Any:
+    """Row tiles of all KV heads: programs that work on one piece."""
+    return row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:

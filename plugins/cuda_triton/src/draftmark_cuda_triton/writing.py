@@ -11,7 +11,7 @@ from .again import Again
 from .flavours import compiled_or_interpreted
 from .launch import scaled
 from .remembered import cache_layout, layout_of
-from .starting import has_dependents, start
+from .starting import dependent, has_dependents, start
 from .tiling import next_power_of_two
 
 MOVING = ("k", "v", "k_cache", "v_cache", "k_scale", "v_scale", "slot_mapping")
@@ -72,5 +72,5 @@ def _launch(
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, HEAD_DIM=dim, PAGE=k_cache.shape[1],
         SCALED=scaled(k_scale, v_scale), NARROW=k_cache.element_size() == 1, BLOCK=next_power_of_two(heads * dim),
-        BLOCK_ROWS=block_rows, PDL=pdl, **({"launch_pdl": True} if pdl else {}),
+        BLOCK_ROWS=block_rows, PDL=pdl, **dependent(pdl),
     )  # fmt: skip

@@ -29,6 +29,7 @@ class Constants:
         OVERLAP: a group's softmax runs beside its own products too.
         MEMBERS: warp groups that fold.
         HEADS: KV heads that are beside each other in a tile, as columns of one; the group is then that of both.
+        STEP: elements that rows of q and out, and a row's heads, lie a multiple of apart.
         ONE_BY_ONE: keys are gathered (`fold.wait_for_tile`).
     """
 
@@ -51,6 +52,7 @@ class Constants:
     OVERLAP: bool = False
     MEMBERS: int = 1
     HEADS: int = 1
+    STEP: int = 1
     ONE_BY_ONE: bool = False
 
 

@@ -146,13 +146,13 @@ def attend_ragged(
     stride_out_head, stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr,
     BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
-    WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.extend.attend_ragged`; k_source, v_source, k_edge and v_edge as of `uniform.attend_uniform`."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
         DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        OVERLAP=OVERLAP, MEMBERS=MEMBERS,
+        OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)

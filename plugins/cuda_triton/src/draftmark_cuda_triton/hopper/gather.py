@@ -78,7 +78,7 @@ def copy_keys(source, place, pages, tile, head, kv_len, C: gl.constexpr, spread:
     # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, spread))
-    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < C.HEAD_DIM)[None, :])
+    copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < C.HEADS * C.HEAD_DIM)[None, :])
 
 
 @gluon.jit

@@ -43,12 +43,14 @@ def attend_gathered(
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
     ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
         STAGES=STAGES, DEPTH=STAGES, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
-        WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, ONE_BY_ONE=True,
+        WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
+        ONE_BY_ONE=True,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
@@ -92,13 +94,13 @@ def attend_gathered_ragged(
     stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE: gl.constexpr,
     MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
         STAGES=STAGES, DEPTH=STAGES, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
-        WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, ONE_BY_ONE=True,
+        WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP, ONE_BY_ONE=True,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)

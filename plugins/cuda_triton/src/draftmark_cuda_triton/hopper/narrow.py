@@ -12,7 +12,7 @@ from .constants import constants, moving_of
 from .mask import CAUSAL
 from .ring import launch_dependents, make_ring
 from .roles import start
-from .rows import apart, inverse_of
+from .rows import apart, columns_of, inverse_of
 from .softmax import sink_mass
 from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
 from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
@@ -117,8 +117,9 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
                 gl.store(partial_lse + block + packed, log_mass, mask=row_live)
                 col = 2 * gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(1, scores))
-                cells = partial_out + (block + packed).to(gl.int64)[None, :] * C.HEAD_DIM + col[:, None]
-                there = row_live[None, :] & (col < C.HEAD_DIM)[:, None]
+                own_col, there = columns_of(packed, col, group, inverse, C, 0)
+                cells = partial_out + (block + packed).to(gl.int64)[None, :] * C.HEAD_DIM + own_col
+                there = there & row_live[None, :]
                 gl.store(cells, even, mask=there)
                 gl.store(cells + 1, odd, mask=there)
         half = half * 0 + 1
@@ -149,13 +150,13 @@ def attend_narrow(
     PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, HEADS: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over e4m3 ``[pages, P, heads, dim]``; BLOCK_M: 8 to 64 packed rows a program."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
         DEPTH=STAGES, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        ITEM_COST=ITEM_COST,
+        ITEM_COST=ITEM_COST, HEADS=HEADS, STEP=STEP,
     )  # fmt: skip
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_D // 2], gl.float16)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_N], gl.float16)

@@ -25,26 +25,34 @@ def apart(packed, group, inverse):
 
 
 @gluon.jit
-def columns_of(packed, col, group, inverse, C: gl.constexpr):
+def columns_of(packed, col, group, inverse, C: gl.constexpr, COLUMNS: gl.constexpr = 1):
     """Which elements of its own head a row's columns of a tile are, and which of them there are.
 
     Where two KV heads are beside each other, a row has elements in its own one's columns, and zeros in the other's.
+
+    Args:
+        COLUMNS: the dimension that columns are; rows are the other.
     """
-    own = col[None, :]
+    own = gl.expand_dims(col, 1 - COLUMNS)
     if C.HEADS == 2:
         _, member = apart(packed, group, inverse)
-        own = own - gl.where(2 * member >= group, C.HEAD_DIM, 0)[:, None]
+        own = own - gl.expand_dims((2 * member >= group).to(gl.int32) * C.HEAD_DIM, COLUMNS)
         return own, (own >= 0) & (own < C.HEAD_DIM)
     else:
         return own, own < C.HEAD_DIM
 
 
 @gluon.jit
-def rows_between(tensor, begin, packed, own, head, group, inverse, stride_row, stride_head):
-    """Pointers ``[rows, columns]`` to elements `own` of packed rows of q or out, counted from row `begin`."""
+def rows_between(tensor, begin, packed, own, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
+    """Pointers ``[rows, columns]`` to elements `own` of packed rows of q or out, counted from row `begin`.
+
+    What strides are multiples of decides how many elements a thread moves at once.
+    """
+    STEP: gl.constexpr = C.STEP
     row, member = apart(packed, group, inverse)
-    at = row * stride_row + member * stride_head
-    first = tensor + begin.to(gl.int64) * stride_row + head * group * stride_head
+    at = gl.multiple_of(row * stride_row + member * stride_head, STEP)
+    first = tensor + gl.multiple_of(begin.to(gl.int64) * stride_row, STEP)
+    first += gl.multiple_of(head * group * stride_head, STEP)
     return first + (at[:, None] + own)
 
 
@@ -53,7 +61,7 @@ def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_h
     """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     own, there = columns_of(packed, col, group, inverse, C)
-    pointers = rows_between(q, begin, packed, own, head, group, inverse, stride_row, stride_head)
+    pointers = rows_between(q, begin, packed, own, head, group, inverse, stride_row, stride_head, C)
     values = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
     low, high = gl.split(gl.reshape(values, [values.shape[0], C.BLOCK_D // 2, 2]))
     return (low & 0xFFFF) | (high << 16)
@@ -84,5 +92,5 @@ def store_rows(room, acc, out, begin, packed, live, head, group, inverse, stride
     room.store(acc.to(out.dtype.element_ty))
     thread_barrier()
     own, there = columns_of(packed, col, group, inverse, C)
-    pointers = rows_between(out, begin, packed, own, head, group, inverse, stride_row, stride_head)
+    pointers = rows_between(out, begin, packed, own, head, group, inverse, stride_row, stride_head, C)
     gl.store(pointers, room.load(moving_of(C)), mask=live[:, None] & there)

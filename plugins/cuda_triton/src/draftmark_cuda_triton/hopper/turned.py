@@ -25,7 +25,7 @@ from .constants import moving_of
 from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
 from .ring import next_slot
-from .rows import apart, rows_between
+from .rows import apart, columns_of, rows_between
 from .softmax import capped
 
 UNSEEN = gl.constexpr(-1e30)
@@ -103,9 +103,11 @@ def bring_queries(
     """Packed rows of q as two fp16 operands of the order of `widened_keys`; what scores are to be multiplied by."""
     col = gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(0, moving))
     col = col // 2 * 4 + col % 2
-    pointers = rows_between(q, begin, packed, col[None, :], head, group, inverse, stride_row, stride_head)
-    low = gl.load(pointers, mask=live[:, None] & (col < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
-    high = gl.load(pointers + 2, mask=live[:, None] & (col + 2 < C.HEAD_DIM)[None, :], other=0.0).to(gl.float32)
+    # Four that begin at a multiple of four are all of one head, or all of none.
+    elements, there = columns_of(packed, col, group, inverse, C)
+    pointers = rows_between(q, begin, packed, elements, head, group, inverse, stride_row, stride_head, C)
+    low = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.float32)
+    high = gl.load(pointers + 2, mask=live[:, None] & there, other=0.0).to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(low), 1), gl.max(gl.abs(high), 1))
     # An infinite row stays infinite, and leaves the others as they are.
     largest = gl.max(gl.where(largest < float("inf"), largest, 0.0), 0)
@@ -279,5 +281,6 @@ def store_pairs(
     thread_barrier()
     rows = reinterpret(own, dtype, [even.shape[1], C.BLOCK_D], plain).load(moving_of(C))
     col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
-    pointers = rows_between(out, begin, packed, col[None, :], head, group, inverse, stride_row, stride_head)
-    gl.store(pointers, rows, mask=live[:, None] & (col < C.HEAD_DIM)[None, :])
+    elements, there = columns_of(packed, col, group, inverse, C)
+    pointers = rows_between(out, begin, packed, elements, head, group, inverse, stride_row, stride_head, C)
+    gl.store(pointers, rows, mask=live[:, None] & there)

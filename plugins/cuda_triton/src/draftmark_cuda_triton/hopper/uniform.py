@@ -193,7 +193,7 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
         row = packed // group
         at = packed - row * group + lane
         own, there = columns_of(at, col, group, inverse, C)
-        pointers = rows_between(out, row, at, own, head, group, inverse, stride_out_row, stride_out_head)
+        pointers = rows_between(out, row, at, own, head, group, inverse, stride_out_row, stride_out_head, C)
         gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & there)
 
 
@@ -218,7 +218,7 @@ def attend_uniform(
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
     STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
-    HEADS: gl.constexpr,
+    HEADS: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``.
 
@@ -228,7 +228,7 @@ def attend_uniform(
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
         DEPTH=DEPTH, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS,
+        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
     )  # fmt: skip
     q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
     ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)
