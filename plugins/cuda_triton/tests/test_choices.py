@@ -316,7 +316,7 @@ def test_a_box_has_all_of_a_head_of_256_bytes(head_dim, dtypes, page_size, rows,
         *((8, head_dim, BF16, 16, 1, 64, False) for head_dim in (128, 136, 160, 256)),
         (8, 64, ("float16",) * 2, 64, 4, 64, True),
         (8, 96, BF16, 64, 4, 64, True),
-        (8, 64, BF16, 16, 5, 64, False),  # 40 rows of one head, 80 of two
+        (8, 64, BF16, 16, 5, 60, False),  # 40 rows of one head, 80 of two
         (7, 64, BF16, 16, 1, 64, False),
         (8, 64, E4M3, 16, 1, 64, True),
         (8, 96, E4M3, 16, 2, 64, True),
@@ -357,6 +357,36 @@ def test_two_heads_of_few_rows_are_worked_on_as_one(kv_heads, head_dim, dtypes, 
     limits = Limits(num_reqs, 4095)
     geometry = Geometry.create(attention, limits, DraftShape(), H200, (Mode.DECODE,))
     assert tiling.partial_rows(attention, apart, cut, 1) <= sizing.cut(geometry, 1, num_reqs)[1]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "num_reqs", "expected"),
+    [
+        *((64, rows, 64, "128x64 8w 6s 1p 2m 2h") for rows in (9, 16)),
+        (64, 16, 32, "128x64 8w 6s 1p 2m 2h"),
+        (64, 16, 63, "128x64 8w 6s 1p 2m 2h"),
+        (64, 16, 128, "128x64 8w 6s 1p 2m 2h"),
+        *((64, 16, num_reqs, "64x128 4w 3s 2p 1m") for num_reqs in (1, 8, 31, 34, 40, 62, 100)),
+        (64, 17, 64, "128x128 8w 6s 1p 2m"),
+        (96, 16, 64, "128x64 8w 2s 1p 2m 2h"),
+        (120, 16, 64, "128x64 8w 2s 1p 2m 2h gather"),
+        (48, 16, 64, "128x64 8w 6s 1p 2m 2h gather"),
+        *((head_dim, 16, 64, "64x64 4w 3s 2p 1m gather") for head_dim in (72, 80, 88)),
+        (40, 16, 64, "64x128 4w 3s 2p 1m gather"),
+        (64, 8, 64, "64x64 4w 3s 2p 1m 2h"),
+    ],
+)
+def test_two_heads_of_more_rows_are_one_where_their_requests_are_whole(head_dim, rows, num_reqs, expected):
+    """Of 65 to 128 rows of both, with little padding. Else one by one."""
+    attention = AttentionShape(32, 8, head_dim, 64)
+    tile = tiling.choose(attention, H200, rows, num_reqs=num_reqs)
+    assert described(tile) == expected
+    cut = tiling.pieces(attention, H200, tile, rows, num_reqs, 4096)
+    geometry = Geometry.create(attention, Limits(num_reqs, 4000), DraftShape(4, 4, rows), H200, (Mode.VERIFY,))
+    most, partials = sizing.cut(geometry, rows, num_reqs)
+    assert cut <= most
+    for one in (tile, tiling.apart(attention, tile)):
+        assert tiling.partial_rows(attention, one, cut, rows) <= partials
 
 
 def test_heads_beside_each_other_are_one_of_twice_the_dim():
@@ -452,7 +482,7 @@ def test_few_requests_have_row_tiles_of_64_and_two_programs_a_multiprocessor(hea
     assert (described(few) == "64x64 4w 3s 2p 1m") is sparse
     assert sparse or few.block_m == many.block_m
     for head_dim, dtypes, page in ((64, BF16, 16), (256, BF16, 16), (128, E4M3, 16), (128, BF16, 1)):
-        other = AttentionShape(*heads, head_dim, page, *dtypes)
+        other = AttentionShape(heads[0] // heads[1], 1, head_dim, page, *dtypes)  # nor another head to be one with
         assert tiling.choose(other, H200, rows, num_reqs=num_reqs) == tiling.choose(other, H200, rows, num_reqs=1000)
 
 

@@ -79,6 +79,7 @@ OTHERS = [
     Case(1, heads=(32, 32), head_dim=80),
     Case(4, heads=(32, 8), head_dim=120, tree=True, window=100),
     Case(4, heads=(64, 8), head_dim=64, page_size=1, tree=True),
+    Case(16, heads=(8, 2), head_dim=120, tree=True),
     Case(1, heads=(64, 8), head_dim=64, ragged=True),
     Case(4, heads=(64, 8), head_dim=64, page_size=64, tree=True, ragged=True, cap=30.0),
     Case(2, heads=(16, 8), head_dim=48, dtype=torch.float16),

@@ -68,10 +68,14 @@ SHAPES = [
     ((12, 6), 48, 32, 5, 5, True, 90, 30.0, torch.float16, torch.float8_e4m3fn),
     ((8, 4), 80, 16, 5, 5, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 8), 96, 64, 16, 16, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((16, 4), 96, 16, 16, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 64, 64, 16, 16, True, -1, 30.0, torch.float16, None),
+    ((16, 4), 120, 32, 12, 12, True, 80, 0.0, torch.bfloat16, None),
+    ((4, 4), 48, 8, 60, 60, True, -1, 0.0, torch.bfloat16, None),
 ]
-BATCHES_PER_SHAPE = 30  # 57 · 30 > 1,000
-REQUESTS = (1, 40, 400)
-"""Of the forward that a tile is for: few and many have tiles of their own."""
+BATCHES_PER_SHAPE = 30  # 61 · 30 > 1,000
+REQUESTS = (1, 40, 528)
+"""Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")

@@ -221,22 +221,26 @@ def _has_whole_lines(shape: AttentionShape, heads: int) -> bool:
 
 def _pair_heights(shape: AttentionShape) -> tuple[int, ...]:
     """Packed rows of both of the row tiles in which `hopper` works on two KV heads as on one of twice the head_dim;
-    none where it does not: of an odd number of heads, and of heads of more than 64 elements that are whole lines.
+    none where it does not: of an odd number of heads, and of heads of more than 64 elements that are whole lines. Where
+    a quarter of a tile at most is padding, products of 128 rows leave the time for it.
     """
     pair = replace(shape, head_dim=2 * shape.head_dim)
     is_better = shape.head_dim <= 64 or not _has_whole_lines(shape, 1)
     if shape.num_kv_heads % 2 or pair.head_dim > MAX_HEAD_DIM or not is_better:
         return ()
-    return _narrow_heights(pair) or (64,)
+    is_full = 4 * pair.head_dim >= 3 * next_power_of_two(pair.head_dim)
+    return _narrow_heights(pair) or ((64, 128) if is_full else (64,))
 
 
 def _pays_pairs(shape: AttentionShape, device: DeviceProfile, rows: Any, num_reqs: Any) -> bool:
     """Whether pairs are faster. Of a token's keys a program then reads twice as many bytes together, which is what DRAM
     likes, and of a row tile it leaves less empty, unless both heads' rows are more than one. Few requests are cut into
-    more pieces.
+    more pieces; of more than 64 rows, any.
     """
-    heights = _pair_heights(shape)
-    return bool(heights and 2 * rows <= heights[-1] and 4 * num_reqs * shape.num_kv_heads >= device.num_sms)
+    heights, lines = _pair_heights(shape), num_reqs * shape.num_kv_heads
+    if not heights or 2 * rows > heights[-1]:
+        return False
+    return bool(4 * lines >= device.num_sms) if 2 * rows <= 64 else _fills(lines // 2, device.num_sms)
 
 
 def _paired(shape: AttentionShape, rows: Any) -> Tile:
@@ -244,7 +248,7 @@ def _paired(shape: AttentionShape, rows: Any) -> Tile:
     pair = replace(shape, head_dim=2 * shape.head_dim)
     if _narrow_heights(pair):
         return replace(_narrow(pair, 2 * rows), heads=2)
-    return replace(_hopper(pair, 0), heads=2, gather=not _has_whole_lines(shape, 2))
+    return replace(_hopper(pair, 64 if 2 * rows > 64 else 0), heads=2, gather=not _has_whole_lines(shape, 2))
 
 
 def apart(shape: AttentionShape, tile: Tile) -> Tile:
