@@ -97,8 +97,12 @@ OTHERS = [
 ]
 
 
-def compile_for(case: Case, arch: int) -> None:
-    """Launch what an attention layer launches, over tensors of the CPU that stand for a GPU's."""
+def compile_for(case: Case, arch: int, beside: bool = True) -> None:
+    """Launch what an attention layer launches, over tensors of the CPU that stand for a GPU's.
+
+    Args:
+        beside: a token's heads lie beside each other; else a head's tokens do.
+    """
     shape, device = case.shape(), DeviceProfile(kind="cuda", arch=arch, num_sms=132)
     fixed = launch.Attention(
         shape.num_kv_heads, shape.group_size, case.head_dim, case.page_size, 0.1, case.cap, case.window, pdl=arch >= 90
@@ -106,6 +110,8 @@ def compile_for(case: Case, arch: int) -> None:
     rows = REQS * max(case.q_len, 1)
     kv = torch.float8_e4m3fn if case.fp8 else case.dtype
     k, v = torch.empty(2, PAGES, case.page_size, shape.num_kv_heads, case.head_dim, dtype=kv)
+    if not beside:
+        k, v = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in (k, v))
     q, new = (torch.empty(rows, heads, case.head_dim, dtype=case.dtype) for heads in case.heads)
     out, scale = torch.empty_like(q), torch.ones(1) if case.fp8 else None
     lens, indptr = torch.ones(REQS, dtype=torch.int32), torch.ones(REQS + 1, dtype=torch.int32)
@@ -114,7 +120,7 @@ def compile_for(case: Case, arch: int) -> None:
     sinks = torch.ones(case.heads[0]) if case.sinks else None
     # Neither few nor many, which have tiles of other cases.
     tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len, num_reqs=20)
-    tile = tiling.for_cache(shape, device, tile, True, boxes.available())
+    tile = tiling.for_cache(shape, device, tile, True, boxes.available(), beside)
     write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
         launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
@@ -150,6 +156,23 @@ def test_kernels_compile_for_hopper(compiled, case):
     names = [source.fn.__name__ for source, _ in compiled.launched]
     assert names[0] == "write_rows" and any(name.startswith("attend_") for name in names)
     assert "hopper" in next(source.fn.__module__ for source, _ in compiled.launched if "attend" in source.fn.__name__)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        (Case(1, heads=(64, 8), head_dim=64), "attend_uniform"),
+        (Case(4, heads=(16, 4), head_dim=96), "attend_uniform"),
+        (Case(1, heads=(16, 8), head_dim=80), "attend_gathered"),
+        (Case(1, heads=(64, 8), head_dim=64, fp8=True), "attend_uniform"),
+        (Case(1, heads=(16, 8), head_dim=80, fp8=True), "attend_narrow"),
+    ],
+    ids=str,
+)
+def test_heads_that_lie_apart_have_kernels_too(compiled, case, name):
+    """Those that are worked on in pairs where they lie beside each other."""
+    compile_for(case, 90, beside=False)
+    assert name in [source.fn.__name__ for source, _ in compiled.launched]
 
 
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
