@@ -160,10 +160,15 @@ def _plain(x: Any) -> Any:
 
 
 def gathered(
-    page: int, block_n: int, dim: int, block_d: int, kv_len: int, first: int, head: int, layout: str, seed: int
-):
-    """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers."""
-    chance, heads, stages = random.Random(seed), 3, 3
+    page: int, block_n: int, dim: int, block_d: int, kv_len: int, first: int, head: int, layout: str, seed: int,
+    beside: int = 1,
+):  # fmt: skip
+    """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers.
+
+    Args:
+        beside: heads that are one of as many times the dim.
+    """
+    chance, heads, stages = random.Random(seed), 3 * beside, 3
     columns = -(-kv_len // page)
     ids = chance.sample(range(1, 4 * columns + 8), columns)
     pages = max(ids) + 1
@@ -173,6 +178,7 @@ def gathered(
     memory[memory == 0] = 1
     every = np.arange(memory.size).reshape(shape)
     cells = every[:, 2] if layout == "packed" else every[:, :, :, 0].transpose(1, 2, 0, 3)
+    cells = cells if beside == 1 else cells.reshape(*cells.shape[:2], -1, beside * dim)
     strides = [int(cells.strides[i] // 8 * 2) for i in range(3)]
     at = Value(np.int64(2 * int(cells[0, 0, 0, 0])), POINTER)
     source = (at, *(Value(np.int32(s)) for s in strides))
@@ -181,7 +187,7 @@ def gathered(
     bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "k free", "v free")]
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
-    constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, HEADS=1, HEAD_DIM=dim, BLOCK_D=block_d, STAGES=stages)
+    constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, HEADS=beside, HEAD_DIM=dim, BLOCK_D=block_d, STAGES=stages)
     for tile in range(first, end):
         slot, phase = role(
             source, source, (k_ring, v_ring, *bars), slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1,
@@ -193,7 +199,7 @@ def gathered(
         rows = np.zeros((block_n, block_d), ELEMENT)
         keys = range(tile * block_n, min(kv_len, (tile + 1) * block_n))
         for row, key in zip(range(block_n - len(keys), block_n), keys, strict=True):
-            rows[row, :dim] = memory[cells[ids[key // page], key % page, head]]
+            rows[row, : beside * dim] = memory[cells[ids[key // page], key % page, head]]
         expected.append(rows)
     return tiles, expected, model.done
 
@@ -211,6 +217,17 @@ def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
         tiles, expected, _ = gathered(*told)
         for (k, v), rows in zip(tiles, expected, strict=True):
             assert np.array_equal(k, rows) and np.array_equal(v, rows), told
+
+
+@pytest.mark.parametrize("page", [1, 5, 16, 64])
+@pytest.mark.parametrize(("dim", "block_d"), [(48, 128), (64, 128), (80, 256), (120, 256)])
+def test_a_tile_holds_two_heads_beside_each_other(page, dim, block_d):
+    """All elements of both, and zeros behind them."""
+    for kv_len in (1, 64, 130):
+        for head in range(3):
+            tiles, expected, _ = gathered(page, 64, dim, block_d, kv_len, 0, head, "packed", kv_len, beside=2)
+            for (k, v), rows in zip(tiles, expected, strict=True):
+                assert np.array_equal(k, rows) and np.array_equal(v, rows)
 
 
 def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
