@@ -64,6 +64,9 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
     }
     expected = {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 128: rows_65}
     assert found == expected | {129: rows_129, 4096: rows_129}
+    # Requests that are as many as multiprocessors have one each.
+    own = [described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=132)) for rows in (16, 17)]
+    assert own == [rows_16, rows_64 if dtypes is BF16 else rows_17]
     grouped = AttentionShape(28, 7, head_dim, 16, *dtypes)
     assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
     assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
@@ -263,6 +266,7 @@ def test_heads_that_are_no_whole_lines_are_gathered(head_dim, dtypes, rows, gath
 @pytest.mark.parametrize(
     ("rows", "lines", "programs_per_sm"),
     [
+        *((16, lines, 2) for lines in (66, 132, 380)),
         *((rows, 66, 2) for rows in (17, 32)),  # each cut, whatever the tile
         *((rows, 125, 2) for rows in (17, 32)),
         *((rows, 126, 1) for rows in (17, 32, 64)),  # each a program's own
