@@ -151,6 +151,8 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
         boxes = tiling.choose(shape(128), H200, rows, num_reqs=SOME)
         here = tiling.choose(shape(128, page_size=page_size), H200, rows, num_reqs=SOME)
         assert here == replace(boxes, gather=gather)
+    here = described(tiling.choose(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
+    assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # only boxes have the choice
     assert not tiling.without_hopper(replace(boxes, gather=True)).gather
     by_pointer = tiling.choose(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
