@@ -73,14 +73,63 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
     assert described(tiling.choose(grouped, H200, 17, num_reqs=SOME)) == rows_65
 
 
-@pytest.mark.parametrize(("head_dim", "padded"), [(40, 64), (96, 128), (136, 256), (192, 256)])
-@pytest.mark.parametrize("dtypes", [BF16, E4M3])
+@pytest.mark.parametrize(
+    ("head_dim", "padded", "dtypes"),
+    [*((dim, 64, BF16) for dim in (40, 56)), *((dim, 128, BF16) for dim in (104, 112, 120)), (208, 256, BF16)]
+    + [(dim, padded, E4M3) for dim, padded in ((40, 64), (80, 128), (96, 128), (136, 256), (192, 256))],
+)
 def test_a_head_takes_the_tile_of_its_power_of_two(head_dim, padded, dtypes):
-    """Kernels have tiles of powers of two; what lies behind head_dim is masked."""
+    """Where two parts would not be fewer columns, and over e4m3; what lies behind head_dim is masked."""
     for rows in (1, 16, 17, 33, 64, 65):
         tile = tiling.choose(shape(head_dim, dtypes), H200, rows)
         assert replace(tile, gather=False) == replace(tiling.choose(shape(padded, dtypes), H200, rows), gather=False)
         assert tiling.overlaps(tile, head_dim) is tiling.overlaps(tile, padded)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "size", "expected"),
+    [
+        *((dim, 2, (64, 0)) for dim in (40, 48, 64)),
+        *((dim, 2, (64, 16)) for dim in (72, 80)),
+        *((dim, 2, (64, 32)) for dim in (88, 96)),
+        *((dim, 2, (128, 0)) for dim in (104, 128)),
+        *((136, 2, (128, 16)), (144, 2, (128, 16)), (160, 2, (128, 32)), (168, 2, (128, 64)), (192, 2, (128, 64))),
+        *((dim, 2, (256, 0)) for dim in (200, 256)),
+        *((80, 1, (64, 32)), (96, 1, (64, 32)), (136, 1, (128, 32)), (192, 1, (128, 64)), (256, 1, (256, 0))),
+    ],
+)
+def test_a_tile_has_two_parts_where_these_are_fewer_columns(head_dim, size, expected):
+    """Powers of two both; a row of the smaller is 32 bytes at least, which the copy engine swizzles."""
+    assert tiling.columns(head_dim, size) == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "expected"),
+    [
+        (80, ["64x64 4w 5s 2p 1m", "64x128 4w 5s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 5s 1p 2m"]),
+        (96, ["64x64 4w 4s 2p 1m", "64x128 4w 4s 1p 1m", "128x64 8w 6s 1p 2m", "128x128 8w 4s 1p 2m"]),
+        (160, [*["64x64 4w 5s 1p 1m"] * 2, "128x64 8w 4s 1p 2m", "128x128 8w 2s 1p 2m"]),
+        (192, [*["64x64 4w 4s 1p 1m"] * 2, *["128x64 8w 3s 1p 2m"] * 2]),
+    ],
+)
+def test_tiles_of_two_parts_fill_shared_memory(head_dim, expected):
+    """As many tiles are in flight as there is room for; keys of a tile are as many as were measured."""
+    attention = shape(head_dim, page_size=64)
+    assert [described(tiling._hopper(attention, above)) for above in tiling.ABOVE] == expected
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "expected"),
+    [
+        (64, "192x128 8w 6s 1p 3m"),
+        (80, "192x128 8w 4s 1p 3m"),
+        (96, "128x128 8w 4s 1p 2m"),
+        (128, "128x128 8w 3s 1p 2m"),
+    ],
+)
+def test_extend_has_three_groups_where_the_softmax_is_the_work(head_dim, expected):
+    """Of heads of up to 80 elements; fewer tiles are in flight where their rows are more."""
+    assert described(tiling.choose(shape(head_dim), H200, 4096, extend=True)) == expected
 
 
 def test_rows_of_e4m3_that_registers_hold():
@@ -153,7 +202,7 @@ def test_boxes_of_eight_rows_lie_inside_a_page(page_size, gather):
         assert here == replace(boxes, gather=gather)
     here = described(tiling.choose(shape(128, page_size=page_size), H200, 17, num_reqs=SOME))
     assert here == ("64x128 4w 3s 1p 1m gather" if gather else "64x64 4w 3s 2p 1m")  # only boxes have the choice
-    assert not tiling.without_hopper(replace(boxes, gather=True)).gather
+    assert not tiling.without_hopper(shape(128), replace(boxes, gather=True)).gather
     by_pointer = tiling.choose(shape(128, E4M3, page_size), H200, 17)
     assert (described(by_pointer) == "64x64 4w 3s 2p") is gather
     assert described(tiling.choose(shape(128, page_size=page_size), A100, 17)) == "64x64 4w 3s 2p"
@@ -223,9 +272,11 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
     without = tiling.for_cache(attention, H200, tile, contiguous=False, boxes=False)
     assert without == replace(tile, members=0, num_stages=2)
     narrow = tiling.choose(shape(256, E4M3), H200, 65)
-    assert tiling.without_hopper(narrow).num_stages == 1
+    assert tiling.without_hopper(shape(256, E4M3), narrow).num_stages == 1
     few = tiling.choose(shape(128, E4M3), H200, 16)
-    assert not tiling.without_hopper(few).narrow
+    assert not tiling.without_hopper(shape(128, E4M3), few).narrow
+    wide = tiling.choose(shape(160), H200, 129)
+    assert (wide.num_stages, tiling.without_hopper(shape(160), wide).num_stages) == (2, 1)  # columns are 256 there
 
 
 @pytest.mark.parametrize(
@@ -309,7 +360,7 @@ def test_a_box_has_all_of_a_head_of_256_bytes(head_dim, dtypes, page_size, rows,
         found = tiling.for_cache(attention, H200, tile, True, True)
         assert found == replace(tile, whole=whole)
         assert not tiling.for_cache(attention, H200, tile, True, True, beside=False).whole
-        assert not tiling.without_hopper(found).whole
+        assert not tiling.without_hopper(attention, found).whole
     pair = AttentionShape(8, 8, 64, 16)
     tile = tiling.choose(pair, H200, 1, num_reqs=SOME)
     assert (tile.heads, tiling.for_cache(pair, H200, tile, True, True).whole) == (2, True)
@@ -359,7 +410,7 @@ def test_two_heads_of_few_rows_are_worked_on_as_one(kv_heads, head_dim, dtypes, 
         )  # 32 elements of 16 bits are too few to be widened in registers
     else:
         assert apart == as_one
-    assert tiling.without_hopper(tile).heads == 1
+    assert tiling.without_hopper(attention, tile).heads == 1
     limits = Limits(num_reqs, 4095)
     geometry = Geometry.create(attention, limits, DraftShape(), H200, (Mode.DECODE,))
     assert tiling.partial_rows(attention, apart, cut, 1) <= sizing.cut(geometry, 1, num_reqs)[1]
@@ -374,10 +425,11 @@ def test_two_heads_of_few_rows_are_worked_on_as_one(kv_heads, head_dim, dtypes, 
         (64, 16, 128, "128x64 8w 6s 1p 2m 2h"),
         *((64, 16, num_reqs, "64x128 4w 3s 2p 1m") for num_reqs in (1, 8, 31, 34, 40, 62, 100)),
         (64, 17, 64, "128x128 8w 6s 1p 2m"),
-        (96, 16, 64, "128x64 8w 2s 1p 2m 2h"),
+        (96, 16, 64, "128x64 8w 3s 1p 2m 2h"),
         (120, 16, 64, "128x64 8w 2s 1p 2m 2h gather"),
         (48, 16, 64, "128x64 8w 6s 1p 2m 2h gather"),
-        *((head_dim, 16, 64, "64x64 4w 3s 2p 1m gather") for head_dim in (72, 80, 88)),
+        *((head_dim, 16, 64, "64x64 4w 5s 2p 1m gather") for head_dim in (72, 80)),
+        (88, 16, 64, "64x64 4w 4s 2p 1m gather"),
         (40, 16, 64, "64x128 4w 3s 2p 1m gather"),
         (64, 8, 64, "64x64 4w 3s 2p 1m 2h"),
     ],
@@ -495,15 +547,15 @@ def test_few_requests_have_row_tiles_of_64_and_two_programs_a_multiprocessor(hea
 @pytest.mark.parametrize(
     ("head_dim", "dtypes", "page_size", "taller"),
     [
-        *((head_dim, BF16, 16, head_dim <= 64) for head_dim in (40, 64, 72, 128, 256)),
+        *((head_dim, BF16, 16, head_dim <= 80) for head_dim in (40, 64, 72, 80, 88, 128, 256)),
         *((64, *rest, False) for rest in ((E4M3, 16), (BF16, 1), (FP32, 16))),
     ],
 )
-def test_extend_has_three_groups_over_heads_of_64(head_dim, dtypes, page_size, taller):
+def test_extend_has_three_groups_over_heads_of_up_to_80(head_dim, dtypes, page_size, taller):
     """Where keys come in boxes, as wide as rows. Its row tiles are fewer, so that buffers need no more."""
     attention = shape(head_dim, dtypes, page_size)
     few, tile = (tiling.choose(attention, H200, 4096, extend=extend) for extend in (False, True))
-    assert tile == (replace(few, block_m=192, members=3) if taller else few)
+    assert tile == (replace(few, block_m=192, members=3, num_stages=tile.num_stages) if taller else few)
     assert tiling.ragged_tiles(tile, 1, 4096, 3) <= tiling.ragged_tiles(few, 1, 4096, 3)
 
 

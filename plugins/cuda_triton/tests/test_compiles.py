@@ -61,6 +61,14 @@ USUAL = [
 ]
 OTHERS = [
     Case(0, heads=(64, 8), head_dim=64, sinks=True),
+    Case(0, heads=(32, 8), head_dim=160, window=100),
+    Case(16, heads=(32, 8), head_dim=160, tree=True, ragged=True, sinks=True),
+    Case(64, heads=(32, 8), head_dim=160, page_size=64, tree=True, cap=30.0),
+    Case(0, heads=(32, 32), head_dim=80, sinks=True),
+    Case(64, heads=(32, 32), head_dim=96, page_size=1, tree=True),
+    Case(0, heads=(24, 8), head_dim=192, page_size=1),
+    Case(8, heads=(24, 8), head_dim=192, tree=True),
+    Case(0, heads=(32, 32), head_dim=80, fp8=True),
     Case(16, heads=(64, 8), head_dim=64, tree=True, ragged=True, sinks=True),
     Case(64, heads=(64, 8), head_dim=64, tree=True, window=127, sinks=True),
     Case(16, tree=True, fp8=True, sinks=True),
@@ -97,6 +105,12 @@ OTHERS = [
 ]
 
 
+def tile_of(case: Case, arch: int) -> tiling.Tile:
+    """The tile of neither few requests nor many, which have tiles of other cases."""
+    device = DeviceProfile(kind="cuda", arch=arch, num_sms=132)
+    return tiling.choose(case.shape(), device, case.q_len or 4096, extend=not case.q_len, num_reqs=20)
+
+
 def compile_for(case: Case, arch: int, beside: bool = True) -> None:
     """Launch what an attention layer launches, over tensors of the CPU that stand for a GPU's.
 
@@ -118,9 +132,7 @@ def compile_for(case: Case, arch: int, beside: bool = True) -> None:
     table, slots = torch.ones(REQS, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
     work = torch.ones(4096, dtype=torch.int32)
     sinks = torch.ones(case.heads[0]) if case.sinks else None
-    # Neither few nor many, which have tiles of other cases.
-    tile = tiling.choose(shape, device, case.q_len or 4096, extend=not case.q_len, num_reqs=20)
-    tile = tiling.for_cache(shape, device, tile, True, boxes.available(), beside)
+    tile = tiling.for_cache(shape, device, tile_of(case, arch), True, boxes.available(), beside)
     write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
         launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
@@ -228,12 +240,14 @@ STEP = re.compile(r"mbarrier\.try_wait|fence\.proxy\.async|wgmma\.mma_async")
 COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global .*")
 
 
-@pytest.mark.parametrize("case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(page_size=1), Case(8, page_size=12, head_dim=72, tree=True), Case(head_dim=160)], ids=str
+)
 def test_gathered_keys_come_16_bytes_at_a_time_and_are_fenced(compiled, case):
     """No copy falls apart into elements, every thread arrives uncounted, and no product reads a tile before a fence."""
-    ptx, keys = attention_of(case).asm["ptx"], 128 if case.q_len > 1 else 64
+    ptx, tile = attention_of(case).asm["ptx"], tile_of(case, 90)
     copies = COPY.findall(ptx)
-    assert len(copies) == 2 * keys * 256 // 16 // 128
+    assert len(copies) == 2 * tile.block_n * 2 * sum(tiling.columns(tile.heads * case.head_dim)) // 16 // 128
     assert all(".cg." in copy and "0x10" in copy for copy in copies)
     assert ptx.count("cp.async.mbarrier.arrive.noinc") == ptx.count("cp.async.mbarrier.arrive") == 2
     steps = STEP.findall(ptx)

@@ -70,9 +70,10 @@ class Copies:
             "gl": language, "range": range, "async_load": self.load, "VALUES": fetch.VALUES.value,
             "reinterpret": lambda room, dtype, shape, layout: Room(room.reshape(shape)),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect), "keys_of": fetch.keys_of.fn,
+            **{name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "width_of")},
         }  # fmt: skip
         for module, name in (
-            *((fetch, one) for one in ("fetch_tiles", "fetch_boxes", "ask_for_parts", "ask_for_heads")),
+            *((fetch, one) for one in ("fetch_tiles", "fetch_boxes", "ask_for_columns", "ask_for_heads")),
             (ring, "next_slot"),
         ):
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
@@ -116,7 +117,7 @@ def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
 @pytest.mark.parametrize(("page", "dim", "heads", "beside"), [
     (16, 128, 1, True), (64, 128, 1, True), (8, 128, 1, True), (128, 128, 1, True), (48, 128, 1, True),
     (16, 64, 2, True), (16, 128, 1, False), (64, 128, 1, False), (16, 96, 1, True), (32, 256, 1, True),
-    (8, 64, 1, True),
+    (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
 ])  # fmt: skip
 @pytest.mark.parametrize("block_n", [64, 128])
 def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside, block_n):
@@ -124,7 +125,7 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside,
     All bytes that a barrier is told of come.
     """
     chance = np.random.default_rng(page * dim + block_n)
-    kv_heads, block_d = 4, tiling.next_power_of_two(heads * dim)
+    kv_heads = 4
     attention = AttentionShape(4 * kv_heads, kv_heads, dim, page, "float16", "float16")
     tile = tiling.Tile(64, block_n, 4, STAGES, 1, members=1, heads=heads)
     tile = tiling.for_cache(attention, HOPPER, tile, True, True, beside)
@@ -146,18 +147,22 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside,
             described = boxes.describe(boxes.beside(cache, tile.heads), page, tile)
             source = tuple(None if one is None else Source(one) for one in described)
             box = boxes.SWIZZLED_ROWS if tile.whole else boxes.box(page, tile)
-            rooms = [np.full(block_n * block_d, -7, np.float16) for _ in range(STAGES)]
+            widths = [one for one in tiling.columns(heads * dim) if one]
+            rooms = [[np.full(block_n * width, -7, np.float16) for _ in range(STAGES)] for width in widths]
+            ring = tuple(map(Room, rooms))
             bars = [Room([(name, slot) for slot in range(STAGES)]) for name in ("k", "v", "k free", "v free")]
             copies = Copies()
-            constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, BLOCK_D=block_d, BOX=box, DEPTH=STAGES)
+            first, rest = tiling.columns(heads * dim)
+            constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, BLOCK_D=first, REST=rest, BOX=box, DEPTH=STAGES)
             fetch = copies.environment()["fetch_tiles"]
             for number in range(-(-kv_len // block_n)):
                 fetch(
-                    source, (Room(rooms), Room(rooms), *bars), number % STAGES, 0, Table(ids), head, number, number + 1,
+                    source, (ring, ring, *bars), number % STAGES, 0, Table(ids), head, number, number + 1,
                     kv_len, columns + 3, what, constants,
                 )  # fmt: skip
                 assert set(copies.bytes.values()) == {0}
-                got = as_read(rooms[number % STAGES], block_n, block_d, tile.whole)
+                parts = zip(rooms, widths, strict=True)
+                got = np.hstack([as_read(one[number % STAGES], block_n, width, tile.whole) for one, width in parts])
                 assert not np.isnan(got).any()
                 column = np.arange(block_n)
                 start = number * block_n + column // box * box
@@ -166,7 +171,7 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside,
                     token = cache[ids[position[at] // page], position[at] % page]
                     wanted = token[head * heads : (head + 1) * heads].flatten().numpy()
                     assert np.array_equal(got[at, : heads * dim], wanted)
-                    assert not got[at, heads * dim :].any() or heads * dim == block_d
+                    assert not got[at, heads * dim :].any()
 
 
 @pytest.mark.parametrize(("keys", "dim"), [(64, 128), (128, 128), (64, 256)])

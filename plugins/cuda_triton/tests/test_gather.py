@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftmark_cuda_triton import boxes
+from draftmark_cuda_triton import boxes, tiling
 
 pytestmark = pytest.mark.skipif(not boxes.available(), reason="this Triton has no Gluon as `hopper` uses it")
 
@@ -121,19 +121,20 @@ class Model:
             arange=lambda begin, end, layout: Value(np.arange(begin, end, dtype=np.int32)),
             convert_layout=lambda x, layout: x,
             load=lambda at, mask, other: Value(at.read(mask.data), np.int32),
-            minimum=lambda a, b: Value(np.minimum(_plain(a), _plain(b))),
+            minimum=lambda a, b: Value(np.minimum(_plain(a), _plain(b))), static_range=range,
             where=lambda c, a, b: Value(np.where(_plain(c), _plain(a), _plain(b))),
             inline_asm_elementwise=self.multiply,
         )  # fmt: skip
         names: dict[str, Any] = {
-            "gl": language, "copy_rows": self.copy, "spread_of": lambda *of: of, "asked_of": lambda *of: of,
+            "gl": language, "copy_rows": self.copy, "copied_by": lambda *of: of, "asked_of": lambda *of: of,
             "mbarrier": SimpleNamespace(wait=lambda barrier, phase: self.done.append(("wait", *barrier, int(phase)))),
             "async_copy": SimpleNamespace(
                 mbarrier_arrive=lambda barrier, increment_count: self.done.append((*barrier, increment_count))
             ),
         }  # fmt: skip
+        names |= {one: getattr(boxes.hopper().constants, one).fn for one in ("first_of", "parts_of", "width_of")}
         for module, name in (
-            *((gather, one) for one in ("ask_for_pages", "far", "copy_keys", "gather_tiles")),
+            *((gather, one) for one in ("ask_for_pages", "pages_of", "far", "copy_keys", "copy_part", "gather_tiles")),
             (mask, "key_positions"), (ring, "next_slot"),
         ):  # fmt: skip
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
@@ -160,8 +161,7 @@ def _plain(x: Any) -> Any:
 
 
 def gathered(
-    page: int, block_n: int, dim: int, block_d: int, kv_len: int, first: int, head: int, layout: str, seed: int,
-    beside: int = 1,
+    page: int, block_n: int, dim: int, kv_len: int, first: int, head: int, layout: str, seed: int, beside: int = 1,
 ):  # fmt: skip
     """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers.
 
@@ -183,20 +183,26 @@ def gathered(
     at = Value(np.int64(2 * int(cells[0, 0, 0, 0])), POINTER)
     source = (at, *(Value(np.int32(s)) for s in strides))
     model = Model(memory)
-    k_ring, v_ring = (Slots([np.full((block_n, block_d), -7, ELEMENT) for _ in range(stages)]) for _ in range(2))
+    block_d, rest = tiling.columns(beside * dim)
+    widths = [one for one in (block_d, rest) if one]
+    k_ring, v_ring = (
+        tuple(Slots([np.full((block_n, one), -7, ELEMENT) for _ in range(stages)]) for one in widths) for _ in range(2)
+    )
     bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "k free", "v free")]
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
-    constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, HEADS=beside, HEAD_DIM=dim, BLOCK_D=block_d, STAGES=stages)
+    constants = SimpleNamespace(
+        PAGE=page, BLOCK_N=block_n, HEADS=beside, HEAD_DIM=dim, BLOCK_D=block_d, REST=rest, STAGES=stages
+    )
     for tile in range(first, end):
         slot, phase = role(
             source, source, (k_ring, v_ring, *bars), slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1,
             kv_len, constants,
         )  # fmt: skip
-        tiles.append((k_ring.each[(tile - first) % stages].copy(), v_ring.each[(tile - first) % stages].copy()))
+        tiles.append([np.hstack([one.each[(tile - first) % stages] for one in ring]) for ring in (k_ring, v_ring)])
     expected = []
     for tile in range(first, end):
-        rows = np.zeros((block_n, block_d), ELEMENT)
+        rows = np.zeros((block_n, sum(widths)), ELEMENT)
         keys = range(tile * block_n, min(kv_len, (tile + 1) * block_n))
         for row, key in zip(range(block_n - len(keys), block_n), keys, strict=True):
             rows[row, : beside * dim] = memory[cells[ids[key // page], key % page, head]]
@@ -210,29 +216,29 @@ def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
     """Keys stand in order and end with the tile, of any page size; before them are zeros, and nothing else is read."""
     chance = random.Random(page)
     for case in range(12):
-        block_n, (dim, block_d) = chance.choice((64, 128)), chance.choice(((64, 64), (96, 128), (128, 128), (72, 128)))
+        block_n, dim = chance.choice((64, 128)), chance.choice((64, 72, 80, 96, 120, 128, 160, 192))
         kv_len = chance.choice((1, block_n - 1, block_n, block_n + 1, chance.randrange(1, 4 * block_n)))
         first = chance.randrange(-(-kv_len // block_n))
-        told = (page, block_n, dim, block_d, kv_len, first, chance.randrange(3), layout, case)
+        told = (page, block_n, dim, kv_len, first, chance.randrange(3), layout, case)
         tiles, expected, _ = gathered(*told)
         for (k, v), rows in zip(tiles, expected, strict=True):
             assert np.array_equal(k, rows) and np.array_equal(v, rows), told
 
 
 @pytest.mark.parametrize("page", [1, 5, 16, 64])
-@pytest.mark.parametrize(("dim", "block_d"), [(48, 128), (64, 128), (80, 256), (120, 256)])
-def test_a_tile_holds_two_heads_beside_each_other(page, dim, block_d):
+@pytest.mark.parametrize("dim", [48, 64, 80, 96, 120])
+def test_a_tile_holds_two_heads_beside_each_other(page, dim):
     """All elements of both, and zeros behind them."""
     for kv_len in (1, 64, 130):
         for head in range(3):
-            tiles, expected, _ = gathered(page, 64, dim, block_d, kv_len, 0, head, "packed", kv_len, beside=2)
+            tiles, expected, _ = gathered(page, 64, dim, kv_len, 0, head, "packed", kv_len, beside=2)
             for (k, v), rows in zip(tiles, expected, strict=True):
                 assert np.array_equal(k, rows) and np.array_equal(v, rows)
 
 
 def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
     """Room for K, K, room for V, V, slot after slot; the phase of room flips when the ring comes round."""
-    _, _, done = gathered(4, 64, 64, 64, 300, 0, 0, "packed", 0)
+    _, _, done = gathered(4, 64, 64, 300, 0, 0, "packed", 0)
     expected = []
     for tile in range(5):
         slot, turn = tile % 3, tile // 3
@@ -246,7 +252,7 @@ def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
 def test_a_warp_asks_for_the_pages_of_the_rows_that_it_copies(rows, block_d):
     """So page ids change hands inside a warp, and every row has one that asks for it."""
     gather = boxes.hopper().gather
-    asked, spread = gather.asked_of.fn(rows, block_d, 4), gather.spread_of.fn(block_d, 4)
+    asked, spread = gather.asked_of.fn(rows, block_d, 4), gather.copied_by.fn(SimpleNamespace(BLOCK_D=block_d), 0, 4)
     beside, threads = spread.threads_per_warp
     assert (spread.size_per_thread, beside * threads, threads * 8) == ([1, 8], 32, block_d)
     assert len(asked.lane_bases) == 5
@@ -254,6 +260,24 @@ def test_a_warp_asks_for_the_pages_of_the_rows_that_it_copies(rows, block_d):
         lanes = {sum(basis[0] * (lane >> i & 1) for i, basis in enumerate(asked.lane_bases)) for lane in range(32)}
         mine = {row + sum(basis[0] * (warp >> i & 1) for i, basis in enumerate(asked.warp_bases)) for row in lanes}
         assert mine == {row for row in range(rows) if row // beside % 4 == warp}
+
+
+@pytest.mark.parametrize(("block_d", "rest"), [(64, 16), (64, 32), (128, 16), (128, 32), (128, 64)])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_a_warp_copies_all_parts_of_its_rows(rows, block_d, rest):
+    """16 bytes a thread, a row's threads beside each other, every cell once."""
+    gather, cells = boxes.hopper().gather, np.zeros((rows, rest), int)
+    layout = gather.copied_by.fn(SimpleNamespace(BLOCK_N=rows, BLOCK_D=block_d, REST=rest), 1, 4)
+    assert layout.reg_bases[:3] == [[0, 1], [0, 2], [0, 4]] and len(layout.lane_bases) == 5
+    assert layout.lane_bases[: (rest // 8).bit_length() - 1] == [
+        [0, 8 << i] for i in range((rest // 8).bit_length() - 1)
+    ]
+    for at in range(2 ** len(layout.reg_bases) * 32 * 4):
+        bases = [*layout.reg_bases, *layout.lane_bases, *layout.warp_bases]
+        row, column = (sum(basis[i] * (at >> bit & 1) for bit, basis in enumerate(bases)) for i in (0, 1))
+        assert row // (256 // block_d) % 4 == at >> (len(bases) - 2)
+        cells[row, column] += 1
+    assert (cells == 1).all()
 
 
 def test_what_arrives_at_a_barrier_is_every_thread_that_copies():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .tiling import Tile, next_power_of_two, overlaps
+from .tiling import Tile, columns, next_power_of_two, overlaps
 
 SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
@@ -28,16 +28,22 @@ def box(page_size: int, tile: Tile) -> int:
     return math.gcd(page_size, tile.block_n)
 
 
+def columns_of(tile: Tile, head_dim: int, size: int) -> tuple[int, int]:
+    """Columns of the parts of a tile; see `tiling.columns`. Where e4m3 is widened in registers it has one."""
+    return (next_power_of_two(head_dim), 0) if tile.narrow else columns(head_dim, size)
+
+
 def options(tile: Tile, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
-    """Constants and compiler options of a program: who widens, and how many registers its threads have."""
+    """Constants and compiler options of a program: its columns, who widens, and how many registers its threads have."""
     # Programs that share a multiprocessor leave each of their 256 threads so many registers when they start.
     crowd = {"maxnreg": 65536 // (256 * tile.programs_per_sm) // 8 * 8} if tile.programs_per_sm > 1 else {}
+    block_d, rest = columns_of(tile, k.shape[3], k.element_size())
     if tile.narrow:
-        return {"BLOCK_M": tile.block_m, "num_warps": 4} | crowd
+        return {"BLOCK_M": tile.block_m, "BLOCK_D": block_d, "num_warps": 4} | crowd
     widen = k.dtype != q.dtype
     chosen: dict[str, Any] = {
-        "MEMBERS": tile.members, "WIDEN": widen, "DEPTH": tile.depth if widen else tile.num_stages,
-        "OVERLAP": overlaps(tile, tile.heads * q.shape[2]), "num_warps": 4,
+        "BLOCK_D": block_d, "REST": rest, "MEMBERS": tile.members, "WIDEN": widen,
+        "DEPTH": tile.depth if widen else tile.num_stages, "OVERLAP": overlaps(tile, k.shape[3]), "num_warps": 4,
         "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS[tile.members],
     }  # fmt: skip
     return chosen | crowd
@@ -66,14 +72,21 @@ def beside(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def describe(tensor: torch.Tensor, page_size: int, tile: Tile) -> tuple[Any, Any]:
-    """A descriptor of a cache, in boxes; and where heads come whole one in boxes of SWIZZLED_ROWS keys, or None."""
+    """A descriptor of a cache, in boxes; and another: where heads come whole, in boxes of SWIZZLED_ROWS keys; where a
+    tile has columns of a second part, in boxes of those; or None.
+    """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     (pages, tokens, heads, dim), size, keys = tensor.shape, tensor.element_size(), box(page_size, tile)
-    width = min(SWIZZLE, next_power_of_two(dim) * size)
     if not tile.whole:
-        block = [1, keys, 1, width // size]
-        return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, _layout(width, size, 4)), None
+        widths = [min(SWIZZLE, columns * size) for columns in columns_of(tile, dim, size) if columns]
+        shape, strides = list(tensor.shape), list(tensor.stride())
+        found = [
+            TensorDescriptor(tensor, shape, strides, [1, keys, 1, width // size], _layout(width, size, 4))
+            for width in widths
+        ]
+        return found[0], found[1] if len(found) > 1 else None
+    width = SWIZZLE
     parts, rows, row = dim * size // width, SWIZZLED_ROWS, tensor.stride(1)
     shape = [pages, tokens // rows, heads * parts, rows, width // size]
     strides = [tensor.stride(0), rows * row, width // size, row, 1]

@@ -19,8 +19,8 @@ MOVING = (
     *("prefix_lens", "q_indptr", "page_table"),
 )
 """The kernel's parameters that another layer or step brings, in the order of `Extend._launch`."""
-EDGES = {"k_edge": "k_source", "v_edge": "v_source"}
-"""Its descriptors of the last keys, which are of the same tensors as the others (`boxes.describe`)."""
+OTHERS = {"k_other": "k_source", "v_other": "v_source"}
+"""Its further descriptors, which are of the same tensors (`boxes.describe`)."""
 
 
 class Extend:
@@ -41,7 +41,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
-        self._again = Again(MOVING, EDGES)
+        self._again = Again(MOVING, OTHERS)
         self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:

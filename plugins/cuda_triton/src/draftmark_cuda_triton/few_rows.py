@@ -53,7 +53,7 @@ class FewRows:
         self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
         self._shape = Attention.of(geometry, slots.is_cuda)
         self._cuts: dict[tuple[int, ...], Cut] = {}
-        self._again = Again(MOVING, extend.EDGES)
+        self._again = Again(MOVING, extend.OTHERS)
         self._facts = Remembered[ForwardBatch, Facts]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:

@@ -21,8 +21,8 @@ def sources(k: torch.Tensor, v: torch.Tensor, page_size: int, tile: Tile) -> tup
     """
     if tile.gather:
         return (k, v), (*pitches(k), *pitches(v))
-    (k_box, k_edge), (v_box, v_edge) = (boxes.describe(one, page_size, tile) for one in (k, v))
-    return (k_box, v_box, k_edge, v_edge), (k.shape[0],)
+    (k_box, k_other), (v_box, v_other) = (boxes.describe(one, page_size, tile) for one in (k, v))
+    return (k_box, v_box, k_other, v_other), (k.shape[0],)
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, ...]:

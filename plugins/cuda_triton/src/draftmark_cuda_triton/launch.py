@@ -284,10 +284,10 @@ def _attend_hopper(
         depth if tree else prefix_lens, extent.q_len, extent.tail_len, extent.num_reqs, extent.num_rows, shape.group,
         0 if mask is None else mask.stride(0), shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0),
         q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places, PAGE=shape.page_size,
-        BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, TAIL=tail, RAGGED=extent.ragged,
-        WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
-        WITH_LSE=lse is not None, ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, HEADS=tile.heads,
-        STEP=_step(q, out), **gathering.options(tile, k, q, shape.page_size), **dependent(shape.pdl),
+        BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, TAIL=tail, RAGGED=extent.ragged, WINDOW=shape.window,
+        CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None,
+        ITEM_COST=ITEM_COST, PDL=shape.pdl, STAGES=tile.num_stages, HEADS=tile.heads, STEP=_step(q, out),
+        **gathering.options(tile, k, q, shape.page_size), **dependent(shape.pdl),
     )  # fmt: skip
 
 
@@ -347,10 +347,9 @@ def attend_extend(
             q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr,
             page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
-            PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d,
-            WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
-            WITH_LSE=lse is not None, STAGES=tile.num_stages, STEP=_step(q, out),
-            **gathering.options(tile, k, q, shape.page_size),
+            PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
+            CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None,
+            STAGES=tile.num_stages, STEP=_step(q, out), **gathering.options(tile, k, q, shape.page_size),
         )  # fmt: skip
         return
     start(

@@ -29,6 +29,14 @@ HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 LINE = 128
 """Bytes that memory is read in."""
+SHARED_MEMORY = 225 * 1024
+"""What a multiprocessor of Hopper has for rows and stages, beside barriers and what the system keeps."""
+MOST_STAGES = 6
+"""Tiles of K and V in flight at most."""
+LEAST_COLUMNS = 64
+"""Columns of a tile of `hopper` at least."""
+LEAST_BOX = 32
+"""Bytes of a row of a box that it swizzles at least."""
 SMALL_PAGE = 16
 """Tokens of a page of which boxes are so small that a tile waits for their number."""
 ABOVE = (0, LEAST_ROWS, 64, 128)
@@ -152,26 +160,49 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
     tiles of 64 keys; with heads of 64, whose softmax is the work, it is not.
     """
     block_d = next_power_of_two(shape.head_dim)
-    narrow = DTYPE_BYTES[shape.kv_dtype] == 1
-    # Two groups that fold rows of 256, beside one that widens, have too few registers for one product.
-    if above >= 64 and not (narrow and block_d == 256):
-        if block_d == 128 and above == 64 and not narrow:
-            return Tile(128, 64, 8, 6, 1, members=2)
-        stages = {64: 6, 128: 3, 256: 2}[block_d]
-        return Tile(128, 64 if narrow or block_d == 256 else 128, 8, stages, 1, members=2, depth=4 if narrow else 0)
-    if narrow:
+    if DTYPE_BYTES[shape.kv_dtype] == 1:
+        # Two groups that fold rows of 256, beside one that widens, have too few registers for one product.
+        if above >= 64 and block_d < 256:
+            return Tile(128, 64, 8, {64: 6, 128: 3}[block_d], 1, members=2, depth=4)
         return Tile(64, 64 if block_d == 256 else 128, 4, 256 // block_d, 1, members=1, depth=2)
-    if block_d == 128 and above == LEAST_ROWS:
-        return Tile(64, 128, 4, 3, 1, members=1)
-    return Tile(64, 128 if block_d == 64 else 64, 4, 3, 1 if block_d == 256 else 2, members=1)
+    wide = sum(columns(shape.head_dim))
+    if above >= 64:
+        tile = Tile(128, 64 if wide > 160 or (wide > 64 and above == 64) else 128, 8, 0, 1, members=2)
+    elif above == LEAST_ROWS and 64 < wide <= 128:
+        tile = Tile(64, 128, 4, 0, 1, members=1)
+    else:
+        tile = Tile(64, 128 if wide == 64 else 64, 4, 0, 1 if wide > 128 else 2, members=1)
+    return replace(tile, num_stages=_stages(tile, wide))
+
+
+def _stages(tile: Tile, wide: int) -> int:
+    """Tiles of K and V of so many columns, of 16 bits, that a program has room for beside its rows."""
+    room = SHARED_MEMORY // tile.programs_per_sm - tile.block_m * wide * 2
+    return min(MOST_STAGES, room // (2 * tile.block_n * wide * 2))
+
+
+def columns(head_dim: int, size: int = 2) -> tuple[int, int]:
+    """Columns of a tile of `hopper`: a power of two, as registers and shared memory are; and beside them a smaller one,
+    or 0, where that leaves less empty. Heads of 160 have 128 and 32, not 256.
+
+    Args:
+        size: bytes of an element of K and V.
+    """
+    first = max(LEAST_COLUMNS, next_power_of_two(head_dim + 1) // 2)
+    if first >= head_dim:
+        return first, 0
+    rest = max(LEAST_BOX // size, next_power_of_two(head_dim - first))
+    return (first, rest) if rest < first else (2 * first, 0)
 
 
 def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
     """The same tile for EXTEND. With heads of 64 a row's softmax takes as long as its products, and three warp groups
     keep the tensor cores busier than two; of few rows a request they would leave more of a row tile empty.
     """
-    if tile.members == 2 and tile.depth == 0 and next_power_of_two(shape.head_dim) == 64:
-        return replace(tile, block_m=192, members=3)
+    wide = sum(columns(shape.head_dim))
+    if tile.members == 2 and tile.depth == 0 and wide <= 80:
+        tile = replace(tile, block_m=192, members=3)
+        return replace(tile, num_stages=_stages(tile, wide))
     return tile
 
 
@@ -283,15 +314,16 @@ def overlaps(tile: Tile, head_dim: int) -> bool:
     It does where its registers hold the weights of two tiles: two groups, or one with heads of up to 128, unless four
     warps gather beside it for each of two programs.
     """
-    one = tile.members == 1 and tile.depth == 0 and not tile.narrow and next_power_of_two(head_dim) <= 128
+    one = tile.members == 1 and tile.depth == 0 and not tile.narrow and sum(columns(head_dim)) <= 160
     return tile.members == 2 or (one and not (tile.gather and tile.programs_per_sm == 2))
 
 
-def without_hopper(tile: Tile) -> Tile:
-    """The same cut of the work for `kernels`, whose launches take their stages for themselves."""
-    return replace(
-        tile, members=0, narrow=False, gather=False, heads=1, whole=False, num_stages=min(tile.num_stages, 2)
-    )
+def without_hopper(shape: AttentionShape, tile: Tile) -> Tile:
+    """The same cut of the work for `kernels`, whose launches take their stages for themselves, of one power of two."""
+    row = 2 * next_power_of_two(shape.head_dim)
+    fits = (tile.block_m + 2 * 2 * tile.block_n) * row <= SHARED_MEMORY
+    stages = min(tile.num_stages, 2 if fits else 1)
+    return replace(tile, members=0, narrow=False, gather=False, heads=1, whole=False, num_stages=stages)
 
 
 def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_kv_len: int) -> tuple[Tile, int]:
@@ -358,7 +390,7 @@ def for_cache(
     if tile.members:
         if boxes:
             return replace(tile, whole=_has_whole_heads(shape, tile)) if beside else apart(shape, tile)
-        tile = without_hopper(tile)
+        tile = without_hopper(shape, tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
 

@@ -19,7 +19,8 @@ class Constants:
         PAGE: tokens of a page.
         BLOCK_M, BLOCK_N: packed rows of a row tile; keys of a tile.
         BOX: keys that come together at least, inside one page; a box that has the last key ends with it (`mask`).
-        HEAD_DIM, BLOCK_D: elements of a head; the power of two that holds them.
+        HEAD_DIM: elements of a head.
+        BLOCK_D, REST: columns of a tile, a power of two; those beside them, a smaller one, or 0 (`tiling.columns`).
         STAGES, DEPTH: tiles of K and V as wide as rows; those that are fetched, where they are narrow.
         TAIL: which keys of the tail a row sees (`mask`); RAGGED: each request has rows of its own number.
         WINDOW, CAP, SINKS: whether there is a window, a soft cap, a sink of each head.
@@ -52,6 +53,7 @@ class Constants:
     OVERLAP: bool = False
     MEMBERS: int = 1
     HEADS: int = 1
+    REST: int = 0
     STEP: int = 1
     ONE_BY_ONE: bool = False
 
@@ -63,9 +65,33 @@ def constants(**named):
 
 
 @gluon.constexpr_function
+def widths(C):
+    """Columns of each part of a tile. Registers and shared memory are powers of two; a tile is one of them, or two."""
+    return (C.BLOCK_D, C.REST) if C.REST else (C.BLOCK_D,)
+
+
+@gluon.constexpr_function
+def parts_of(C):
+    """Parts of a tile."""
+    return len(widths(C))
+
+
+@gluon.constexpr_function
+def width_of(C, part):
+    """Columns of a part."""
+    return widths(C)[part]
+
+
+@gluon.constexpr_function
+def first_of(C, part):
+    """The first of a part's columns, counted from the tile's."""
+    return sum(widths(C)[:part])
+
+
+@gluon.constexpr_function
 def takes_turns(C):
-    """Whether two groups take turns. With heads of 256 their products are long enough to leave it to chance."""
-    return C.MEMBERS == 2 and C.OVERLAP and C.BLOCK_D <= 128
+    """Whether two groups take turns. Products of more than 128 columns are long enough to leave it to chance."""
+    return C.MEMBERS == 2 and C.OVERLAP and sum(widths(C)) <= 128
 
 
 @gluon.constexpr_function
@@ -75,12 +101,18 @@ def scores_of(C):
 
 
 @gluon.constexpr_function
-def output_of(C):
-    """Layout of a group's sums, ``[64, BLOCK_D]``."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_D, 16])
+def output_of(width):
+    """Layout of a group's sums, ``[64, width]``."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
 
 
 @gluon.constexpr_function
-def moving_of(C):
-    """Layout of rows between memory and a group: 16 bytes a thread, a row's threads beside each other."""
-    return gl.BlockedLayout([1, 8], [256 // C.BLOCK_D, C.BLOCK_D // 8], [4, 1], [1, 0])
+def moving_of(width):
+    """Layout of rows between memory and a group."""
+    return spread_of(width, 4)
+
+
+@gluon.constexpr_function
+def spread_of(width, warps):
+    """Layout of rows that warps move, 16 bytes a thread: a row's threads are neighbours in a warp."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])

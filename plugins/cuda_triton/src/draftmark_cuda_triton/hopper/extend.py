@@ -11,11 +11,11 @@ from triton.experimental.gluon import language as gl
 
 from .agenda import hear_next, looked_up, make_agenda, take, tell_next
 from .bring import bring_tiles
-from .constants import constants, moving_of, output_of, scores_of, takes_turns
+from .constants import constants, scores_of, takes_turns
 from .fetch import leads
-from .fold import fold_tiles, give_turn
+from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL
-from .ring import make_ring, make_rows
+from .ring import make_ring, make_room, of_slot
 from .roles import start
 from .rows import apart, inverse_of, load_rows, put_rows, store_rows
 from .softmax import sink_mass
@@ -70,12 +70,11 @@ def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def queries_of(q, found, lane, group, inverse, stride_row, stride_head, C: gl.constexpr):
+def queries_of(q, found, group, inverse, stride_row, stride_head, MEMBER: gl.constexpr, C: gl.constexpr):
     """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
     _, head, first_row, skipped, begin, rows, _ = found
-    packed = skipped + lane
     return load_rows(
-        q, begin + first_row, packed, packed < (rows - first_row) * group, head, group, inverse, stride_row,
+        q, begin + first_row, skipped + MEMBER * 64, (rows - first_row) * group, head, group, inverse, stride_row,
         stride_head, C,
     )  # fmt: skip
 
@@ -97,15 +96,14 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
         k_factor = gl.load(k_scale)
     if C.SCALED & 2:
         v_factor = gl.load(v_scale)
-    own_q = q_ring.index(MEMBER)
+    own_q = of_slot(q_ring, MEMBER)
     lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
-    moving_lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, moving_of(C)))
     inverse = inverse_of(group)
     found, at, turn = hear_next(agenda, at, turn)
-    queries = queries_of(q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, C)
+    queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
     while found[5] > 0:
         _, head, first_row, skipped, begin, rows, prefix_len = found
-        put_rows(own_q, queries)
+        put_rows(own_q, queries, C)
         row, member = apart(skipped + lane, group, inverse)
         row += first_row
         row_live = row < rows
@@ -122,16 +120,14 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
         )  # fmt: skip
         # The next rows of q travel while these are stored.
         found, at, turn = hear_next(agenda, at, turn)
-        queries = queries_of(q, found, moving_lane, group, inverse, stride_q_row, stride_q_head, C)
+        queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
         weight = mass
         if C.SINKS:
             weight += sink_mass(sinks, head * group + member, row_live, top)
         share = v_factor / gl.where(weight > 0, weight, 1.0)
-        acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output_of(C)))[:, None]
-        moved = skipped + moving_lane
         store_rows(
-            own_q, acc, out, begin + first_row, moved, moved < (rows - first_row) * group, head, group, inverse,
-            stride_out_row, stride_out_head, C,
+            own_q, shared_out(acc, share), out, begin + first_row, skipped + MEMBER * 64, (rows - first_row) * group,
+            head, group, inverse, stride_out_row, stride_out_head, C,
         )  # fmt: skip
         if C.WITH_LSE:
             log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
@@ -141,28 +137,28 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
 def attend_ragged(
-    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr,
+    q, k_source, v_source, k_other, v_other, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr,
     page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
     stride_out_head, stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr,
     BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
-    WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, STEP: gl.constexpr,
+    WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
-    """As `kernels.extend.attend_ragged`; k_source, v_source, k_edge and v_edge as of `uniform.attend_uniform`."""
+    """As `kernels.extend.attend_ragged`; k_source, v_source, k_other and v_other as of `uniform.attend_uniform`."""
     C: gl.constexpr = constants(
-        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
-        DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP,
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, REST=REST,
+        STAGES=STAGES, DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
+        WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP,
     )  # fmt: skip
-    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)
+    q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, WHOLE=k_other is not None and REST == 0)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:
-        fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+        fetched = make_ring(k_source.dtype, 1, DEPTH, C)
     agenda = make_agenda(MEMBERS + WIDEN + 1)
     bring = (
-        row_tiles, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), fetched, ring, agenda,
+        row_tiles, prefix_lens, q_indptr, page_table, (k_source, k_other), (v_source, v_other), fetched, ring, agenda,
         group, num_kv_heads, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (

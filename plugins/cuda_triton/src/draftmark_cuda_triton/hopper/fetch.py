@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from .constants import first_of, parts_of, spread_of, width_of
 from .names import async_load, reinterpret
 from .ring import next_slot
 
@@ -32,7 +33,8 @@ def fetch_tiles(
     """Bring K, or V, of tiles [first, stop) of one request.
 
     Args:
-        source: descriptors of boxes of a page, or of a part of one; and of C.BOX keys where heads come whole, or None.
+        source: descriptors of boxes of a page, or of a part of one; and others of the same tensor: of C.BOX keys where
+            heads come whole, of a tile's other columns where it has two parts, or None.
     """
     full = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
     slot, phase = fetch_boxes(source, ring, slot, phase, page_row, head, first, full, kv_len, num_pages, WHAT, True, C)
@@ -52,13 +54,13 @@ def fetch_boxes(
 ):  # fmt: skip
     """FULL: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    boxes, edges = source
+    boxes, others = source
     tiles, full, free = k_ring, k_full, k_free
     if WHAT == VALUES:
         tiles, full, free = v_ring, v_full, v_free
     KEYS_OF_BOX: gl.constexpr = keys_of(boxes.block_shape)
     BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
-    BYTES: gl.constexpr = C.BLOCK_N * C.BLOCK_D * boxes.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = C.BLOCK_N * (C.BLOCK_D + C.REST) * boxes.dtype.primitive_bitwidth // 8
     for tile in range(first, stop):
         # Before the wait, so that page ids travel while the ring is full.
         pages = ()
@@ -75,26 +77,33 @@ def fetch_boxes(
         for b in gl.static_range(BOXES):
             left = kv_len - tile * C.BLOCK_N - b * KEYS_OF_BOX
             at = pages[b], (tile * C.BLOCK_N + b * KEYS_OF_BOX) % C.PAGE, head
-            if edges is None:
-                ask_for_parts(boxes, tiles.index(slot), full.index(slot), b, at, left, FULL, C)
+            room = tiles[0].index(slot)
+            if others is None or C.REST > 0:
+                ask_for_columns(boxes, room, full.index(slot), b, at, left, 0, FULL, C)
             else:
-                ask_for_heads(boxes, edges, tiles.index(slot), full.index(slot), b, at, left, FULL, C)
+                ask_for_heads(boxes, others, room, full.index(slot), b, at, left, FULL, C)
+            if C.REST > 0:
+                ask_for_columns(others, tiles[1].index(slot), full.index(slot), b, at, left, 1, FULL, C)
         slot, phase = next_slot(slot, phase, C.DEPTH)
     return slot, phase
 
 
 @gluon.jit
-def ask_for_parts(boxes, room, full, b: gl.constexpr, at, left, FULL: gl.constexpr, C: gl.constexpr):
-    """Box b of a tile, 128 bytes of a head at a time; one that is not full of keys ends with the last of them."""
+def ask_for_columns(
+    boxes, room, full, b: gl.constexpr, at, left, part: gl.constexpr, FULL: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
+    """Box b of a part of a tile, at most 128 bytes of a head at a time; one that is not full of keys ends with the last
+    of them.
+    """
     page, row, head = at
     BOXES: gl.constexpr = C.BLOCK_N // C.BOX
     WIDTH: gl.constexpr = boxes.block_shape[3]
-    PARTS: gl.constexpr = C.BLOCK_D // WIDTH
-    rooms = reinterpret(room, boxes.dtype, [PARTS * BOXES, 1, C.BOX, 1, WIDTH], boxes.layout)
+    TIMES: gl.constexpr = width_of(C, part) // WIDTH
+    rooms = reinterpret(room, boxes.dtype, [TIMES * BOXES, 1, C.BOX, 1, WIDTH], boxes.layout)
     if not FULL:
         row += gl.minimum(left, C.BOX) - C.BOX
-    for part in gl.static_range(PARTS):
-        async_load(boxes, [page, row, head, part * WIDTH], full, rooms.index(part * BOXES + b))
+    for i in gl.static_range(TIMES):
+        async_load(boxes, [page, row, head, first_of(C, part) + i * WIDTH], full, rooms.index(i * BOXES + b))
 
 
 @gluon.jit
@@ -152,16 +161,21 @@ def widened(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def widen_tile(narrow, came, left, near, near_phase, tiles, full, free, slot, phase, spread: gl.constexpr):
+def widen_tile(narrow, came, left, near, near_phase, tiles, full, free, slot, phase, C: gl.constexpr):
     """Bring K, or V, of one tile to the rows' dtype.
 
     A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
     and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
     """
     mbarrier.wait(came.index(near), near_phase)
-    wide = widened(narrow.index(near).load(spread), tiles.dtype)
+    wide = ()
+    for part in gl.static_range(parts_of(C)):
+        # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
+        x = narrow[part].index(near).load(spread_of(width_of(C, part), gl.num_warps()))
+        wide = wide + (widened(x, tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
     mbarrier.wait(free.index(slot), phase ^ 1)
-    tiles.index(slot).store(wide)
+    for part in gl.static_range(parts_of(C)):
+        tiles[part].index(slot).store(wide[part])
     fence_async_shared()
     mbarrier.arrive(full.index(slot), count=1)
     mbarrier.arrive(left.index(near), count=1)
@@ -172,11 +186,9 @@ def widen_tiles(narrow, ring, near, near_phase, slot, phase, first, stop, C: gl.
     """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
     k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
-    spread: gl.constexpr = gl.BlockedLayout([1, 8], [256 // C.BLOCK_D, C.BLOCK_D // 8], [gl.num_warps(), 1], [1, 0])
     for _ in range(first, stop):
-        widen_tile(k_narrow, k_came, k_left, near, near_phase, k_ring, k_full, k_free, slot, phase, spread)
-        widen_tile(v_narrow, v_came, v_left, near, near_phase, v_ring, v_full, v_free, slot, phase, spread)
+        widen_tile(k_narrow, k_came, k_left, near, near_phase, k_ring, k_full, k_free, slot, phase, C)
+        widen_tile(v_narrow, v_came, v_left, near, near_phase, v_ring, v_full, v_free, slot, phase, C)
         near, near_phase = next_slot(near, near_phase, C.DEPTH)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return near, near_phase, slot, phase

@@ -5,6 +5,8 @@
 
 A group asks for a tile's scores before it folds the last tile's values in (OVERLAP), so that its softmax runs beside
 its own product; two groups take turns at asking (TURNS), so that it runs beside the other's too.
+
+Rows, tiles and sums come by the parts of their columns (`constants.widths`), a product of each.
 """
 
 from triton.experimental import gluon
@@ -16,9 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .constants import output_of, scores_of, takes_turns
+from .constants import output_of, parts_of, scores_of, takes_turns, width_of
 from .mask import hide
-from .ring import next_slot
+from .ring import next_slot, of_slot
 from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
 
 
@@ -59,8 +61,11 @@ def wait_for_tile(full, phase, ONE_BY_ONE: gl.constexpr):
 def ask_for_scores(q, ring, slot, C: gl.constexpr):
     """q · kᵀ of the tile in a slot."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    zero = gl.full([q.shape[0], C.BLOCK_N], 0.0, gl.float32, scores_of(C))
-    return warpgroup_mma(q, k_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+    keys = of_slot(k_ring, slot)
+    s = gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C))
+    for part in gl.static_range(parts_of(C)):
+        s = warpgroup_mma(q[part], keys[part].permute((1, 0)), s, use_acc=part > 0, is_async=True)
+    return s
 
 
 @gluon.jit
@@ -79,7 +84,29 @@ def ask_for_sums(acc, weights, ring, slot, phase, C: gl.constexpr):
     """acc + weights · v of the tile in a slot, once it is there."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     wait_for_tile(v_full.index(slot), phase, C.ONE_BY_ONE)
-    return warpgroup_mma(weights, v_ring.index(slot), acc, is_async=True)
+    values, folded = of_slot(v_ring, slot), ()
+    for part in gl.static_range(parts_of(C)):
+        own = gl.convert_layout(weights, gl.DotOperandLayout(0, output_of(width_of(C, part)), 2))
+        folded = folded + (warpgroup_mma(own, values[part], acc[part], is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
+    return folded
+
+
+@gluon.jit
+def summed(folded, weights):
+    """The sums that were asked for, once they are there; until then the weights stay where they are."""
+    return warpgroup_mma_wait(0, deps=folded + (weights,))[:-1]  # noqa: RUF005
+
+
+@gluon.jit
+def rescaled_parts(acc, shrink, moved):
+    """Sums times `shrink` of each row; see `softmax.rescaled`."""
+    return [rescaled(one, shrink, moved) for one in acc]
+
+
+@gluon.jit
+def operand(p, q, C: gl.constexpr):
+    """Weights as the product with a tile's first part takes them."""
+    return paired(p, q[0].dtype, gl.DotOperandLayout(0, output_of(C.BLOCK_D), 2))
 
 
 @gluon.jit
@@ -98,17 +125,17 @@ def fold_beside(
         folded = ask_for_sums(acc, weights, ring, slot, phase, C)
         if takes_turns(C):
             give_turn(MEMBER)
-        s = warpgroup_mma_wait(1, deps=[s])
+        s = warpgroup_mma_wait(parts_of(C), deps=[s])
         mbarrier.arrive(k_free.index(next), count=1)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide(s, tile, view, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         mass = settled(mass)
-        acc, _ = warpgroup_mma_wait(0, deps=[folded, weights])
+        acc = summed(folded, weights)
         mbarrier.arrive(v_free.index(slot), count=1)
-        acc = rescaled(acc, shrink, moved, output_of(C))
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
+        acc = rescaled_parts(acc, shrink, moved)
+        weights = operand(p, q, C)
         slot, phase = next, next_phase
     return acc, top, mass, weights, slot, phase
 
@@ -124,13 +151,27 @@ def fold_in_turn(
         if MASKED:
             s = hide(s, tile, view, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
-        acc = rescaled(acc, shrink, moved, output_of(C))
-        acc = ask_for_sums(acc, weights, ring, slot, phase, C)
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        weights = operand(p, q, C)
+        acc = rescaled_parts(acc, shrink, moved)
+        acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
         mbarrier.arrive(v_free.index(slot), count=1)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return acc, top, mass, slot, phase
+
+
+@gluon.jit
+def shared_out(acc, share):
+    """Sums times each row's share."""
+    return [one * gl.convert_layout(share, gl.SliceLayout(1, one.type.layout))[:, None] for one in acc]
+
+
+@gluon.jit
+def no_sums(C: gl.constexpr):
+    """Sums of no tile."""
+    acc = ()
+    for part in gl.static_range(parts_of(C)):
+        acc = acc + (gl.full([64, width_of(C, part)], 0.0, gl.float32, output_of(width_of(C, part))),)  # type: ignore[assignment]  # noqa: RUF005
+    return acc
 
 
 @gluon.jit
@@ -140,7 +181,7 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
     Masked tiles have a loop of their own: what they take in registers would be every tile's.
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_of(C))
-    acc = gl.full([64, C.BLOCK_D], 0.0, gl.float32, output_of(C))
+    acc = no_sums(C)
     top = gl.full([64], float("-inf"), gl.float32, rows)
     mass = parts(gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C)))
     if C.OVERLAP:
@@ -148,7 +189,7 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
         s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
         s = hide(s, first, view, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
-        weights = paired(p, q.dtype, gl.DotOperandLayout(0, output_of(C), 2))
+        weights = operand(p, q, C)
         between = gl.maximum(first + 1, gl.minimum(clear, stop))
         acc, top, mass, weights, slot, phase = fold_beside(
             acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
@@ -156,8 +197,7 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
         acc, top, mass, weights, slot, phase = fold_beside(
             acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
-        acc = ask_for_sums(acc, weights, ring, slot, phase, C)
-        acc = warpgroup_mma_wait(0, deps=[acc])
+        acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
         mbarrier.arrive(v_free.index(slot), count=1)
         slot, phase = next_slot(slot, phase, C.STAGES)
     else:

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from .constants import first_of, parts_of, spread_of, width_of
 from .mask import key_positions
 from .names import copy_rows
 from .ring import next_slot
@@ -27,14 +28,26 @@ GATHER_REGISTERS, CROWDED_REGISTERS = gl.constexpr(64), gl.constexpr(56)
 
 
 @gluon.constexpr_function
-def spread_of(block_d, warps):
-    """Who copies which 16 bytes of a tile: a row's threads are neighbours in a warp."""
-    return gl.BlockedLayout([1, 8], [256 // block_d, block_d // 8], [warps, 1], [1, 0])
+def copied_by(C, part, warps):
+    """Who copies which 16 bytes of a part of a tile: by `spread_of`, or of its second part, by the warp that copies the
+    first part of a row.
+    """
+    if part == 0:
+        return spread_of(C.BLOCK_D, warps)
+    rows, across = C.BLOCK_N.bit_length() - 1, (C.REST // 8).bit_length() - 1
+    begin = (256 // C.BLOCK_D).bit_length() - 1
+    end = begin + warps.bit_length() - 1
+    bits = [[1 << bit, 0] for bit in range(rows)]
+    own = bits[:begin] + bits[end:]
+    lanes = [[0, 8 << bit] for bit in range(across)] + own[: 5 - across]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *own[5 - across :]], lanes, bits[begin:end], [], [C.BLOCK_N, C.REST]
+    )
 
 
 @gluon.constexpr_function
 def asked_of(rows, block_d, warps):
-    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that it copies by `spread_of`."""
+    """Who asks for which of a tile's page ids: the lanes of a warp share out the rows that it copies."""
     beside = 256 // block_d
     steps = [[beside * warps * 2**i] for i in range((rows // (beside * warps)).bit_length() - 1)]
     own = [[2**i] for i in range(beside.bit_length() - 1)]
@@ -47,6 +60,16 @@ def ask_for_pages(page_row, tile, kv_len, C: gl.constexpr, asked: gl.constexpr):
     """Page id of each column's key; 0 where there is none."""
     position, here = key_positions(tile, kv_len, C.BLOCK_N, C.BLOCK_N, asked)
     return gl.load(page_row + position // C.PAGE, mask=here, other=0)
+
+
+@gluon.jit
+def pages_of(asked, C: gl.constexpr):
+    """Page id of each row, with the threads that copy it, of each part of a tile."""
+    pages = ()
+    for part in gl.static_range(parts_of(C)):
+        ids = gl.convert_layout(asked, gl.SliceLayout(1, copied_by(C, part, gl.num_warps())))
+        pages = pages + (ids,)  # type: ignore[assignment]  # noqa: RUF005
+    return pages
 
 
 @gluon.jit
@@ -63,13 +86,21 @@ def far(base, index, stride):
 
 
 @gluon.jit
-def copy_keys(source, place, pages, tile, head, kv_len, C: gl.constexpr, spread: gl.constexpr):
-    """Begin to copy a tile of K, or of V, to its place in the ring.
+def copy_keys(source, tiles, slot, pages, tile, head, kv_len, C: gl.constexpr):
+    """Begin to copy a tile of K, or of V, to its slot of the ring.
 
     Args:
         source: pointer to ``[pages, P, heads, dim]``, and its first three strides in bytes, multiples of 16.
-        pages: page id of each row.
+        pages: page id of each row, of `pages_of`.
     """
+    for part in gl.static_range(parts_of(C)):
+        copy_part(source, tiles[part].index(slot), pages[part], tile, head, kv_len, part, C)
+
+
+@gluon.jit
+def copy_part(source, place, pages, tile, head, kv_len, part: gl.constexpr, C: gl.constexpr):
+    """The same of a part of its columns."""
+    spread: gl.constexpr = copied_by(C, part, gl.num_warps())
     tensor, stride_page, stride_slot, stride_head = source
     position, here = key_positions(tile, kv_len, C.BLOCK_N, C.BLOCK_N, gl.SliceLayout(1, spread))
     at = far(tensor.to(gl.int64) + head.to(gl.int64) * stride_head, pages, stride_page)
@@ -77,7 +108,7 @@ def copy_keys(source, place, pages, tile, head, kv_len, C: gl.constexpr, spread:
         at = far(at, position % C.PAGE, stride_slot)
     # 16 bytes a copy: the compiler cannot know it of a sum that it has not made.
     rows = gl.multiple_of(at.to(tensor.dtype), 16)
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, spread))
+    col = first_of(C, part) + gl.arange(0, width_of(C, part), gl.SliceLayout(0, spread))
     copy_rows(place, rows[:, None] + col[None, :], mask=here[:, None] & (col < C.HEADS * C.HEAD_DIM)[None, :])
 
 
@@ -85,18 +116,17 @@ def copy_keys(source, place, pages, tile, head, kv_len, C: gl.constexpr, spread:
 def gather_tiles(k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, C: gl.constexpr):
     """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    spread: gl.constexpr = spread_of(C.BLOCK_D, gl.num_warps())
     asked: gl.constexpr = asked_of(C.BLOCK_N, C.BLOCK_D, gl.num_warps())
     coming = ask_for_pages(page_row, first, kv_len, C, asked)
     for tile in range(first, stop):
-        pages = gl.convert_layout(coming, gl.SliceLayout(1, spread))
+        pages = pages_of(coming, C)
         # Ids of the next tile travel while this one's keys do, and while the ring is full.
         coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, C, asked)
         mbarrier.wait(k_free.index(slot), phase ^ 1)
-        copy_keys(k_source, k_ring.index(slot), pages, tile, head, kv_len, C, spread)
+        copy_keys(k_source, k_ring, slot, pages, tile, head, kv_len, C)
         async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
         mbarrier.wait(v_free.index(slot), phase ^ 1)
-        copy_keys(v_source, v_ring.index(slot), pages, tile, head, kv_len, C, spread)
+        copy_keys(v_source, v_ring, slot, pages, tile, head, kv_len, C)
         async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return slot, phase

@@ -12,7 +12,7 @@ from .constants import constants
 from .extend import bring_ragged, fold_ragged
 from .gather import GATHER_THREADS
 from .mask import CAUSAL
-from .ring import launch_dependents, make_ring, make_rows
+from .ring import launch_dependents, make_ring, make_room
 from .roles import start_gathering
 from .uniform import bring_uniform, clear_rows, fold_uniform
 
@@ -43,17 +43,17 @@ def attend_gathered(
     BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr,
     WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
     ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
-    HEADS: gl.constexpr, STEP: gl.constexpr,
+    HEADS: gl.constexpr, REST: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `uniform.attend_uniform`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     C: gl.constexpr = constants(
-        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, REST=REST,
         STAGES=STAGES, DEPTH=STAGES, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
         WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
         ONE_BY_ONE=True,
     )  # fmt: skip
-    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
+    q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     if PDL:
@@ -94,16 +94,16 @@ def attend_gathered_ragged(
     stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE: gl.constexpr,
     MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr,
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, STEP: gl.constexpr,
+    OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `extend.attend_ragged`, over ``[pages, P, heads, dim]`` of any P; those strides in bytes."""
     C: gl.constexpr = constants(
-        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D,
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BLOCK_N, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, REST=REST,
         STAGES=STAGES, DEPTH=STAGES, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
         WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP, ONE_BY_ONE=True,
     )  # fmt: skip
-    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, GATHER_THREADS)
+    q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     agenda = make_agenda(MEMBERS)

@@ -41,7 +41,7 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     row, member = apart(skipped + gl.arange(0, C.BLOCK_M, rows_at), group, inverse)
     row += first_row
     asking = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, asked))
-    moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C)))
+    moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C.BLOCK_D)))
     k_factor = 1.0
     v_factor = 1.0
     if C.SCALED & 1:
@@ -144,7 +144,7 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     ]
 )
 def attend_narrow(
-    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
+    q, k_source, v_source, k_other, v_other, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
     window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -163,14 +163,14 @@ def attend_narrow(
     own = gl.allocate_shared_memory(gl.float16, [2, BLOCK_M, BLOCK_D // 2], rows)
     weights = gl.allocate_shared_memory(gl.float16, [BLOCK_M, BLOCK_N], keys)
     flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    ring = make_ring(gl.int16, 1, BLOCK_N, BLOCK_D // 2, STAGES)
+    ring = make_ring(gl.int16, 1, STAGES, C, HELD=2)
     if PDL:
         # Barriers were made while the grid before this one ran.
         launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
-        work, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), ring, ring, q_len, tail_len,
+        work, prefix_lens, q_indptr, page_table, (k_source, k_other), (v_source, v_other), ring, ring, q_len, tail_len,
         group, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (

@@ -4,14 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from .constants import parts_of, width_of
 from .names import thread_barrier
-
-
-@gluon.jit
-def make_rows(dtype: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_D: gl.constexpr):
-    """Room for q of each warp group."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype)
-    return gl.allocate_shared_memory(dtype, [MEMBERS, 64, BLOCK_D], layout)
 
 
 @gluon.constexpr_function
@@ -28,17 +22,43 @@ def tile_layout(keys, dim, dtype, whole):
 
 
 @gluon.jit
+def make_part(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, WHOLE: gl.constexpr):
+    """Room for COUNT times ROWS rows of WIDTH elements."""
+    layout: gl.constexpr = tile_layout(ROWS, WIDTH, dtype, WHOLE)
+    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, WIDTH], layout)
+
+
+@gluon.jit
+def make_room(
+    dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, C: gl.constexpr, WHOLE: gl.constexpr = False,
+    HELD: gl.constexpr = 1,
+):  # fmt: skip
+    """Room for COUNT times ROWS rows, by the parts of their columns, of which one element holds HELD."""
+    room = ()
+    for part in gl.static_range(parts_of(C)):
+        one = make_part(dtype, COUNT, ROWS, width_of(C, part) // HELD, WHOLE)
+        room = room + (one,)  # type: ignore[assignment]  # noqa: RUF005
+    return room
+
+
+@gluon.jit
+def of_slot(parts, slot):
+    """One tile of a ring, or one group's rows, by the parts of its columns."""
+    return [one.index(slot) for one in parts]
+
+
+@gluon.jit
 def make_ring(
-    dtype: gl.constexpr, READERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    WRITERS: gl.constexpr = 1, WHOLE: gl.constexpr = False,
+    dtype: gl.constexpr, READERS: gl.constexpr, STAGES: gl.constexpr, C: gl.constexpr, WRITERS: gl.constexpr = 1,
+    WHOLE: gl.constexpr = False, HELD: gl.constexpr = 1,
 ):  # fmt: skip
     """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there.
 
     WRITERS: arrivals that fill a tile. READERS: those that leave it. WHOLE: heads come whole, of 16-bit elements.
+    HELD: columns that one element of `dtype` holds.
     """
-    layout: gl.constexpr = tile_layout(BLOCK_N, BLOCK_D, dtype, WHOLE)
-    k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
-    v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], layout)
+    k_ring = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
+    v_ring = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from .constants import moving_of
+from .constants import first_of, moving_of, parts_of, width_of
 from .names import reinterpret, thread_barrier
 
 
@@ -57,40 +57,73 @@ def rows_between(tensor, begin, packed, own, head, group, inverse, stride_row, s
 
 
 @gluon.jit
-def load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
-    """64 packed rows of q on their way to registers, two values in one; dead ones and padding are zero."""
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
-    own, there = columns_of(packed, col, group, inverse, C)
+def load_part(
+    q, begin, first, count, head, group, inverse, stride_row, stride_head, part: gl.constexpr, C: gl.constexpr
+):  # fmt: skip
+    """64 packed rows of a part's columns on their way to registers, two values in one."""
+    WIDTH: gl.constexpr = width_of(C, part)
+    packed, own, there = cells_of(first, count, group, inverse, part, C)
     pointers = rows_between(q, begin, packed, own, head, group, inverse, stride_row, stride_head, C)
-    values = gl.load(pointers, mask=live[:, None] & there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
-    low, high = gl.split(gl.reshape(values, [values.shape[0], C.BLOCK_D // 2, 2]))
+    values = gl.load(pointers, mask=there, other=0.0).to(gl.int16, bitcast=True).to(gl.int32)
+    low, high = gl.split(gl.reshape(values, [64, WIDTH // 2, 2]))
     return (low & 0xFFFF) | (high << 16)
 
 
 @gluon.jit
-def put_rows(own, queries):
+def cells_of(first, count, group, inverse, part: gl.constexpr, C: gl.constexpr):
+    """64 packed rows from `first` on, a part's columns as elements of their heads, and which of both there are."""
+    WIDTH: gl.constexpr = width_of(C, part)
+    packed = first + gl.arange(0, 64, gl.SliceLayout(1, moving_of(WIDTH)))
+    col = first_of(C, part) + gl.arange(0, WIDTH, gl.SliceLayout(0, moving_of(WIDTH)))
+    own, there = columns_of(packed, col, group, inverse, C)
+    return packed, own, (packed < count)[:, None] & there
+
+
+@gluon.jit
+def load_rows(q, begin, first, count, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
+    """64 packed rows of q on their way to registers, by the parts of a tile's columns.
+
+    Args:
+        first: the first of them. count: how many there are, from row `begin` on; others, and padding, are zero.
+    """
+    queries = ()
+    for part in gl.static_range(parts_of(C)):
+        rows = load_part(q, begin, first, count, head, group, inverse, stride_row, stride_head, part, C)
+        queries = queries + (rows,)  # type: ignore[assignment]  # noqa: RUF005
+    return queries
+
+
+@gluon.jit
+def put_part(own, queries):
+    """A part's columns of them."""
+    pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for(queries.shape, gl.int32)
+    reinterpret(own, gl.int32, queries.shape, pairs).store(queries)
+
+
+@gluon.jit
+def put_rows(own, queries, C: gl.constexpr):
     """Rows of q from registers into a warp group's shared memory."""
     thread_barrier()
-    pairs: gl.constexpr = gl.NVMMASharedLayout.get_default_for([own.shape[0], own.shape[1] // 2], gl.int32)
-    reinterpret(own, gl.int32, [own.shape[0], own.shape[1] // 2], pairs).store(queries)
+    for part in gl.static_range(parts_of(C)):
+        put_part(own[part], queries[part])
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
-def bring_rows(own, q, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
-    """64 packed rows of q into a warp group's shared memory."""
-    queries = load_rows(q, begin, packed, live, head, group, inverse, stride_row, stride_head, C)
-    put_rows(own, queries)
+def bring_rows(own, q, begin, first, count, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
+    """64 packed rows of q into a warp group's shared memory; as of `load_rows`."""
+    put_rows(own, load_rows(q, begin, first, count, head, group, inverse, stride_row, stride_head, C), C)
 
 
 @gluon.jit
-def store_rows(room, acc, out, begin, packed, live, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
+def store_rows(room, acc, out, begin, first, count, head, group, inverse, stride_row, stride_head, C: gl.constexpr):
     """A warp group's result to out, through the shared memory that q no longer needs: whole sectors are written."""
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     thread_barrier()
-    room.store(acc.to(out.dtype.element_ty))
+    for part in gl.static_range(parts_of(C)):
+        room[part].store(acc[part].to(out.dtype.element_ty))
     thread_barrier()
-    own, there = columns_of(packed, col, group, inverse, C)
-    pointers = rows_between(out, begin, packed, own, head, group, inverse, stride_row, stride_head, C)
-    gl.store(pointers, room.load(moving_of(C)), mask=live[:, None] & there)
+    for part in gl.static_range(parts_of(C)):
+        packed, own, there = cells_of(first, count, group, inverse, part, C)
+        pointers = rows_between(out, begin, packed, own, head, group, inverse, stride_row, stride_head, C)
+        gl.store(pointers, room[part].load(moving_of(width_of(C, part))), mask=there)

@@ -77,11 +77,11 @@ def multiply_registers(count):
 
 
 @gluon.jit
-def rescaled(acc, shrink, moved, output: gl.constexpr):
+def rescaled(acc, shrink, moved):
     """Sums ``[rows, dim]`` times `shrink` of each row, where a row of the warp has moved."""
     OWN: gl.constexpr = acc.shape[0] * acc.shape[1] // 128
-    factor = gl.convert_layout(shrink, gl.SliceLayout(1, output))[:, None]
-    flag = gl.convert_layout(moved, gl.SliceLayout(1, output))[:, None]
+    factor = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    flag = gl.convert_layout(moved, gl.SliceLayout(1, acc.type.layout))[:, None]
     return gl.inline_asm_elementwise(
         multiply_if(OWN), multiply_registers(OWN), [acc, factor, flag], dtype=gl.float32, is_pure=True, pack=OWN
     )

@@ -193,7 +193,7 @@ def fold_clear_tiles(
     zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     if first < stop:
         mbarrier.wait(k_full.index(slot), phase)
-        left, right = widened_keys(k_ring.index(slot).load(operand))
+        left, right = widened_keys(k_ring[0].index(slot).load(operand))
         s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
@@ -201,7 +201,7 @@ def fold_clear_tiles(
         for tile in range(first + 1, stop):
             next, next_phase = next_slot(slot, phase, C.STAGES)
             mbarrier.wait(v_full.index(slot), phase)
-            low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+            low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
             s = capped(s, scale, cap, C.CAP)
             state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, C.CAP)
             even, odd, pivot, mass = state
@@ -209,7 +209,7 @@ def fold_clear_tiles(
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
             mbarrier.arrive(v_free.index(slot), count=1)
             mbarrier.wait(k_full.index(next), next_phase)
-            left, right = widened_keys(k_ring.index(next).load(operand))
+            left, right = widened_keys(k_ring[0].index(next).load(operand))
             s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
             even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
@@ -218,7 +218,7 @@ def fold_clear_tiles(
             slot = next
             phase = next_phase
         mbarrier.wait(v_full.index(slot), phase)
-        low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         s = capped(s, scale, cap, C.CAP)
         state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, C.CAP)
         even, odd, pivot, mass = state
@@ -243,7 +243,7 @@ def fold_narrow_tiles(
     zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     for tile in range(first, stop):
         mbarrier.wait(k_full.index(slot), phase)
-        low, high = widened_keys(k_ring.index(slot).load(operand))
+        low, high = widened_keys(k_ring[0].index(slot).load(operand))
         s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
@@ -255,7 +255,7 @@ def fold_narrow_tiles(
                 mask_words, window_left, C, scores,
             )  # fmt: skip
         mbarrier.wait(v_full.index(slot), phase)
-        low, high = widened_values(v_ring.index(slot).permute((1, 0)).load(operand))
+        low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, C.CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
@@ -279,8 +279,8 @@ def store_pairs(
     thread_barrier()
     reinterpret(own, gl.int32, [even.shape[1], C.BLOCK_D // 2], plain).permute((1, 0)).store(low | high)
     thread_barrier()
-    rows = reinterpret(own, dtype, [even.shape[1], C.BLOCK_D], plain).load(moving_of(C))
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
+    rows = reinterpret(own, dtype, [even.shape[1], C.BLOCK_D], plain).load(moving_of(C.BLOCK_D))
+    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C.BLOCK_D)))
     elements, there = columns_of(packed, col, group, inverse, C)
     pointers = rows_between(out, begin, packed, elements, head, group, inverse, stride_row, stride_head, C)
     gl.store(pointers, rows, mask=live[:, None] & there)

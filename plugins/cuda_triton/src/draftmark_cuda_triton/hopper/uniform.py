@@ -9,12 +9,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .bring import bring_tiles
-from .constants import constants, moving_of, output_of, scores_of, takes_turns
-from .fold import fold_tiles, give_turn
+from .constants import constants, first_of, parts_of, scores_of, takes_turns
+from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL, TREE
-from .ring import launch_dependents, make_ring, make_rows
+from .ring import launch_dependents, make_ring, make_room, of_slot
 from .roles import start
-from .rows import apart, bring_rows, columns_of, inverse_of, rows_between, store_rows
+from .rows import apart, bring_rows, cells_of, columns_of, inverse_of, rows_between, store_rows
 from .softmax import sink_mass
 
 BLOCK = gl.constexpr(2)
@@ -83,6 +83,18 @@ def bring_uniform(given, WHAT: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def store_sums(acc, partial_out, cell, row_live, skipped, group, inverse, part: gl.constexpr, C: gl.constexpr):
+    """A warp group's sums to the cells of its packed rows, of a part of its columns."""
+    sums: gl.constexpr = acc.type.layout
+    at = gl.convert_layout(cell, gl.SliceLayout(1, sums)).to(gl.int64)
+    live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, sums)) != 0
+    col = first_of(C, part) + gl.arange(0, acc.shape[1], gl.SliceLayout(0, sums))
+    lane = skipped + gl.arange(0, 64, gl.SliceLayout(1, sums))
+    own, there = columns_of(lane, col, group, inverse, C)
+    gl.store(partial_out + at[:, None] * C.HEAD_DIM + own, acc, mask=live[:, None] & there)
+
+
+@gluon.jit
 def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
     (
@@ -96,7 +108,6 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
     rows_at: gl.constexpr = gl.SliceLayout(1, scores_of(C))
-    moving_at: gl.constexpr = gl.SliceLayout(1, moving_of(C))
     inverse = inverse_of(group)
     first_row = m * C.BLOCK_M // group
     skipped = m * C.BLOCK_M - first_row * group + MEMBER * 64
@@ -104,8 +115,7 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     row, member = apart(skipped + gl.arange(0, 64, rows_at), group, inverse)
     row += first_row
     lowest, _ = apart(skipped, group, inverse)
-    moved = skipped + gl.arange(0, 64, moving_at)
-    own_q = q_ring.index(MEMBER)
+    own_q = of_slot(q_ring, MEMBER)
     k_factor = 1.0
     v_factor = 1.0
     if C.SCALED & 1:
@@ -133,9 +143,9 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             if C.WINDOW:
                 clear = tile
             row_live = row < rows
-            moved_live = moved < (rows - first_row) * group
+            count = (rows - first_row) * group
             bring_rows(
-                own_q, q, begin + first_row, moved, moved_live, head, group, inverse, stride_q_row, stride_q_head, C
+                own_q, q, begin + first_row, skipped, count, head, group, inverse, stride_q_row, stride_q_head, C
             )  # fmt: skip
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
@@ -155,10 +165,10 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             if C.SINKS:
                 mass += sink_mass(sinks, head * group + member, row_live & whole, top)
             share = v_factor / gl.where(mass > 0, mass, 1.0)
-            acc = acc * gl.convert_layout(share, gl.SliceLayout(1, output_of(C)))[:, None]
+            acc = shared_out(acc, share)
             if whole:
                 store_rows(
-                    own_q, acc, out, begin + first_row, moved, moved_live, head, group, inverse, stride_out_row,
+                    own_q, acc, out, begin + first_row, skipped, count, head, group, inverse, stride_out_row,
                     stride_out_head, C,
                 )  # fmt: skip
                 if C.WITH_LSE:
@@ -167,12 +177,10 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             else:
                 block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
                 gl.store(partial_lse + block + packed, log_mass, mask=row_live)
-                at = gl.convert_layout(block + packed, gl.SliceLayout(1, output_of(C))).to(gl.int64)
-                live = gl.convert_layout(row_live.to(gl.int32), gl.SliceLayout(1, output_of(C))) != 0
-                col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, output_of(C)))
-                lane = skipped + gl.arange(0, 64, gl.SliceLayout(1, output_of(C)))
-                own, there = columns_of(lane, col, group, inverse, C)
-                gl.store(partial_out + at[:, None] * C.HEAD_DIM + own, acc, mask=live[:, None] & there)
+                for part in gl.static_range(parts_of(C)):
+                    store_sums(
+                        acc[part], partial_out, block + packed, row_live, skipped, group, inverse, part, C
+                    )  # fmt: skip
         half = half * 0 + 1
         left -= end + surplus(slots, C) - tile
         request += 1
@@ -185,16 +193,13 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
 def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C: gl.constexpr):
     """Zeros in the rows behind the last request's, for the query heads of one KV head."""
     head, number, pieces = gl.program_id(1), gl.program_id(2), gl.num_programs(2)
-    lane = gl.arange(0, 64, gl.SliceLayout(1, moving_of(C)))
-    zeros = gl.full([64, C.BLOCK_D], 0.0, out.dtype.element_ty, moving_of(C))
-    col = gl.arange(0, C.BLOCK_D, gl.SliceLayout(0, moving_of(C)))
     inverse = inverse_of(group)
     for packed in range(gl.load(q_indptr + num_reqs) * group + number * 64, num_rows * group, pieces * 64):
         row = packed // group
-        at = packed - row * group + lane
-        own, there = columns_of(at, col, group, inverse, C)
-        pointers = rows_between(out, row, at, own, head, group, inverse, stride_out_row, stride_out_head, C)
-        gl.store(pointers, zeros, mask=(at < (num_rows - row) * group)[:, None] & there)
+        for part in gl.static_range(parts_of(C)):
+            at, own, there = cells_of(packed - row * group, (num_rows - row) * group, group, inverse, part, C)
+            pointers = rows_between(out, row, at, own, head, group, inverse, stride_out_row, stride_out_head, C)
+            gl.store(pointers, gl.full(there.shape, 0.0, out.dtype.element_ty, there.type.layout), mask=there)
 
 
 @gluon.jit(
@@ -211,39 +216,40 @@ def clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_
     ]
 )
 def attend_uniform(
-    q, k_source, v_source, k_edge, v_edge, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
+    q, k_source, v_source, k_other, v_other, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
     prefix_lens, q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words,
     window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages,
     PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_D: gl.constexpr, TAIL: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
     SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr,
     STAGES: gl.constexpr, DEPTH: gl.constexpr, WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr,
-    HEADS: gl.constexpr, STEP: gl.constexpr,
+    HEADS: gl.constexpr, REST: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.uniform.attend_uniform`; k_source and v_source are descriptors ``[pages, P, heads, dim]``.
 
-    k_edge, v_edge: None; or where heads come whole descriptors of the last keys, all of ``[pages, P / 8, 2 · heads, 8,
-    dim / 2]``. HEADS: of which as many are one head of as many times the dim, that has the queries of all.
+    k_other, v_other: None; or of the columns of a tile's second part; or where heads come whole of the last keys, all
+    of ``[pages, P / 8, 2 · heads, 8, dim / 2]``. HEADS: of which as many are one head of as many times the dim, that
+    has the queries of all.
     """
     C: gl.constexpr = constants(
-        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, STAGES=STAGES,
-        DEPTH=DEPTH, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
-        ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
+        PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, REST=REST,
+        STAGES=STAGES, DEPTH=DEPTH, TAIL=TAIL, RAGGED=RAGGED, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
+        WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
     )  # fmt: skip
-    q_ring = make_rows(q.dtype.element_ty, MEMBERS, BLOCK_D)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, BLOCK_N, BLOCK_D, STAGES, WHOLE=k_edge is not None)
+    q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
+    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, WHOLE=k_other is not None and REST == 0)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:
-        fetched = make_ring(k_source.dtype, 1, BLOCK_N, BLOCK_D, DEPTH)
+        fetched = make_ring(k_source.dtype, 1, DEPTH, C)
     if PDL:
         # Barriers were made while the grid before this one ran.
         launch_dependents()
     if RAGGED and gl.program_id(0) == 0:
         clear_rows(out, q_indptr, num_reqs, num_rows, group, stride_out_row, stride_out_head, C)
     bring = (
-        work, prefix_lens, q_indptr, page_table, (k_source, k_edge), (v_source, v_edge), fetched, ring, q_len, tail_len,
-        group, window_left, stride_table, num_pages,
+        work, prefix_lens, q_indptr, page_table, (k_source, k_other), (v_source, v_other), fetched, ring, q_len,
+        tail_len, group, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
         q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, tail_mask,
