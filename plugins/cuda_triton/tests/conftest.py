@@ -317,6 +317,7 @@ def compiled(no_gpu, monkeypatch) -> NoGpu:
     for module in (launch, tree_ops, writing):
         monkeypatch.setattr(module, "compiled_or_interpreted", lambda _, package=OWN: _load(package, False))
     monkeypatch.setattr(boxes, "_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(boxes, "has_fast_memory", lambda _: True)
     return no_gpu
 
 

@@ -7,6 +7,7 @@ only slower, or asks for shared memory that is not there.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def described(tile: Tile) -> str:
         (64, BF16, *["64x128 4w 3s 2p 1m"] * 3, *["128x128 8w 6s 1p 2m"] * 2),
         (
             *(128, BF16, "64x64 4w 3s 2p 1m", "64x64 4w 3s 2p 1m", "64x128 4w 3s 1p 1m"),
-            *("128x64 8w 6s 1p 2m gather", "128x128 8w 3s 1p 2m"),
+            *("128x64 8w 6s 1p 2m", "128x128 8w 3s 1p 2m"),
         ),
         (256, BF16, *["64x64 4w 3s 1p 1m"] * 3, *["128x64 8w 2s 1p 2m"] * 2),
         (64, E4M3, *["64x128 4w 4s 1p 1m 2d"] * 3, *["128x64 8w 6s 1p 2m 4d"] * 2),
@@ -280,22 +281,45 @@ def test_a_cache_without_boxes_is_left_to_the_pointers():
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtypes", "page_size", "rows", "gather"),
+    ("head_dim", "page_size", "rows", "slow", "fast"),
     [
-        *((128, BF16, page, rows, True) for page in (8, 16) for rows in (65, 128)),
-        *((128, BF16, 16, rows, False) for rows in (1, 64, 129)),
-        *((128, BF16, page, 65, False) for page in (24, 32, 64)),
-        *((head_dim, BF16, 16, 65, False) for head_dim in (64, 192, 256)),
-        (128, E4M3, 16, 65, False),
+        *((96, page, rows, True, True) for page in (16, 64) for rows in (1, 64)),
+        *((96, page, rows, True, False) for page in (16, 64) for rows in (65, 128)),
+        *((96, page, rows, True, True) for page in (1, 12) for rows in (1, 128)),
+        *((96, 16, 129, False, False), (128, 16, 65, False, False), (128, 16, 1, False, False)),
+        *((128, 1, rows, True, True) for rows in (1, 65, 129)),
     ],
 )
-def test_small_pages_of_a_row_tile_alone_are_gathered(head_dim, dtypes, page_size, rows, gather):
-    """Where one program of a multiprocessor has all rows; not of EXTEND, nor where few requests have two programs."""
-    attention = shape(head_dim, dtypes, page_size)
-    assert tiling.choose(attention, H200, rows, num_reqs=SOME).gather is gather
-    assert not tiling.choose(attention, H200, rows, num_reqs=SOME, extend=True).gather
-    if rows <= 112:
-        assert not tiling.choose(attention, H200, rows, num_reqs=1).gather
+def test_fast_memory_leaves_two_groups_their_boxes(head_dim, page_size, rows, slow, fast):
+    """Where products of 65 to 128 packed rows are the work, unless pages have no boxes; the cut of the work stays."""
+    attention = shape(head_dim, BF16, page_size)
+    tile = tiling.choose(attention, H200, rows, num_reqs=SOME)
+    for beside in (True, False):
+        found = [tiling.for_cache(attention, H200, tile, True, True, beside, quick) for quick in (False, True)]
+        assert [one.gather for one in found] == [slow, fast]
+        assert {replace(one, gather=False, whole=False) for one in found} == {replace(tile, gather=False)}
+
+
+def test_fast_memory_leaves_pairs_of_more_rows_their_boxes():
+    """Two heads of 120 that are one of 240; of up to 64 rows of both they are gathered."""
+    attention = AttentionShape(32, 8, 120, 64)
+    for rows, gather in ((8, True), (16, False)):
+        tile = tiling.choose(attention, H200, rows, num_reqs=64)
+        assert (tile.heads, tile.gather) == (2, True)
+        assert tiling.for_cache(attention, H200, tile, True, True, True, True) == replace(tile, gather=gather)
+
+
+@pytest.mark.parametrize(
+    ("kilohertz", "bits", "fast"), [(3201000, 6144, True), (2619000, 5120, False), (0, 5120, False)]
+)
+def test_what_memory_is_fast(kilohertz, bits, fast, monkeypatch):
+    """An H200's and an H100's, by what their driver says; none where torch does not tell."""
+    told = SimpleNamespace(memory_clock_rate=kilohertz, memory_bus_width=bits)
+    for one in (told, SimpleNamespace()):
+        boxes.has_fast_memory.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, one=one: one)
+        assert boxes.has_fast_memory(torch.device("cuda", 0)) is (fast and one is told)
+    boxes.has_fast_memory.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,25 @@ SHAPES = [
     ((8, 2), 64, 64, 16, 16, True, -1, 30.0, torch.float16, None),
     ((16, 4), 120, 32, 12, 12, True, 80, 0.0, torch.bfloat16, None),
     ((4, 4), 48, 8, 60, 60, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 160, 16, 1, 1, False, 50, 0.0, torch.float16, None),
+    ((8, 2), 160, 32, 64, 64, True, -1, 30.0, torch.bfloat16, None),
+    ((6, 2), 192, 64, 40, 40, True, -1, 0.0, torch.bfloat16, None),
+    ((14, 2), 96, 16, 16, 16, True, 70, 0.0, torch.bfloat16, None),
+    ((10, 2), 80, 1, 40, 40, True, -1, 0.0, torch.bfloat16, None),
+    ((6, 3), 136, 8, 12, 12, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 176, 5, 9, 18, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 160, 64, 40, 40, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
 ]
-BATCHES_PER_SHAPE = 30  # 61 · 30 > 1,000
+BATCHES_PER_SHAPE = 30  # 69 · 30 > 2,000
 REQUESTS = (1, 40, 528)
 """Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0][0]}-{s[0][1]}x{s[1]}-p{s[2]}-q{s[3]}")
 def test_random_batches(bench, run_uniform, shape):
-    """A thousand batches of fresh lengths, pages, trees and values, empty prefixes among them."""
+    """A thousand batches of fresh lengths, pages, trees and values, empty prefixes among them; of the tiles of slow
+    memory and of fast.
+    """
     from draftmark import AttentionShape
     from draftmark.devices import device_profile
     from draftmark_cuda_triton import boxes, tiling
@@ -91,8 +101,10 @@ def test_random_batches(bench, run_uniform, shape):
     attention = AttentionShape(*heads, dim, page, *names)
     tiles = [
         tiling.for_cache(
-            attention, device, tiling.choose(attention, device, q_len, num_reqs=count), True, boxes.available()
+            *(attention, device, tiling.choose(attention, device, q_len, num_reqs=count), True, boxes.available()),
+            fast=fast,
         )
+        for fast in (False, True)
         for count in REQUESTS
     ]
     chance = random.Random(dim + q_len)

@@ -122,9 +122,13 @@ E4M3 = torch.float8_e4m3fn
 @pytest.mark.parametrize(
     ("dim", "page", "dtype", "kv_dtype", "window_left", "cap"),
     [
-        *((dim, page, torch.bfloat16, None, -1, 0.0) for dim in (64, 96, 128, 192, 256) for page in (1, 16, 64)),
-        *((dim, 16, torch.float16, None, 100, 30.0) for dim in (64, 128, 256)),
-        *((dim, 16, torch.bfloat16, E4M3, -1, 0.0) for dim in (64, 128, 192, 256)),
+        *(
+            (dim, page, torch.bfloat16, None, -1, 0.0)
+            for dim in (64, 80, 96, 128, 160, 192, 256)
+            for page in (1, 16, 64)
+        ),
+        *((dim, 16, torch.float16, None, 100, 30.0) for dim in (64, 72, 128, 144, 256)),
+        *((dim, 16, torch.bfloat16, E4M3, -1, 0.0) for dim in (64, 80, 128, 192, 256)),
         *((dim, 24, torch.float16, E4M3, 70, 0.0) for dim in (40, 128, 256)),
     ],
     ids=lambda value: str(value).removeprefix("torch."),

@@ -17,6 +17,8 @@ SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
 SWIZZLED_ROWS = 8
 """Rows that are swizzled together: keys of the smallest box of whole heads."""
+FAST_MEMORY = 4 * 10**12
+"""Bytes a second of an H200's memory (4.9e12), and more than an H100's has (3.4e12)."""
 FOLD_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Registers of a thread of a folding warp group, by how many there are beside the fetching warps."""
 CROWDED_REGISTERS = 168
@@ -47,6 +49,14 @@ def options(tile: Tile, k: torch.Tensor, q: torch.Tensor) -> dict[str, Any]:
         "REGISTERS": CROWDED_REGISTERS if widen else FOLD_REGISTERS[tile.members],
     }  # fmt: skip
     return chosen | crowd
+
+
+@cache
+def has_fast_memory(device: torch.device) -> bool:
+    """Whether a device's memory has FAST_MEMORY, as far as this torch tells."""
+    told = torch.cuda.get_device_properties(device)
+    kilohertz, bits = (getattr(told, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    return 2 * 1000 * kilohertz * bits // 8 >= FAST_MEMORY
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
 
-from . import extend, launch, sizing, tiling
+from . import boxes, extend, launch, sizing, tiling
 from .again import MOST_KNOWN, Again
 from .extend import check_rows, has_boxes, has_heads_beside, has_one_pitch
 from .launch import Attention, Extent
@@ -116,7 +116,8 @@ class FewRows:
         a, device = self._geometry.attention, self._geometry.device
         beside = has_heads_beside(k, v)
         boxed = has_boxes(k, v, heads=cut.tile.heads if beside else 1)
-        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), boxed, beside)
+        fast = boxed and boxes.has_fast_memory(k.device)
+        tile = tiling.for_cache(a, device, cut.tile, has_one_pitch(k, v), boxed, beside, fast)
         launch.attend(
             self._shape, tile, cut.extent, cut.pieces, q, k, v, k_scale, v_scale, prefix_lens, page_table, mask, depth,
             work, partial_out, partial_lse, out, None, q_indptr, block, sinks,

@@ -37,8 +37,6 @@ LEAST_COLUMNS = 64
 """Columns of a tile of `hopper` at least."""
 LEAST_BOX = 32
 """Bytes of a row of a box that it swizzles at least."""
-SMALL_PAGE = 16
-"""Tokens of a page of which boxes are so small that a tile waits for their number."""
 ABOVE = (0, LEAST_ROWS, 64, 128)
 """Packed rows above which `hopper` has another tile."""
 SMALL_SHARED_MEMORY = frozenset({86, 89, 120, 121})
@@ -155,9 +153,10 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
 
     One warp group for up to 64 packed rows, two for more, which share each tile of keys.
     A multiprocessor has 227 KiB for rows and stages. Where the work is bytes (few rows) two programs of 64 keys
-    share it, and one fetches while the other begins or ends a request; else one program has tiles of 128 keys. A row
-    tile alone (up to 128 rows) is work of bytes still, and what it waits for at either end of a request is shorter with
-    tiles of 64 keys; with heads of 64, whose softmax is the work, it is not.
+    share it, and one fetches while the other begins or ends a request; of more than 128 columns they would have too few
+    tiles in flight, and one does. Else one program has tiles of 128 keys, of 64 where there is no room for two of
+    those. A row tile alone (up to 128 rows) is work of bytes still, and what it waits for at either end of a request is
+    shorter with tiles of 64 keys; with heads of 64, whose softmax is the work, it is not.
     """
     block_d = next_power_of_two(shape.head_dim)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
@@ -196,7 +195,7 @@ def columns(head_dim: int, size: int = 2) -> tuple[int, int]:
 
 
 def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
-    """The same tile for EXTEND. With heads of 64 a row's softmax takes as long as its products, and three warp groups
+    """The same tile for EXTEND. With heads of 64 or 80 a row's softmax takes as long as its products, and three groups
     keep the tensor cores busier than two; of few rows a request they would leave more of a row tile empty.
     """
     wide = sum(columns(shape.head_dim))
@@ -207,7 +206,7 @@ def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
 
 
 def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
-    """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; only heads of 128 have the choice.
+    """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; heads of 65 to 128 have the choice.
 
     While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
     there are fewer requests than that more of them are cut, and that costs more than it gives. Where half of a row tile
@@ -235,14 +234,10 @@ def _asked(shape: AttentionShape, tile: Tile, rows: Any) -> Tile:
     """The same tile with its keys gathered where that takes less time than boxes do, up to 128 packed rows.
 
     Of heads that are no whole lines, boxes read lines that the next head's program reads too, and long after them;
-    a thread's 16 bytes read less that is not theirs. In small pages it is a box for each: a row tile alone of 65 to 128
-    rows, with heads of 128, waits for those. Where products are the work, they lose more by the registers of gathering
-    warps; so do two programs by those of small pages.
+    a thread's 16 bytes read less that is not theirs. Where products are the work, they lose more by the gathering warps
+    (`for_cache`).
     """
-    if tile.depth or rows > 128:
-        return tile
-    small = shape.page_size <= SMALL_PAGE and next_power_of_two(shape.head_dim) == 128 and tile.members == 2
-    return replace(tile, gather=bool(small or not _has_whole_lines(shape, 1)))
+    return tile if tile.depth or rows > 128 else replace(tile, gather=not _has_whole_lines(shape, 1))
 
 
 def _has_whole_lines(shape: AttentionShape, heads: int) -> bool:
@@ -250,12 +245,17 @@ def _has_whole_lines(shape: AttentionShape, heads: int) -> bool:
     return heads * shape.head_dim * DTYPE_BYTES[shape.kv_dtype] % LINE == 0
 
 
+def _pair(shape: AttentionShape) -> AttentionShape:
+    """What a tile of two KV heads beside each other is like: of one head of twice the head_dim."""
+    return replace(shape, head_dim=2 * shape.head_dim)
+
+
 def _pair_heights(shape: AttentionShape) -> tuple[int, ...]:
     """Packed rows of both of the row tiles in which `hopper` works on two KV heads as on one of twice the head_dim;
     none where it does not: of an odd number of heads, and of heads of more than 64 elements that are whole lines. Where
     a quarter of a tile at most is padding, products of 128 rows leave the time for it.
     """
-    pair = replace(shape, head_dim=2 * shape.head_dim)
+    pair = _pair(shape)
     is_better = shape.head_dim <= 64 or not _has_whole_lines(shape, 1)
     if shape.num_kv_heads % 2 or pair.head_dim > MAX_HEAD_DIM or not is_better:
         return ()
@@ -276,7 +276,7 @@ def _pays_pairs(shape: AttentionShape, device: DeviceProfile, rows: Any, num_req
 
 def _paired(shape: AttentionShape, rows: Any) -> Tile:
     """A tile of `hopper` of two KV heads with so many packed rows each: as of one of twice the head_dim."""
-    pair = replace(shape, head_dim=2 * shape.head_dim)
+    pair = _pair(shape)
     if _narrow_heights(pair):
         return replace(_narrow(pair, 2 * rows), heads=2)
     return replace(_hopper(pair, 64 if 2 * rows > 64 else 0), heads=2, gather=not _has_whole_lines(shape, 2))
@@ -378,18 +378,28 @@ def uses_tma(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> bool:
 
 
 def for_cache(
-    shape: AttentionShape, device: DeviceProfile, tile: Tile, contiguous: bool, boxes: bool, beside: bool = True
+    shape: AttentionShape,
+    device: DeviceProfile,
+    tile: Tile,
+    contiguous: bool,
+    boxes: bool,
+    beside: bool = True,
+    fast: bool = False,
 ) -> Tile:
-    """The same tile, through the copy engine where a box can describe the cache.
+    """The same tile, through the copy engine where a box can describe the cache. No cut of the work depends on it.
 
     Args:
         contiguous: K's tokens are rows of one pitch, and V's.
         boxes: their strides are what a box may have, and Gluon is there.
         beside: a token's heads lie beside each other.
+        fast: memory is so fast that of 65 packed rows and more products are the work, not bytes (`boxes.FAST_MEMORY`).
     """
     if tile.members:
         if boxes:
-            return replace(tile, whole=_has_whole_heads(shape, tile)) if beside else apart(shape, tile)
+            tile = tile if beside else apart(shape, tile)
+            boxed = fast and tile.members > 1 and shape.page_size % BOXED_PAGES == 0
+            tile = replace(tile, gather=tile.gather and not boxed)
+            return replace(tile, whole=beside and _has_whole_heads(shape, tile))
         tile = without_hopper(shape, tile)
     return replace(tile, tma=contiguous and uses_tma(shape, device, tile))
 
