@@ -81,7 +81,10 @@ def scores_of_tile(q, ring, slot, phase, scale, cap, C: gl.constexpr):
 
 @gluon.jit
 def ask_for_sums(acc, weights, ring, slot, phase, C: gl.constexpr):
-    """acc + weights · v of the tile in a slot, once it is there."""
+    """acc + weights · v of the tile in a slot, once it is there.
+
+    Layouts of the parts differ by name: the weights of all are the same registers, which `summed` keeps.
+    """
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     wait_for_tile(v_full.index(slot), phase, C.ONE_BY_ONE)
     values, folded = of_slot(v_ring, slot), ()
