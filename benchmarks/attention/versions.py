@@ -1,7 +1,8 @@
 """Versions of `cuda_triton` beside each other: copies of its package, each a backend of its own in one process.
 
 What a change of a kernel gives is less than two processes, or two machines, differ by. So versions take turns, as peers
-do; a copy is imported under another name, which works because a package's modules import each other relatively.
+do; a copy is imported under another name, which works because a package's modules import each other relatively. They
+are for a GPU: where two copies have interpreted kernels on a CPU, no third compiles any in that process.
 """
 
 from __future__ import annotations
