@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,33 @@ def test_rows_are_written_as_they_would_be_anew(compiled, layers_of, monkeypatch
     assert again == [launched(compiled, writing._launch, *one) for one in asked]
     monkeypatch.setattr(writing, "_launch", lambda *_: pytest.fail("worked out anew"))
     assert again == [launched(compiled, writing.write_kv, *one) for one in asked]
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY])
+@pytest.mark.parametrize("given", [False, True], ids=["derived", "given"])
+def test_metadata_is_written_as_it_would_be_anew(compiled, layers_of, anew, mode, given):
+    """Of steps of any sizes, with slots that the engine brings or not; from the second of a size on nothing is worked
+    out anew.
+    """
+    chance, layers = random.Random(6), layers_of(mode, 16)
+    batches = [layers.batch(chance) for _ in range(8)]
+    if given:
+        batches = [replace(one, slots=layers.made(one.num_rows, dtype=torch.int64)) for one in batches]
+    asked = [chance.choice(batches) for _ in range(40)]
+    again = [launched(compiled, layers.served.write_metadata, one) for one in asked]
+    with anew():
+        assert again == [launched(compiled, layers.served.write_metadata, one) for one in asked]
+    sizes = {(one.num_reqs, one.page_table.stride(0)) for one in asked}
+    assert len(layers.served._written._known) == len(sizes) < len(asked)
+
+
+def test_what_comes_once_is_not_remembered(compiled, layers_of):
+    """Metadata of a size that no step has had: to remember it would cost more than the launch."""
+    chance, layers = random.Random(6), layers_of(Mode.DECODE, 16)
+    batch = layers.batch(chance)
+    for known in (0, 1, 1):
+        layers.served.write_metadata(batch)
+        assert len(layers.served._written._known) == known
 
 
 def test_a_like_layer_costs_no_look_at_its_arguments(compiled, layers_of, monkeypatch):

@@ -117,7 +117,7 @@ def stand_in(library, monkeypatch):
 
 
 def steps_of(again):
-    return [one for steps in again._known.values() for one in steps]
+    return [one for steps in again._known.values() for one in steps.launches]
 
 
 def given_anew(gpu, call, *args):

@@ -20,19 +20,19 @@ class Thing:
 
 def test_of_an_object_it_is_asked_once():
     """Of two that are equal, of each."""
-    asked, known = [], Remembered()
-    said = lambda one: asked.append(one.number) or one.number  # noqa: E731
+    asked = []
+    known = Remembered(lambda one: asked.append(one.number) or one.number)
     first, second = Thing(1), Thing(1)
-    assert [known(said, one) for one in (first, second, first, second)] == [1] * 4 and asked == [1, 1]
+    assert [known(one) for one in (first, second, first, second)] == [1] * 4 and asked == [1, 1]
 
 
 def test_an_object_that_is_gone_is_forgotten():
     """It is not kept, and one that comes to lie where it was is asked itself."""
-    known, seen = Remembered(), set()
+    known, seen = Remembered(lambda one: one.number), set()
     for number in range(200):
         one = Thing(number)
         seen.add(id(one))
-        assert known(lambda it: it.number, one) == number
+        assert known(one) == number
         gone = weakref.ref(one)
         del one
         gc.collect()

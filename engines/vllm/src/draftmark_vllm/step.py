@@ -9,7 +9,7 @@ import torch
 from draftmark import Form, Geometry, Mode
 from draftmark.runtime import Causal, Exact, ForwardBatch, HostLengths, Unknown, UpperBound
 
-from .spans import Span
+from .spans import REMEMBERED, Span
 
 CAUSAL = Causal()
 UNIFORM = (Mode.DECODE, Mode.VERIFY)
@@ -50,9 +50,9 @@ class StepBuffers:
     """
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
-        self._prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
+        self._prefix_lens = _Parts(torch.zeros(max_reqs, dtype=torch.int32, device=device))
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._positions = _Parts(torch.zeros(max_rows, dtype=torch.int64, device=device))
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
@@ -63,13 +63,13 @@ class StepBuffers:
         batch = ForwardBatch(
             mode=span.mode,
             step=0,
-            prefix_lens=self._prefix_lens[first : first + reqs],
+            prefix_lens=self._prefix_lens(first, reqs),
             q_indptr=self._indptr(step, span),
             page_table=self._page_table(part(step.page_table, first, reqs), first),
             tail=CAUSAL,
             # Zeros: vLLM rotates q and k itself, tells positions in runner V1 alone, and there a draft model's first
             # step comes with the target's. A window counts L + depth, which a backend works out.
-            positions=self._positions[:rows],
+            positions=self._positions(0, rows),
             host=_host(step, span, geometry),
             num_reqs=span.num_reqs,
             q_lens=span.q_lens,
@@ -104,6 +104,30 @@ class StepBuffers:
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """A tensor's rows from `first` on; the tensor itself where they are all, which saves the making of a view."""
     return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
+
+
+def rows_of(first: int, count: int, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`part` of two tensors of as many rows: each layer asks for it."""
+    if not first and count == one.shape[0]:
+        return one, other
+    return one[first : first + count], other[first : first + count]
+
+
+class _Parts:
+    """A tensor's rows, of which the same ones are asked for again and again: a view costs more than to look it up."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._made: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, first: int, count: int) -> torch.Tensor:
+        """`count` rows from `first` on."""
+        found = self._made.get((first, count))
+        if found is None:
+            if len(self._made) >= REMEMBERED:
+                self._made.clear()
+            found = self._made[first, count] = self._tensor[first : first + count]
+        return found
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:

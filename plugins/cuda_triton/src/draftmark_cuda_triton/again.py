@@ -8,7 +8,9 @@ are (`native`), or, where the driver does not tell them, of Triton's own call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_uint64
+from ctypes import addressof, c_uint64, sizeof
+from functools import reduce
+from operator import or_
 from threading import Lock
 from typing import Any, Protocol
 
@@ -27,8 +29,24 @@ MOST_KNOWN = 1024
 class Step(Protocol):
     """One launch that was made, without the tensors that it was made for."""
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+    def __call__(self, addresses: list[int], stream: int) -> None:
         """Launch it with tensors at other addresses."""
+
+
+class Steps:
+    """The launches of one layout.
+
+    Attributes:
+        words: the addresses of the tensors for which they are made next.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.words = (c_uint64 * count)()
+        self.launches: list[Step] = []
+
+    def word(self, number: int) -> int:
+        """Where a tensor's address is, in the host's memory."""
+        return addressof(self.words) + number * sizeof(c_uint64)
 
 
 class Again:
@@ -37,12 +55,15 @@ class Again:
     Args:
         names: of the kernels' parameters for the tensors, in the order in which calls give them.
         others: of further parameters that are of one of those tensors too, and its name there.
+        rare: most layouts come once. Launches are remembered of those that come a second time, since that costs more
+            than a launch does; of a model's layers, which are alike, all are.
     """
 
-    def __init__(self, names: tuple[str, ...], others: Mapping[str, str] | None = None) -> None:
+    def __init__(self, names: tuple[str, ...], others: Mapping[str, str] | None = None, rare: bool = False) -> None:
         self._number = {name: number for number, name in enumerate(names)}
         self._number |= {other: self._number[name] for other, name in (others or {}).items()}
-        self._known: dict[tuple[Any, ...], list[Step]] = {}
+        self._known: dict[tuple[Any, ...], Steps] = {}
+        self._met: set[tuple[Any, ...]] | None = set() if rare else None
         self._templates: dict[tuple[Any, ...], Template | None] = {}
         self._one_at_a_time = Lock()
 
@@ -52,27 +73,27 @@ class Again:
         """Do as ``launch(*args, *tensors)`` does.
 
         Args:
-            layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes.
-            tensors: those whose addresses change from call to call, None where there is none; calls in which others
-                are there are not alike. The first is always there. Whatever else is launched with stays where it is.
+            layout: all that its launches depend on, but for the device and what `tensors` say: sizes, strides, dtypes,
+                which of them are None.
+            tensors: those whose addresses change from call to call. The first is always there. Whatever else is
+                launched with stays where it is.
         """
         first = tensors[0]
         assert first is not None
         addresses = [0 if one is None else one.data_ptr() for one in tensors]
-        odd = 0
-        for address in addresses:
-            odd |= address
         # Triton compiles apart for addresses that are multiples of 16.
-        which = tuple([address % ALIGNED == 0 for address in addresses]) if odd % ALIGNED else None
+        odd = reduce(or_, addresses) % ALIGNED
+        which = tuple([address % ALIGNED == 0 for address in addresses]) if odd else None
         device = first.get_device()
-        key = (layout, tuple([one is None for one in tensors]), which, device)
+        key = (layout, which, device)
         steps = self._known.get(key)
         if steps is None:
             self._first(key, tensors, launch, args)
             return
         stream = driver.active.get_current_stream(device)
         with self._one_at_a_time:
-            for step in steps:
+            steps.words[:] = addresses  # type: ignore[assignment]  # whose elements may be words too
+            for step in steps.launches:
                 step(addresses, stream)
 
     def _first(
@@ -86,15 +107,35 @@ class Again:
         if found is not None and found.is_capturing(driver.active.get_current_stream(device)):
             launch(*args, *tensors)  # in another one's capture nothing else is captured
             return
+        if self._is_rare(key):
+            launch(*args, *tensors)
+            return
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
             self._templates.clear()
         # A grid without programs is no launch to the driver.
         launched = [one for one in noted(launch, *args, *tensors) if all(one[1])]
-        self._known[key] = [self._step(tensors, device, *one) for one in launched]
+        steps = Steps(len(tensors))
+        steps.launches += [self._step(steps, tensors, device, *one) for one in launched]
+        self._known[key] = steps
+
+    def _is_rare(self, key: tuple[Any, ...]) -> bool:
+        """Whether a layout was not met before, where most are met once."""
+        if self._met is None or key in self._met:
+            return False
+        if len(self._met) >= MOST_KNOWN:
+            self._met.clear()
+        self._met.add(key)
+        return True
 
     def _step(
-        self, tensors: Sequence[torch.Tensor | None], device: int, compiled: Any, grid: Any, args: tuple[Any, ...]
+        self,
+        steps: Steps,
+        tensors: Sequence[torch.Tensor | None],
+        device: int,
+        compiled: Any,
+        grid: Any,
+        args: tuple[Any, ...],
     ) -> Step:
         """A launch, and which of its arguments is the address or the descriptor of which tensor."""
         places: list[tuple[int, int]] = []
@@ -111,7 +152,7 @@ class Again:
         template = self._template(device, compiled, grid, args)
         if template is None:
             return Called((compiled, grid, args), places)
-        return Direct(template, (compiled, grid, args), places)
+        return Direct(template, (compiled, grid, args), places, steps)
 
     def _template(self, device: int, compiled: Any, grid: Any, args: tuple[Any, ...]) -> Template | None:
         found = native.driver()
@@ -146,7 +187,7 @@ class Called:
             (place, number, {}) for place, number in places if is_box(args[place])
         ]
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+    def __call__(self, addresses: list[int], stream: int) -> None:
         """Launch it with tensors at other addresses."""
         given = self._args.copy()
         for place, number in self._places:
@@ -165,31 +206,35 @@ class Direct:
     """A launch by CUDA's driver.
 
     Args:
-        template: of its kernel. launched, places: as of `Called`.
+        template: of its kernel. launched, places: as of `Called`. steps: whose words it takes.
     """
 
-    def __init__(self, template: Template, launched: Launched, places: list[tuple[int, int]]) -> None:
+    def __init__(self, template: Template, launched: Launched, places: list[tuple[int, int]], steps: Steps) -> None:
         _, grid, args = launched
         self._template, self._launch = template, template.launch(grid, args)
-        self._places: list[tuple[c_uint64, int]] = [
-            (self._launch.address(template.param(place)), number) for place, number in places if not is_box(args[place])
-        ]
-        boxed = [(place, number) for place, number in places if is_box(args[place])]
-        self._boxes = [(template.param(place), number, template.known(place)) for place, number in boxed]
-        self._boxed = boxed
+        self._pointers, self._config = self._launch.pointers, self._launch.config
+        self._start, self._given = self._launch.start, self._launch.given
+        self._boxed = [one for one in places if is_box(args[one[0]])]
+        for place, number in places:
+            if not is_box(args[place]):
+                self._pointers[template.param(place)] = steps.word(number)
+        self._boxes = [(template.param(place), number, template.known(place)) for place, number in self._boxed]
 
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch it with tensors at other addresses."""
-        for slot, number in self._places:
-            slot.value = addresses[number]
+    def __call__(self, addresses: list[int], stream: int) -> None:
+        """Launch it with tensors at other addresses, which are in the words by now.
+
+        Raises:
+            DriverError: the driver refused.
+        """
+        pointers = self._pointers
         try:
-            self._point(addresses)
+            for param, number, known in self._boxes:
+                pointers[param] = known[addresses[number]]
         except KeyError:
             self._template.maps({place: addresses[number] for place, number in self._boxed})
-            self._point(addresses)
-        self._launch(stream)
-
-    def _point(self, addresses: Sequence[int]) -> None:
-        pointers = self._launch.pointers
-        for param, number, known in self._boxes:
-            pointers[param] = known[addresses[number]]
+            self(addresses, stream)
+            return
+        self._config.stream = stream
+        code = self._start(*self._given)
+        if code:
+            raise DriverError(f"cuLaunchKernelEx: CUresult {code}")

@@ -10,7 +10,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
 from . import boxes, launch, tiling
 from .again import Again
 from .launch import Attention
-from .remembered import cache_layout
+from .remembered import layout_of_cache
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""
@@ -75,7 +75,8 @@ class Extend:
             record_call(self._launch, rows, *tensors, self._row_tiles, mutates=(out,))
             return
         layout = (
-            rows, batch.padded_reqs, table.stride(0), cache_layout(cache), q.stride(), out.stride(), q.dtype, out.dtype,
+            rows, batch.padded_reqs, table.stride(0), layout_of_cache(cache), q.stride(), out.stride(), q.dtype,
+            out.dtype,
         )  # fmt: skip
         self._again(layout, tensors, self._launch_own, rows)
 

@@ -14,10 +14,12 @@ from . import boxes, extend, launch, sizing, tiling
 from .again import MOST_KNOWN, Again
 from .extend import check_rows, has_boxes, has_heads_beside, has_one_pitch
 from .launch import Attention, Extent
-from .remembered import Remembered, cache_layout
+from .remembered import Layout, Remembered, layout_of_cache
 
 MOVING = (*extend.MOVING, "tail_mask", "tail_depth")
 """The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""
+OF_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "given_slots")
+"""Those of `write_metadata`, in the order of `launch.write_metadata`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +35,7 @@ class Cut:
     pieces: int
 
 
-Facts = tuple[tuple[Cut, bool, int, int], torch.Tensor | None, torch.Tensor | None]
+Facts = tuple[tuple[Cut, bool, int, int | None], torch.Tensor | None, torch.Tensor | None]
 """Of a batch: its cut, whether its tail is a block, pitches of page table and mask; then its tree's mask and depth."""
 
 
@@ -53,27 +55,33 @@ class FewRows:
         self._partial_out, self._partial_lse = buffers[sizing.PARTIAL_OUT], buffers[sizing.PARTIAL_LSE]
         self._shape = Attention.of(geometry, slots.is_cuda)
         self._cuts: dict[tuple[int, ...], Cut] = {}
-        self._again = Again(MOVING, extend.OTHERS)
-        self._facts = Remembered[ForwardBatch, Facts]()
+        self._again, self._written = Again(MOVING, extend.OTHERS), Again(OF_STEP, rare=True)
+        self._facts = Remembered[ForwardBatch, Facts](self._of_batch)
+        self._layer = Remembered[KVCache, tuple[Layout, torch.Tensor | None]](
+            lambda cache: (layout_of_cache(cache), sinks_of(cache, geometry))
+        )
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
-        slots = self._slots[: batch.num_rows]
+        slots, table = self._slots, batch.page_table
         cut = self._extent(batch)
-        record_call(
-            launch.write_metadata, self._shape, cut.tile, cut.extent, cut.pieces, batch.prefix_lens, batch.page_table,
-            slots, self._work, batch.q_indptr, batch.slots, mutates=(slots, self._work),
-        )  # fmt: skip
+        own = self._shape, cut.tile, cut.extent, cut.pieces
+        tensors = batch.prefix_lens, table, slots, self._work, batch.q_indptr, batch.slots
+        if slots.is_cuda:
+            self._written((cut, table.stride(0), batch.slots is None), tensors, launch.write_metadata, *own)
+            return
+        record_call(launch.write_metadata, *own, *tensors, mutates=(slots, self._work))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, one launch and a merge; q and out ``[rows, query heads, head_dim]``."""
-        which, mask, depth = self._facts(self._of_batch, batch)
+        which, mask, depth = self._facts(batch)
+        cache_layout, sinks = self._layer(cache)
         tensors = (
-            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens,
-            batch.q_indptr, batch.page_table, mask, depth,
+            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr,
+            batch.page_table, mask, depth,
         )  # fmt: skip
         if self._slots.is_cuda:
-            layout = which, cache_layout(cache), q.stride(), out.stride(), q.dtype, out.dtype
+            layout = which, cache_layout, q.stride(), out.stride(), q.dtype, out.dtype
             self._again(layout, tensors, self._launch_own, *which[:2])
             return
         check_rows(q, out)
@@ -85,7 +93,7 @@ class FewRows:
     def _of_batch(self, batch: ForwardBatch) -> Facts:
         tail = batch.tail
         mask, depth = (tail.mask, tail.depth) if isinstance(tail, Tree) else (None, None)
-        pitches = batch.page_table.stride(0), 0 if mask is None else mask.stride(0)
+        pitches = batch.page_table.stride(0), None if mask is None else mask.stride(0)
         return (self._extent(batch), isinstance(tail, Block), *pitches), mask, depth
 
     def _launch_own(self, cut: Cut, block: bool, *tensors: torch.Tensor) -> None:

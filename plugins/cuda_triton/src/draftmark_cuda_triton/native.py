@@ -173,6 +173,8 @@ class Launch:
 
     Attributes:
         pointers: of each parameter where it is in the host's memory; another may be put there.
+        config: says on which `stream` the next one is.
+        start, given: ``start(*given)`` is the driver's call, whose result is a CUresult.
     """
 
     def __init__(
@@ -182,25 +184,10 @@ class Launch:
         self.pointers = (c_void_p * len(params))(*map(ctypes.addressof, self._params))
         attributes = [*like.attributes, *([Attribute(DEPENDENT, 0, (c_uint * 16)(1))] if dependent else ())]
         self._attributes = (Attribute * max(1, len(attributes)))(*attributes)
-        self._config = Config(
+        self.config = Config(
             (c_uint * 3)(*grid), (c_uint * 3)(*like.block), like.shared, None, self._attributes, len(attributes)
         )  # fmt: skip
-        self._about, self._function, self._start = byref(self._config), c_void_p(like.function), driver.start
-
-    def address(self, place: int) -> ctypes.c_uint64:
-        """A parameter that is an address; the next launch gets what its `value` is then."""
-        return ctypes.c_uint64.from_buffer(self._params[place])
-
-    def __call__(self, stream: int) -> None:
-        """Launch.
-
-        Raises:
-            DriverError: the driver refused.
-        """
-        self._config.stream = stream
-        code = self._start(self._about, self._function, self.pointers, None)
-        if code:
-            raise DriverError(f"cuLaunchKernelEx: CUresult {code}")
+        self.start, self.given = driver.start, (byref(self.config), c_void_p(like.function), self.pointers, None)
 
 
 @lru_cache(1)

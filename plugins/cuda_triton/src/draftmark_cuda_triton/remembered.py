@@ -15,18 +15,23 @@ R = TypeVar("R")
 
 
 class Remembered(Generic[T, R]):
-    """What a function says of objects that do not change, by their identity; it keeps none of them alive."""
+    """What a function says of objects that do not change, by their identity; it keeps none of them alive.
 
-    def __init__(self) -> None:
+    Args:
+        function: what it says of an object must not hold that.
+    """
+
+    def __init__(self, function: Callable[[T], R]) -> None:
+        self._function = function
         self._known: dict[int, tuple[ref[T], R]] = {}
 
-    def __call__(self, function: Callable[[T], R], one: T) -> R:
-        """What ``function(one)`` is, or was the first time. It must not hold `one`."""
+    def __call__(self, one: T) -> R:
+        """What the function says of an object, or said the first time."""
         found = self._known.get(id(one))
         if found is None:
             number, known = id(one), self._known
             # The identity of an object that is gone may be another's.
-            found = known[number] = ref(one, lambda _: known.pop(number, None)), function(one)
+            found = known[number] = ref(one, lambda _: known.pop(number, None)), self._function(one)
         return found[1]
 
 
@@ -34,19 +39,20 @@ class Layout:
     """All that launches take from a layer's cache but its addresses. Of two caches that are alike it is the same."""
 
 
-def layout_of(cache: torch.Tensor) -> tuple[object, ...]:
-    """All that launches take from K or V but its address."""
-    return cache.stride(), cache.shape, cache.dtype, cache.is_cuda
+def layout_of(
+    k: torch.Tensor, v: torch.Tensor, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None
+) -> tuple[object, ...]:
+    """All that launches take from K and V and their scales but addresses."""
+    facts = [(one.stride(), one.shape, one.dtype, one.is_cuda) for one in (k, v)]
+    return *facts, k_scale is None, v_scale is None
 
 
 def cache_layout(cache: KVCache) -> Layout:
     """The layout of a layer's cache, which is compared by identity."""
-    return _REMEMBERED(_layout, cache)
-
-
-def _layout(cache: KVCache) -> Layout:
-    return _LAYOUTS.setdefault((layout_of(cache.k), layout_of(cache.v)), Layout())
+    facts = (*layout_of(cache.k, cache.v, cache.k_scale, cache.v_scale), cache.sinks is None)
+    return _LAYOUTS.setdefault(facts, Layout())
 
 
 _LAYOUTS: dict[tuple[object, ...], Layout] = {}
-_REMEMBERED = Remembered[KVCache, Layout]()
+layout_of_cache = Remembered(cache_layout)
+"""`cache_layout`, worked out once for each cache."""

@@ -10,7 +10,7 @@ from draftmark.runtime import KVCache, record_call
 from .again import Again
 from .flavours import compiled_or_interpreted
 from .launch import scaled
-from .remembered import cache_layout, layout_of
+from .remembered import layout_of, layout_of_cache
 from .starting import dependent, has_dependents, start
 from .tiling import next_power_of_two
 
@@ -40,7 +40,7 @@ def write_kv(
     if not k.is_cuda:
         _launch(*tensors)
         return
-    layout = k.shape, k.stride(), v.stride(), (layout_of(k_cache), layout_of(v_cache)), k.dtype, v.dtype
+    layout = k.shape, k.stride(), v.stride(), layout_of(k_cache, v_cache, k_scale, v_scale), k.dtype, v.dtype
     _AGAIN(layout, tensors, _launch)
 
 
@@ -50,7 +50,7 @@ def write_rows(k: torch.Tensor, v: torch.Tensor, cache: KVCache, slots: torch.Te
     if not slots.is_cuda:
         record_call(_launch, *tensors, mutates=(cache.k, cache.v))
         return
-    _AGAIN((k.shape, k.stride(), v.stride(), cache_layout(cache), k.dtype, v.dtype), tensors, _launch)
+    _AGAIN((k.shape, k.stride(), v.stride(), layout_of_cache(cache), k.dtype, v.dtype), tensors, _launch)
 
 
 def _launch(
