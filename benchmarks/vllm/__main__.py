@@ -229,6 +229,7 @@ class Benchmark:
 
 
 ABOUT = ("backend", "dtype", "page_size", "num_gpus", "drafts", "eager")
+"""What every engine of texts is said to be."""
 
 
 def _about(engine: Engine) -> dict[str, Any]:
@@ -238,6 +239,8 @@ def _about(engine: Engine) -> dict[str, Any]:
         about["runner"] = "V1"
     if engine.debug:
         about["debug"] = True  # every step is checked, and ranks are compared
+    if engine.temperature:
+        about["temperature"] = engine.temperature
     return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 

@@ -22,14 +22,11 @@ def drafted(folder: Path, llm: Any, engine: Engine) -> dict[str, Any]:
         The tokens; of all steps behind the last first token tokens a second and milliseconds a step, and of each
         request's steps with an output the mean number of tokens.
     """
-    from vllm import SamplingParams
-
     assert engine.checkpoint is not None, "drafts that are accepted need a trained model"
     prompts = json.loads((folder / engine.checkpoint / "prompts.json").read_text())
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
     loop = llm.llm_engine
     for number, prompt in enumerate(prompts):
-        loop.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+        loop.add_request(str(number), {"prompt_token_ids": prompt}, engine.sampling(number, NEW_TOKENS))
     tokens: dict[int, list[int]] = {}
     rounds, first, at_first, steps = 0, 0.0, 0, 0
     while loop.has_unfinished_requests():

@@ -62,7 +62,8 @@ class Engine:
         checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one. Its
             EAGLE-3 head is the folder CHECKPOINT-head.
         shortest_ngram, longest_ngram: tokens that vLLM's own n-gram drafts follow.
-        trees: drafts are trees, by the opt-in worker: looked up, or combs of a head.
+        trees: drafts are trees, by the opt-in worker: looked up, or combs of a head. Without drafts it samples as with.
+        temperature: of texts; 0 for greedy ones. Each prompt has a seed, its number.
         also_captured: sizes of steps that are captured besides, in rows.
         only: names of the cases that are asked of it; all of its phases if empty.
         packages: a folder of packages that come before all others, such as a FlashInfer of another release, by its name
@@ -92,6 +93,7 @@ class Engine:
     skip_prefill: bool = False
     checkpoint: str | None = None
     trees: bool = False
+    temperature: float = 0.0
     shortest_ngram: int = 1
     longest_ngram: int = 3
     also_captured: tuple[int, ...] = ()
@@ -141,6 +143,15 @@ class Engine:
             "disable_log_stats": True,
             **more,
         }
+
+    def sampling(self, number: int, max_tokens: int) -> Any:
+        """vLLM's `SamplingParams` of a prompt, whose text is as long as asked."""
+        from vllm import SamplingParams
+
+        seed = {"seed": number} if self.temperature else {}
+        return SamplingParams(
+            temperature=self.temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **seed
+        )
 
     @property
     def architectures(self) -> tuple[str, ...]:

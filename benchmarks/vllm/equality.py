@@ -1,4 +1,4 @@
-"""Texts of engines over one small trained model, greedy, beside each other.
+"""Texts of engines over one small trained model, beside each other.
 
 `memorizer` makes the model: it knows a text by heart, so that its choices are sure, as a random model's are not.
 """
@@ -16,11 +16,9 @@ NEW_TOKENS = 96
 
 def texts(folder: Path, llm: Any, engine: Engine) -> list[list[int]]:
     """Tokens that follow every prompt of the engine's checkpoint, in a folder of models."""
-    from vllm import SamplingParams
-
     assert engine.checkpoint is not None, "texts need a trained model"
     asked = [{"prompt_token_ids": one} for one in json.loads((folder / engine.checkpoint / "prompts.json").read_text())]
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+    sampling = [engine.sampling(number, NEW_TOKENS) for number in range(len(asked))]
     return [list(out.outputs[0].token_ids) for out in llm.generate(asked, sampling, use_tqdm=False)]
 
 

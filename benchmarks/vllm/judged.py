@@ -1,8 +1,9 @@
 """python -m benchmarks.vllm.judged RESULT.json MODELS: hold a result's texts against float32, by draftmark's one rule.
 
 Every token of every text must be the best of its row in float32, or lie below it by no more than rounding explains, and
-where two texts part both tokens must (`draftmark_speculative.agreement`). The verdict is written into the result, and
-the tokens, which it rests on, are left out. The models, in folders ``MODELS/memorizer`` for texts and
+where two texts part both tokens must (`draftmark_speculative.agreement`). Sampled texts are held against those of the
+first engine that sampled so: a seed and a position decide, whatever is drafted. The verdict is written into the
+result, and the tokens, which it rests on, are left out. The models, in folders ``MODELS/memorizer`` for texts and
 ``MODELS/smollm2`` for what drafts gave, are on the host: no engine and no device is needed.
 """
 
@@ -36,6 +37,21 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
     }
 
 
+def judge_sampled(row: dict[str, Any], theirs: list[list[int]]) -> dict[str, Any]:
+    """One engine's sampled texts against the first engine's: a text that is another is wrong."""
+    kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
+    texts = row["tokens"]
+    others = [number for number, (one, other) in enumerate(zip(texts, theirs, strict=True)) if one != other]
+    return {
+        **kept,
+        "texts": len(texts),
+        "equal": len(texts) - len(others),
+        "tokens": sum(map(len, texts)),
+        "near_ties": 0,
+        "wrong_texts": others,
+    }
+
+
 def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Judge rows of one model, each beside the first of its dtype."""
     from draftmark_speculative.models import load_model
@@ -43,10 +59,13 @@ def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     if not rows:
         return []
     prompts, judged = json.loads((folder / "prompts.json").read_text()), []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        same, model = [row for row in rows if row["dtype"] == dtype], load_model(folder, dtype=dtype)
+    for dtype in dict.fromkeys(row["dtype"] for row in rows if "temperature" not in row):
+        same = [row for row in rows if row["dtype"] == dtype and "temperature" not in row]
+        model = load_model(folder, dtype=dtype)
         judged += [judge(row, model, prompts, same[0]["tokens"]) for row in same]
-    return judged
+    sampled = [row for row in rows if "temperature" in row]
+    firsts = {(row["dtype"], row["temperature"]): row for row in reversed(sampled)}
+    return judged + [judge_sampled(row, firsts[row["dtype"], row["temperature"]]["tokens"]) for row in sampled]
 
 
 def main() -> None:

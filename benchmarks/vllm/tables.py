@@ -118,10 +118,11 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _drafts(row: dict[str, Any]) -> str:
+    sampled = f", sampled at {row['temperature']}" if row.get("temperature") else ""
     if not row["drafts"]:
-        return "none"
+        return "none" + sampled
     kind = "trees" if row.get("trees") else "chain"
-    return f"{DRAFTERS[row.get('drafter', 'ngram')]}, {kind} of {row['drafts']}"
+    return f"{DRAFTERS[row.get('drafter', 'ngram')]}, {kind} of {row['drafts']}{sampled}"
 
 
 def written(record: dict[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks.spans import covered
-from benchmarks.vllm import fleet, ranks
+from benchmarks.vllm import fleet, judged, ranks
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
@@ -49,18 +49,19 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
         assert one.kv_bytes and one.kv_bytes >= max(rows, default=0) * token * layers, one
 
 
-def test_the_largest_plan_has_every_kind_of_row() -> None:
+def test_plans_of_one_gpu_have_every_kind_of_row() -> None:
     """Decode and both kinds of drafts, two page sizes, vLLM's three backends beside ours; 1 to 256 requests, 1k to 32k
     tokens, and uneven drafts, whose rows are a captured size."""
-    plan = json.loads((FOLDER / "h200-plan.json").read_text())
-    engines = [Engine(**one) for one in plan["throughput"]]
+    plans = [json.loads((FOLDER / f"{name}.json").read_text()) for name in ("h200-plan", "h200-ngram-plan")]
+    engines = [Engine(**one) for plan in plans for one in plan["throughput"]]
     kinds = {(one.backend, one.page_size, one.drafter if one.drafts else "") for one in engines}
     ours, theirs = "CUSTOM:cuda_triton", "FLASH_ATTN"
     both = {(name, page, drafter) for name in (ours, theirs) for page in (16, 64) for drafter in ("", "eagle3")}
-    assert kinds >= both | {(name, 16, "ngram") for name in (ours, theirs)}
+    assert kinds >= both | {(name, page, "ngram") for name in (ours, theirs) for page in (16, 64)}
     others = {"TRITON_ATTN", "FLASHINFER", "CUSTOM:cuda_trtllm", "CUSTOM:cuda_flashinfer"}
     assert {one.backend for one in engines} == {ours, theirs} | others
-    cases = {phase: [Case(**one) for one in given] for phase, given in plan["cases"].items()}
+    phases = ("decode", "verify", "prefill")
+    cases = {name: [Case(**one) for plan in plans for one in plan["cases"].get(name, ())] for name in phases}
     for phase, names in {"decode": set(), "verify": {"64x1k-uneven", "16x1k-uneven"}}.items():
         every = {"1x1k", "16x1k", "64x1k", "256x1k", "1x8k", "16x8k", "64x8k", "8x32k", "1x32k"}
         assert {case.name for case in cases[phase]} == every | names
@@ -402,6 +403,23 @@ def test_a_text_that_is_not_the_models_is_found() -> None:
         worst = int(hf(torch.tensor([prompt])).logits[0, -1].argmin())
     bad = judge({**row, "tokens": [[worst, *right[1:]]]}, model, [prompt], [right])
     assert (bad["equal"], bad["wrong_texts"]) == (0, [0])
+
+
+def test_sampled_texts_are_those_of_the_first_that_samples_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No model says whether they are right; greedy rows beside them are judged by themselves."""
+    (tmp_path / "prompts.json").write_text("[[1], [2]]")
+    monkeypatch.setattr("draftmark_speculative.models.load_model", lambda folder, dtype: None)
+    monkeypatch.setattr(judged, "judge", lambda row, *_: {**row, "wrong_texts": []})
+    usual = {"backend": "CUSTOM", "dtype": "float32", "part_at": []}
+    rows = [
+        {**usual, "tokens": [[1, 2], [3]]},
+        {**usual, "temperature": 1.0, "tokens": [[1, 2], [3]]},
+        {**usual, "temperature": 1.0, "tokens": [[1, 2], [4]]},
+        {**usual, "temperature": 0.5, "tokens": [[1, 5], [4]]},
+    ]
+    found = judged.judge_all(rows, tmp_path)
+    assert [(one.get("equal"), one["wrong_texts"]) for one in found] == [(None, []), (2, []), (1, [1]), (2, [])]
+    assert not any("tokens" in one and isinstance(one["tokens"], list) for one in found[1:])
 
 
 def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

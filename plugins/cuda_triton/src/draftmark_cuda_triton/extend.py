@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
+from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import boxes, launch, tiling
 from .again import Again
 from .launch import Attention
-from .remembered import layout_of_cache
+from .remembered import layers_of
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""
@@ -41,7 +41,7 @@ class Extend:
         self._shape = Attention.of(geometry, slots.is_cuda)
         a = geometry.attention
         tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
-        self._again = Again(MOVING, OTHERS)
+        self._again, self._layer = Again(MOVING, OTHERS), layers_of(geometry)
         self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -66,17 +66,16 @@ class Extend:
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
         table, rows = batch.page_table, batch.num_rows
+        cache_layout, sinks = self._layer(cache)
         tensors = (
-            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks_of(cache, self._geometry), out, batch.prefix_lens,
-            batch.q_indptr, table,
+            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr, table,
         )  # fmt: skip
         if not self._slots.is_cuda:
             check_rows(q, out)
             record_call(self._launch, rows, *tensors, self._row_tiles, mutates=(out,))
             return
         layout = (
-            rows, batch.padded_reqs, table.stride(0), layout_of_cache(cache), q.stride(), out.stride(), q.dtype,
-            out.dtype,
+            rows, batch.padded_reqs, table.stride(0), cache_layout, q.stride(), out.stride(), q.dtype, out.dtype,
         )  # fmt: skip
         self._again(layout, tensors, self._launch_own, rows)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import Geometry, Mode
-from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call, sinks_of
+from draftmark.runtime import Block, ForwardBatch, KVCache, Tree, record_call
 
 from . import boxes, extend, launch, sizing, tiling
 from .again import MOST_KNOWN, Again
 from .extend import check_rows, has_boxes, has_heads_beside, has_one_pitch
 from .launch import Attention, Extent
-from .remembered import Layout, Remembered, layout_of_cache
+from .remembered import Remembered, layers_of
 
 MOVING = (*extend.MOVING, "tail_mask", "tail_depth")
 """The kernels' parameters that another layer or step brings, in the order of `FewRows._launch`."""
@@ -57,9 +57,7 @@ class FewRows:
         self._cuts: dict[tuple[int, ...], Cut] = {}
         self._again, self._written = Again(MOVING, extend.OTHERS), Again(OF_STEP, rare=True)
         self._facts = Remembered[ForwardBatch, Facts](self._of_batch)
-        self._layer = Remembered[KVCache, tuple[Layout, torch.Tensor | None]](
-            lambda cache: (layout_of_cache(cache), sinks_of(cache, geometry))
-        )
+        self._layer = layers_of(geometry)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""

@@ -8,7 +8,8 @@ from weakref import ref
 
 import torch
 
-from draftmark.runtime import KVCache
+from draftmark import Geometry
+from draftmark.runtime import KVCache, sinks_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,3 +57,8 @@ def cache_layout(cache: KVCache) -> Layout:
 _LAYOUTS: dict[tuple[object, ...], Layout] = {}
 layout_of_cache = Remembered(cache_layout)
 """`cache_layout`, worked out once for each cache."""
+
+
+def layers_of(geometry: Geometry) -> Remembered[KVCache, tuple[Layout, torch.Tensor | None]]:
+    """Of each cache of a geometry's layers its layout, and the sinks that its attention counts."""
+    return Remembered(lambda cache: (layout_of_cache(cache), sinks_of(cache, geometry)))
