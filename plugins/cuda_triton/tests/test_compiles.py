@@ -261,7 +261,7 @@ def test_gathered_keys_come_16_bytes_at_a_time_and_are_fenced(compiled, case):
 
 MACHINE_CODE = re.compile(r"/\*([0-9a-f]{4,})\*/ +(.*?) ;")
 BACK = re.compile(r"\bBRA 0x([0-9a-f]+)")
-WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
+WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])")
 
 
 def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
@@ -281,18 +281,22 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
     return [loop for loop in loops if counted(name, loop)]
 
 
-@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True), Case(0, head_dim=160)], ids=str
+)
 def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
-    """The machine code asks for two products at once, waits for the scores, works out a tile's weights, and only then
-    waits for the sums in flight (`softmax.settled`, `softmax.paired`).
+    """The machine code asks for scores and for sums at once, waits for the scores, works out a tile's weights, and only
+    then waits for the sums in flight, of both parts if columns have two (`softmax.settled`, `softmax.paired`).
     """
+    widths = [width for width in tiling.columns(case.head_dim) if width]
+    products = sum(widths) // 16 + len(widths) * tile_of(case, 90).block_n // 16
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert loops
     for loop in loops:
         waits = [n for n, what in enumerate(loop) if "DEPBAR" in what]
-        assert [WAIT.search(loop[n])[1] for n in waits] == ["1", "0"]
+        assert [WAIT.search(loop[n])[1] for n in waits] == [str(len(widths)), "0"]
         asked, weighed, added = loop[: waits[0]], loop[waits[0] : waits[1]], loop[waits[1] :]
-        assert [counted("HGMMA", part) for part in (asked, weighed, added)] == [16, 0, 0]
+        assert [counted("HGMMA", part) for part in (asked, weighed, added)] == [products, 0, 0]
         assert counted("MUFU.EX2", weighed) == counted("MUFU.EX2", loop) >= 64
         assert counted("PRMT", asked) < 8, "pairs of weights are swapped between the products"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftmark_cuda_triton import boxes
-from draftmark_cuda_triton.tiling import next_power_of_two
+from draftmark_cuda_triton.tiling import columns
 
 pytestmark = pytest.mark.skipif(not boxes.available(), reason="this Triton has no Gluon as `hopper` uses it")
 
@@ -39,28 +39,35 @@ def of_rows(*names):
     """Functions of the module, which find each other and NumPy where they ask for Gluon."""
     found = {
         "gl": SimpleNamespace(
-            where=np.where, int32=int, int64=np.int64, expand_dims=np.expand_dims, multiple_of=multiple_of
-        )
-    }
-    for name in ("apart", "inverse_of", "columns_of", "rows_between"):
+            where=np.where, int32=int, int64=np.int64, expand_dims=np.expand_dims, multiple_of=multiple_of,
+            arange=lambda begin, end, _: np.arange(begin, end).view(Array), SliceLayout=lambda *_: None,
+        ),
+        "moving_of": lambda _: None,
+    }  # fmt: skip
+    found |= {name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "width_of")}
+    for name in ("apart", "inverse_of", "columns_of", "rows_between", "cells_of"):
         own = getattr(boxes.hopper().rows, name).fn
         found[name] = FunctionType(own.__code__, found, name, own.__defaults__)
     return [found[name] for name in names]
 
 
 @pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (4, 3), (2, 8), (6, 2)])
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 40), (1, 64), (1, 128), (2, 40), (2, 48), (2, 64), (2, 104)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [*((1, dim) for dim in (40, 64, 72, 128, 160)), *((2, dim) for dim in (40, 48, 64, 72, 96, 104))],
+)
 @pytest.mark.parametrize("step", [1, 8])
 def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, heads, step):
     """A row has its own head's elements, in that head's columns of the tile, and zeros in all others; what is stored of
     the tile is every element of out, once. Rows and heads may lie anywhere, and as far apart as is told.
     """
-    inverse_of, columns_of, rows_between = of_rows("inverse_of", "columns_of", "rows_between")
-    constants = SimpleNamespace(HEADS=heads, HEAD_DIM=head_dim, STEP=step)
+    inverse_of, columns_of, rows_between, cells_of = of_rows("inverse_of", "columns_of", "rows_between", "cells_of")
+    block_d, rest = columns(heads * head_dim)
+    constants = SimpleNamespace(HEADS=heads, HEAD_DIM=head_dim, STEP=step, BLOCK_D=block_d, REST=rest)
     rows, begin, first, beside = 5, Number(3), 2, heads * group
     stride_head = head_dim + step
     stride_row = stride_head * kv_heads * group + 3 * step
-    col = np.arange(next_power_of_two(heads * head_dim))
+    col = np.arange(block_d + rest)
     q = np.full((begin + first + rows) * stride_row, np.nan)
     for row in range(begin + first, begin + first + rows):
         for head in range(kv_heads * group):
@@ -69,13 +76,17 @@ def test_each_element_is_in_one_place_of_one_row(head_dim, kv_heads, group, head
     stored = np.zeros(q.size, int)
     for head in range(kv_heads // heads):
         # As a row tile's that begins inside a row's heads: one row less a head.
-        packed = (1 + np.arange((rows - 1) * beside)).view(Array)
-        own, there = columns_of(packed, col, beside, inverse_of(beside), constants)
+        count = (rows - 1) * beside
+        parts = [cells_of(1, 1 + count, beside, inverse_of(beside), part, constants) for part in range(1 + (rest > 0))]
+        assert all((one == 1 + np.arange(64)).all() and not there[count:].any() for one, _, there in parts)
+        packed = (1 + np.arange(count)).view(Array)
+        wide = [np.broadcast_to(own, there.shape)[:count] for _, own, there in parts]
+        own, there = np.hstack(wide).view(Array), np.hstack([there[:count] for _, _, there in parts])
         pointers = rows_between(
             0, Number(begin + first), packed, own, head, beside, inverse_of(beside), stride_row, stride_head, constants
         )
         turned, there_too = columns_of(packed, col, beside, inverse_of(beside), constants, 0)
-        assert (turned == own.T).all() and (there_too == there.T).all()
+        assert (turned == own.T).all() and (np.broadcast_to(there_too, there.T.shape) == there.T).all()
         there = np.broadcast_to(there, pointers.shape)
         tile = np.where(there, q[np.where(there, pointers, 0)], 0)
         for number, row in enumerate(packed):
