@@ -101,13 +101,18 @@ class Inputs:
         return torch.tensor(self.case.tail_lens, dtype=torch.int32, device=self.q.device)
 
 
-def build(case: Case, device: str = "cuda", sets: int | None = None) -> Inputs:
-    """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool."""
+def build(case: Case, device: str = "cuda", sets: int | None = None, most_pages: int | None = None) -> Inputs:
+    """Draw inputs. Pages are scattered over the pool; what no token occupies is NaN, as in a dirty pool.
+
+    Args:
+        sets: of K and V; by default so many that together they are larger than L2.
+        most_pages: of the pool; with fewer than there are, pages repeat, and answers are not those of the case.
+    """
     requests, model = len(case.lens), case.model
     pages_per_req = [-(-(n + tail) // model.page) for n, tail in zip(case.lens, case.tail_lens, strict=True)]
-    pool = 1 + sum(pages_per_req)
+    pool = 1 + min(sum(pages_per_req), most_pages or sum(pages_per_req))
     page_table = torch.zeros(requests, max(pages_per_req), dtype=torch.int32)
-    ids = torch.randperm(pool - 1, dtype=torch.int32) + 1
+    ids = torch.randperm(sum(pages_per_req), dtype=torch.int32) % (pool - 1) + 1
     first = 0
     for r, n in enumerate(pages_per_req):
         page_table[r, :n] = ids[first : first + n]

@@ -9,6 +9,8 @@ Llama-3-8B's and leaves out what no 141 GB hold.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from .cases import Case, ragged_lens
@@ -34,6 +36,39 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
     if kind == "extend":
         return Case(name, (0,) * len(lens), lens[0], lens[0], ragged=True, model=model)
     return Case(name, lens, rows, 2 * rows if kind == "draft" else rows, tree=True, model=model)
+
+
+NAME = re.compile(
+    r"(?P<kind>decode|draft|verify|chain|uneven|extend)(?P<rows>\d*)-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
+    r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?)?"
+)
+MOST_RAGGED = 8192
+"""Tokens of the longest request of a case of ragged lengths, where its name does not say it."""
+
+
+def named(name: str) -> Case:
+    """The case of a name, in the grid or not: ``verify16-64x8192@32/8x160-p16-e4m3``.
+
+    Raises:
+        ValueError: no case has such a name.
+    """
+    told = NAME.fullmatch(name)
+    counted = told is not None and (told["kind"] in ("decode", "extend")) != bool(told["rows"])
+    one_length = told is not None and not (told["kind"] == "extend" and told["ragged"])
+    if told is None or not counted or not one_length or not (told["ragged"] or told["length"]):
+        raise ValueError(
+            f"{name!r} is no case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
+            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; kinds are decode and extend (of one length), which "
+            "have no ROWS, and draft, verify, chain, uneven"
+        )
+    model = STANDARD
+    if told["heads"]:
+        model = Model(*(int(told[part]) for part in ("heads", "kv_heads", "dim", "page")))
+    model = model.narrow() if told["narrow"] else model
+    count, length = int(told["count"]), int(told["length"] or MOST_RAGGED)
+    said = name.split("@")[0].partition("-")[2]
+    lens = ragged_lens(count, length) if told["ragged"] else (length,) * count
+    return case(model, told["kind"], lens, int(told["rows"] or 1), said)
 
 
 def _uneven(count: int, most: int) -> tuple[int, ...]:

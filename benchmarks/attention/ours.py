@@ -14,14 +14,17 @@ from draftmark.buffers import Memory
 from draftmark.cache import KVCache
 from draftmark.devices import device_profile
 from draftmark.lengths import Exact
+from draftmark.loaded import LoadedBackend
 
 from .cases import Case, Inputs, microseconds
 from .models import STANDARD, Model
 from .peers import Peer
 from .stubs import Absent
 
-OURS = {"cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer", "draftmark-trtllm": "cuda_trtllm"}
-"""Rows of our own, and the plugin behind each."""
+OURS: dict[str, str | LoadedBackend] = {
+    "cuda_triton": "cuda_triton", "draftmark-flashinfer": "cuda_flashinfer", "draftmark-trtllm": "cuda_trtllm",
+}  # fmt: skip
+"""Rows of our own, and the plugin behind each: its name, or what was loaded (`versions`)."""
 STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftShape(8, 5, 64)))
 
 
@@ -59,11 +62,16 @@ def _mode(case: Case) -> tuple[Mode, int, DraftShape]:
     return Mode.DRAFT, step, DraftShape(topk=case.q_len, num_steps=step + 2, num_draft_tokens=case.tail_len)
 
 
-def ours(plugin: str, inputs: Inputs) -> Peer:
+def loaded(plugin: str | LoadedBackend) -> LoadedBackend:
+    """The plugin of a row."""
+    return load(plugin) if isinstance(plugin, str) else plugin
+
+
+def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
     """One of our plugins, through the hooks."""
     geometry, batch = batch_of(inputs)
     try:
-        backend = load(plugin).open(geometry, inputs.q.device.type)
+        backend = loaded(plugin).open(geometry, inputs.q.device.type)
     except BackendError as error:
         raise Absent(str(error)) from error
     backend.plan(batch)
@@ -85,7 +93,7 @@ def metadata_rows() -> list[dict]:
             geometry, batch = stepped(requests, mode, draft)
             for name, plugin in OURS.items():
                 try:
-                    backend = load(plugin).open(geometry, "cuda")
+                    backend = loaded(plugin).open(geometry, "cuda")
                 except BackendError as error:
                     print(f"metadata-{requests}-{kind} {name}: absent: {error}", flush=True)
                     continue
@@ -146,12 +154,12 @@ def memory_rows() -> list[dict]:
             torch.cuda.empty_cache()
             before = torch.cuda.memory_allocated()
             try:
-                backend = load(plugin).open(geometry, "cuda")
+                backend = loaded(plugin).open(geometry, "cuda")
             except BackendError as error:
                 print(f"{case:24} {name:20} absent: {error}", flush=True)
                 continue
             on_device = torch.cuda.memory_allocated() - before
-            declared = sum(one.nbytes for one in load(plugin).buffers(geometry) if one.memory is Memory.DEVICE)
+            declared = sum(one.nbytes for one in loaded(plugin).buffers(geometry) if one.memory is Memory.DEVICE)
             rows.append({"case": case, "backend": name, "declared_bytes": declared, "device_bytes": on_device})
             sizes = f"{declared / 2**20:8.1f} MiB declared, {on_device / 2**20:8.1f} MiB on the device"
             print(f"{case:24} {name:20} {sizes}", flush=True)

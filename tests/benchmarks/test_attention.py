@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import multiprocessing
+import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.attention import measuring
 from benchmarks.attention.__main__ import whatever_the_pages
-from benchmarks.attention.cases import Case, Inputs, build, cleared, reference
-from benchmarks.attention.grid import SUBSET, case, grid
+from benchmarks.attention.cases import CASES, Case, Inputs, build, cleared, reference
+from benchmarks.attention.grid import SUBSET, case, grid, named
 from benchmarks.attention.models import Model
 from benchmarks.attention.ours import batch_of, ours
 from benchmarks.attention.peers import Peer
 from benchmarks.attention.stubs import Absent
+from benchmarks.attention.versions import versions
+from benchmarks.attention.warming import warm
 from draftmark import Mode
 from draftmark_contract.cli.measuring import relative_error
 
@@ -50,6 +58,77 @@ def test_every_case_has_a_name_of_its_own(of: Callable[[], tuple[Case, ...]]) ->
     names = [one.name for one in of()]
     assert len(set(names)) == len(names)
     assert {one.name for one in SUBSET} <= {one.name for one in grid()}
+
+
+@pytest.mark.parametrize("of", [lambda: CASES, lambda: SUBSET, grid], ids=["twelve", "subset", "grid"])
+def test_a_name_says_the_whole_case(of: Callable[[], tuple[Case, ...]]) -> None:
+    """So that a case of a record can be asked again, and one that is in no list."""
+    assert [named(one.name) for one in of()] == list(of())
+    other = named("verify24-3xragged500@12/2x160-p16-e4m3")
+    assert (other.q_len, other.tree, len(other.lens), max(other.lens) <= 500) == (24, True, 3, True)
+    assert other.model == Model(12, 2, 160, 16).narrow() and other.name == "verify24-3xragged500@12/2x160-p16-e4m3"
+
+
+@pytest.mark.parametrize(
+    "name", ["verify-8x100", "decode4-8x100", "decode-8x", "extend-8xragged", "decode-0x8", "decode-8x100@32/8x128", ""]
+)
+def test_what_is_no_case_is_said_so(name: str) -> None:
+    """Rows where there are none, none where there are, no length, lengths of a prefill, no request, no page."""
+    with pytest.raises(ValueError, match=re.escape(f"{name!r} is no case's name; write KIND")):
+        named(name)
+
+
+def test_a_version_is_a_backend_of_its_own(tmp_path: Path) -> None:
+    """Its modules are its folder's, not the installed ones, and it answers as those do.
+
+    In a process of its own: two copies that replace the interpreter's language leave it so.
+    """
+    spec = importlib.util.find_spec("draftmark_cuda_triton")
+    assert spec is not None and spec.submodule_search_locations
+    copy = shutil.copytree(spec.submodule_search_locations[0], tmp_path / "copy")
+    told = [f"as_it_is={spec.submodule_search_locations[0]}", f"copied={copy}"]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        files, alike, worst = pool.apply(answers_of, (told,))
+    assert files == {"as_it_is": spec.submodule_search_locations[0], "copied": str(copy)}
+    assert alike and worst < 1e-2
+
+
+def answers_of(told: list[str]) -> tuple[dict[str, str], bool, float]:
+    """Where versions' code lies, whether they answer alike, and how far from float64."""
+    found = versions(told)
+    files = {name: str(Path(inspect.getfile(type(one.plugin))).parent) for name, one in found.items()}
+    inputs = build(case(Model(4, 2, 64, 16), "verify", LENS, 7), "cpu", 1)
+    outs = []
+    for one in found.values():
+        peer = ours(one, inputs)
+        peer.calls[0]()
+        outs.append(peer.outs[0])
+    wanted = reference(inputs, tuple(cleared(one) for one in inputs.caches[0]))
+    return files, torch.equal(*outs), relative_error(outs[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (["old"], "'old' is no NAME=FOLDER"),
+        (["old="], "'old=' is no NAME=FOLDER"),
+        (["a-b=x"], "'a-b=x' is no NAME=FOLDER"),
+        (["old=nowhere"], "version 'old' has no backend.py in "),
+    ],
+)
+def test_what_is_no_version_is_said_so(told: list[str], said: str) -> None:
+    """Before anything is measured."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        versions(told)
+
+
+def test_cases_are_launched_beforehand_in_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of each of our backends, over a pool in which pages repeat; a failure is told and ends nothing."""
+    two = [case(SMALL, "decode", (6000,), 1), case(Model(4, 2, 16, 0), "chain", LENS, 3)]
+    assert warm(two, ["cuda_triton"], [], 2, 120.0, "cpu") == 2
+    assert build(two[0], "cpu", 1, 10).caches[0][0].shape[0] == 11
+    told = capfd.readouterr().out
+    assert two[1].name in told and two[0].name not in told
 
 
 def test_uneven_rows_are_the_same_in_every_run() -> None:
