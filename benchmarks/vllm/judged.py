@@ -22,16 +22,9 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
     """One engine's texts, against the first engine's and for themselves."""
     from draftmark_speculative.compare import compare
 
-    texts = row["tokens"]
-    found = compare(model, prompts, texts, {"first": theirs})
-    kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
+    found = compare(model, prompts, row["tokens"], {"first": theirs})
     return {
-        **kept,
-        "texts": len(texts),
-        "equal": len(texts) - len(found.differences),
-        "tokens": sum(map(len, texts)),
-        "near_ties": found.near_ties,
-        "wrong_texts": sorted(found.wrong_texts),
+        **_verdict(row, len(found.differences), found.near_ties, sorted(found.wrong_texts)),
         "furthest_below_best": round(max((far for _, far in found.choices.values()), default=0.0), 4),
         "bound": round(found.bound, 4),
     }
@@ -39,33 +32,40 @@ def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: lis
 
 def judge_sampled(row: dict[str, Any], theirs: list[list[int]]) -> dict[str, Any]:
     """One engine's sampled texts against the first engine's: a text that is another is wrong."""
-    kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
+    pairs = enumerate(zip(row["tokens"], theirs, strict=True))
+    others = [number for number, (one, other) in pairs if one != other]
+    return _verdict(row, len(others), 0, others)
+
+
+def _verdict(row: dict[str, Any], others: int, near_ties: int, wrong_texts: list[int]) -> dict[str, Any]:
+    """A row with counts in the place of its tokens; `others` of its texts are not the first engine's."""
     texts = row["tokens"]
-    others = [number for number, (one, other) in enumerate(zip(texts, theirs, strict=True)) if one != other]
-    return {
-        **kept,
-        "texts": len(texts),
-        "equal": len(texts) - len(others),
-        "tokens": sum(map(len, texts)),
-        "near_ties": 0,
-        "wrong_texts": others,
-    }
+    kept = {name: value for name, value in row.items() if name not in ("tokens", "part_at")}
+    counts = {"texts": len(texts), "equal": len(texts) - others, "tokens": sum(map(len, texts))}
+    return {**kept, **counts, "near_ties": near_ties, "wrong_texts": wrong_texts}
 
 
 def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Judge rows of one model, each beside the first of its dtype."""
+    """Judge rows of one model, each beside the first of its dtype, and of its temperature if it is sampled."""
     from draftmark_speculative.models import load_model
 
     if not rows:
         return []
     prompts, judged = json.loads((folder / "prompts.json").read_text()), []
-    for dtype in dict.fromkeys(row["dtype"] for row in rows if "temperature" not in row):
-        same = [row for row in rows if row["dtype"] == dtype and "temperature" not in row]
-        model = load_model(folder, dtype=dtype)
-        judged += [judge(row, model, prompts, same[0]["tokens"]) for row in same]
-    sampled = [row for row in rows if "temperature" in row]
-    firsts = {(row["dtype"], row["temperature"]): row for row in reversed(sampled)}
-    return judged + [judge_sampled(row, firsts[row["dtype"], row["temperature"]]["tokens"]) for row in sampled]
+    for dtype, temperature in dict.fromkeys(map(_sampled, rows)):
+        same = [row for row in rows if _sampled(row) == (dtype, temperature)]
+        theirs = same[0]["tokens"]
+        if temperature:
+            judged += [judge_sampled(row, theirs) for row in same]
+        else:
+            model = load_model(folder, dtype=dtype)
+            judged += [judge(row, model, prompts, theirs) for row in same]
+    return judged
+
+
+def _sampled(row: dict[str, Any]) -> tuple[str, float]:
+    """How a row's tokens came to be: its dtype and temperature."""
+    return row["dtype"], row.get("temperature", 0.0)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from .backend import kv_scales
 from .limits import chosen_backend, engine_limits, layer_shape, profile_of
 from .pages import kv_cache as view_pages
 from .served import OTHER_BACKEND, Geometries, arena_bytes
-from .step import rows_of
+from .step import part
 
 if TYPE_CHECKING:
     from .builder import StepMetadata
@@ -122,11 +122,11 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         if layer.kv_sharing_target_layer_name is None:
             # All rows before any attention: a request may share a page that another one fills in the same step.
             for first, batch, backends in attn_metadata.parts:
-                k, v = rows_of(first, batch.num_rows, key, value)
-                backends[shape].write_kv(k, v, cache, batch)
+                rows = batch.num_rows
+                backends[shape].write_kv(part(key, first, rows), part(value, first, rows), cache, batch)
         for first, batch, backends in attn_metadata.parts:
-            q, out = rows_of(first, batch.num_rows, query, output)
-            backends[shape].attend(q, cache, batch, out)
+            rows = batch.num_rows
+            backends[shape].attend(part(query, first, rows), cache, batch, part(output, first, rows))
         return output
 
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:

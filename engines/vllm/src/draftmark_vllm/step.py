@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 
@@ -50,9 +51,13 @@ class StepBuffers:
     """
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
-        self._prefix_lens = _Parts(torch.zeros(max_reqs, dtype=torch.int32, device=device))
+        prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
+        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        # The same rows are asked for again and again, and a view costs more than to look it up.
+        self._prefix_lens, self._positions = (
+            lru_cache(REMEMBERED)(partial(part, one)) for one in (prefix_lens, positions)
+        )
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
-        self._positions = _Parts(torch.zeros(max_rows, dtype=torch.int64, device=device))
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
@@ -104,30 +109,6 @@ class StepBuffers:
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """A tensor's rows from `first` on; the tensor itself where they are all, which saves the making of a view."""
     return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
-
-
-def rows_of(first: int, count: int, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`part` of two tensors of as many rows: each layer asks for it."""
-    if not first and count == one.shape[0]:
-        return one, other
-    return one[first : first + count], other[first : first + count]
-
-
-class _Parts:
-    """A tensor's rows, of which the same ones are asked for again and again: a view costs more than to look it up."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._made: dict[tuple[int, int], torch.Tensor] = {}
-
-    def __call__(self, first: int, count: int) -> torch.Tensor:
-        """`count` rows from `first` on."""
-        found = self._made.get((first, count))
-        if found is None:
-            if len(self._made) >= REMEMBERED:
-                self._made.clear()
-            found = self._made[first, count] = self._tensor[first : first + count]
-        return found
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:

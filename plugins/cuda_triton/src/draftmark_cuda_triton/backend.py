@@ -14,7 +14,7 @@ from .remembered import Remembered
 from .writing import write_rows
 
 EXTEND = Mode.EXTEND
-"""As a name of the module, which every layer looks up in half of the time."""
+"""As a name of the module: every layer asks, and Python 3.11 takes four times as long to find an enum's member."""
 
 
 class TritonBackend:
