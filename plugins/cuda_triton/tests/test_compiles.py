@@ -301,6 +301,42 @@ def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
         assert counted("PRMT", asked) < 8, "pairs of weights are swapped between the products"
 
 
+COMPARED = re.compile(r"FMNMX (R\d+), (R\d+), (R\d+)")
+
+
+@pytest.mark.parametrize(
+    "case", [Case(0, page_size=64), Case(64, tree=True), Case(8, heads=(64, 8), head_dim=64)], ids=str
+)
+def test_scores_are_compared_side_by_side(compiled, case, tmp_path):
+    """A thread's 64 scores of a tile are compared, and the lanes' of a row, in few steps that wait for each other."""
+    for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
+        steps: dict[str, int] = {}
+        deepest = 0
+        for what in loop:
+            if found := COMPARED.search(what):
+                steps[found[1]] = 1 + max(steps.get(one, 0) for one in found.groups()[1:])
+                deepest = max(deepest, steps[found[1]])
+            elif named := re.match(r"(?:@!?U?P\d+ )?[A-Z0-9.]+ (R\d+),", what):
+                steps.pop(named[1], None)
+        assert counted("FMNMX", loop) >= 64 and 5 < deepest <= 12
+
+
+@pytest.mark.parametrize("case", [Case(64, tree=True), Case(0), Case(16, tree=True)], ids=str)
+def test_threads_of_a_group_give_a_tile_back_one_by_one(compiled, case, tmp_path):
+    """Twice a tile, K and V, and no barrier of the group before either."""
+    for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
+        assert counted("ARRIVES.LDGSTSBAR", loop) == 2
+        assert counted("0x80", [what for what in loop if "BAR.SYNC" in what]) <= 1
+
+
+@pytest.mark.parametrize("case", [Case(16, fp8=True, tree=True), Case(page_size=64, fp8=True)], ids=str)
+def test_nothing_is_spilled_where_keys_are_widened_in_registers(compiled, case, tmp_path):
+    """Neither in the loop of clear tiles nor in that of masked ones."""
+    loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
+    assert len(loops) == 2
+    assert not any(counted(name, loop) for loop in loops for name in ("LDL", "STL"))
+
+
 def counted(name, code):
     """How many instructions have a name."""
     return sum(name in what for what in code)

@@ -38,7 +38,7 @@ class TritonBackend:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """The KV slot of every row and the schedule, in one launch."""
-        (self._extend if batch.mode is EXTEND else self._few_rows).write_metadata(batch)
+        self._of(batch).write_metadata(batch)
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
         """Scatter the rows to their slots, K and V in one launch, quantised where the cache is."""
@@ -46,4 +46,8 @@ class TritonBackend:
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""
-        (self._extend if batch.mode is EXTEND else self._few_rows).attend(q, cache, batch, out)
+        self._of(batch).attend(q, cache, batch, out)
+
+    def _of(self, batch: ForwardBatch) -> Extend | FewRows:
+        """Whose launches a batch's are."""
+        return self._extend if batch.mode is EXTEND else self._few_rows

@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 from functools import cache
+from threading import RLock
 from types import ModuleType
 
 import torch
@@ -21,6 +22,8 @@ from .interpreter import speed_up_interpreter
 
 VARIABLE = "TRITON_INTERPRET"
 OWN = f"{__package__}.kernels"
+ONE_AT_A_TIME = RLock()
+"""Held while a package is imported: what says how kernels run is the process's own."""
 
 
 def compiled_or_interpreted(tensor: torch.Tensor, package: str = OWN) -> ModuleType:
@@ -34,6 +37,13 @@ def compiled_or_interpreted(tensor: torch.Tensor, package: str = OWN) -> ModuleT
 
 @cache
 def _load(package: str, interpreted: bool) -> ModuleType:
+    """The package's one copy of a kind: who asks while another thread imports it waits, and is given the same."""
+    with ONE_AT_A_TIME:
+        return _imported(package, interpreted)
+
+
+@cache
+def _imported(package: str, interpreted: bool) -> ModuleType:
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1" if interpreted else "0"
     try:

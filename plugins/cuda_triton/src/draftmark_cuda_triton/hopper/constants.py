@@ -95,6 +95,12 @@ def takes_turns(C):
 
 
 @gluon.constexpr_function
+def leavers(C):
+    """Arrivals that give a tile back: of each thread that folds; of three groups, which are slower so, one of each."""
+    return C.MEMBERS if C.MEMBERS == 3 else 128 * C.MEMBERS
+
+
+@gluon.constexpr_function
 def scores_of(C):
     """Layout of a group's scores, ``[64, BLOCK_N]``."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_N, 16])

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from .agenda import hear_next, looked_up, make_agenda, take, tell_next
 from .bring import bring_tiles
-from .constants import constants, scores_of, takes_turns
+from .constants import constants, leavers, scores_of, takes_turns
 from .fetch import leads
 from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL
@@ -151,7 +151,7 @@ def attend_ragged(
         WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP,
     )  # fmt: skip
     q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, WHOLE=k_other is not None and REST == 0)
+    ring = make_ring(q.dtype.element_ty, leavers(C), STAGES, C, WHOLE=k_other is not None and REST == 0)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:

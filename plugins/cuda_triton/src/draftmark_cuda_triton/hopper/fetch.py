@@ -15,9 +15,10 @@ from .ring import next_slot
 
 KEYS, VALUES, WIDENED, GATHERED = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
 """What a role brings: boxes of K, boxes of V, both as wide as rows from a ring of narrow ones, or keys one by one."""
-FETCH_REGISTERS, WIDEN_REGISTERS = gl.constexpr(40), gl.constexpr(96)
-CROWDED_REGISTERS = gl.constexpr(32)
-"""Of a fetching thread beside three folding groups."""
+LONE_REGISTERS, FETCH_REGISTERS, CROWDED_REGISTERS = gl.constexpr(24), gl.constexpr(40), gl.constexpr(32)
+"""Of a fetching thread beside one folding group, which has the rest; beside two, or a widening one; beside three."""
+WIDEN_REGISTERS = gl.constexpr(96)
+"""Of a widening thread."""
 
 
 @gluon.constexpr_function

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from .constants import output_of, parts_of, scores_of, takes_turns, width_of
 from .mask import hide
-from .ring import next_slot, of_slot
+from .ring import leave, next_slot, of_slot
 from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
 
 
@@ -75,7 +75,7 @@ def scores_of_tile(q, ring, slot, phase, scale, cap, C: gl.constexpr):
     wait_for_tile(k_full.index(slot), phase, C.ONE_BY_ONE)
     s = ask_for_scores(q, ring, slot, C)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_free.index(slot), count=1)
+    leave(k_free.index(slot), C)
     return capped(s, scale, cap, C.CAP)
 
 
@@ -129,14 +129,14 @@ def fold_beside(
         if takes_turns(C):
             give_turn(MEMBER)
         s = warpgroup_mma_wait(parts_of(C), deps=[s])
-        mbarrier.arrive(k_free.index(next), count=1)
+        leave(k_free.index(next), C)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide(s, tile, view, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         mass = settled(mass)
         acc = summed(folded, weights)
-        mbarrier.arrive(v_free.index(slot), count=1)
+        leave(v_free.index(slot), C)
         acc = rescaled_parts(acc, shrink, moved)
         weights = operand(p, q, C)
         slot, phase = next, next_phase
@@ -157,7 +157,7 @@ def fold_in_turn(
         weights = operand(p, q, C)
         acc = rescaled_parts(acc, shrink, moved)
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
-        mbarrier.arrive(v_free.index(slot), count=1)
+        leave(v_free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return acc, top, mass, slot, phase
 
@@ -201,7 +201,7 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
             acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
-        mbarrier.arrive(v_free.index(slot), count=1)
+        leave(v_free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     else:
         between = gl.maximum(first, gl.minimum(clear, stop))

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .agenda import make_agenda
-from .constants import constants
+from .constants import constants, leavers
 from .extend import bring_ragged, fold_ragged
 from .gather import GATHER_THREADS
 from .mask import CAUSAL
@@ -53,7 +53,7 @@ def attend_gathered(
         ONE_BY_ONE=True,
     )  # fmt: skip
     q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, GATHER_THREADS)
+    ring = make_ring(q.dtype.element_ty, leavers(C), STAGES, C, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     if PDL:
@@ -103,7 +103,7 @@ def attend_gathered_ragged(
         WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP, ONE_BY_ONE=True,
     )  # fmt: skip
     q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, GATHER_THREADS)
+    ring = make_ring(q.dtype.element_ty, leavers(C), STAGES, C, GATHER_THREADS)
     k_source = (k, stride_k_page, stride_k_slot, stride_k_head)
     v_source = (v, stride_v_page, stride_v_slot, stride_v_head)
     agenda = make_agenda(MEMBERS)

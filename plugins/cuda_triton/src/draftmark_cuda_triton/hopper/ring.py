@@ -2,9 +2,9 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier
 
-from .constants import parts_of, width_of
+from .constants import leavers, parts_of, width_of
 from .names import thread_barrier
 
 
@@ -71,6 +71,18 @@ def make_ring(
     fence_async_shared()
     thread_barrier()
     return k_ring, v_ring, k_full, v_full, k_free, v_free
+
+
+@gluon.jit
+def leave(free, C: gl.constexpr):
+    """A folding group gives a tile back, once its products have read it: each thread by itself, and waits for no other.
+
+    The arrival is the one of copies that a thread has under way, of which a folding one has none.
+    """
+    if leavers(C) == C.MEMBERS:
+        mbarrier.arrive(free, count=1)
+    else:
+        async_copy.mbarrier_arrive(free, increment_count=False)
 
 
 @gluon.jit

@@ -6,7 +6,16 @@ A role is a function of what it is given, of which one of its kind it is, and of
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .fetch import CROWDED_REGISTERS, FETCH_REGISTERS, GATHERED, KEYS, VALUES, WIDEN_REGISTERS, WIDENED
+from .fetch import (
+    CROWDED_REGISTERS,
+    FETCH_REGISTERS,
+    GATHERED,
+    KEYS,
+    LONE_REGISTERS,
+    VALUES,
+    WIDEN_REGISTERS,
+    WIDENED,
+)
 from .gather import CROWDED_REGISTERS as CROWDED_GATHER_REGISTERS
 from .gather import GATHER_REGISTERS, GATHERERS
 
@@ -27,7 +36,7 @@ def start(
     if C.MEMBERS == 1 and not WIDEN:
         gl.warp_specialize(
             [(play, (FOLD, fold, 0, C)), (play, (BRING, bring, KEYS, C)), (play, (BRING, bring, VALUES, C))],
-            [1, 1], [FETCH_REGISTERS, FETCH_REGISTERS],
+            [1, 1], [LONE_REGISTERS, LONE_REGISTERS],
         )  # fmt: skip
     elif C.MEMBERS == 1:
         gl.warp_specialize(

@@ -237,7 +237,11 @@ def fold_narrow_tiles(
     prefix_len, tail_len, tail_mask, depths, mask_words, window_left, scale, cap, C: gl.constexpr, MASKED: gl.constexpr,
     scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop) into the state of the rows, one after the other."""
+    """Fold tiles [first, stop) into the state of the rows, one after the other.
+
+    Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
+    that, it reads back in the loop of clear tiles too.
+    """
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
@@ -254,9 +258,9 @@ def fold_narrow_tiles(
                 s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths,
                 mask_words, window_left, C, scores,
             )  # fmt: skip
+        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, C.CAP)
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
-        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, C.CAP)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)

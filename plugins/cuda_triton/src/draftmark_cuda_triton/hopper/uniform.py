@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .bring import bring_tiles
-from .constants import constants, first_of, parts_of, scores_of, takes_turns
+from .constants import constants, first_of, leavers, parts_of, scores_of, takes_turns
 from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_room, of_slot
@@ -237,7 +237,7 @@ def attend_uniform(
         WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, HEADS=HEADS, STEP=STEP,
     )  # fmt: skip
     q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
-    ring = make_ring(q.dtype.element_ty, MEMBERS, STAGES, C, WHOLE=k_other is not None and REST == 0)
+    ring = make_ring(q.dtype.element_ty, leavers(C), STAGES, C, WHOLE=k_other is not None and REST == 0)
     # What is fetched: the ring itself, or e4m3 that a further warp group widens into it.
     fetched = ring
     if WIDEN:
