@@ -4,9 +4,9 @@
 
 A run of some backends joins the file of a run of all with `--append`, under `later_runs`, with a commit of its own.
 
-Every answer is checked against float64 before it is timed. A time is the median of CUDA-graph replays, after a
-tenth of a second of them; calls rotate through KV sets larger than L2 together. Schedules and plans are made before
-the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V once.
+Every answer is checked against float64 before it is timed. A time is the median of CUDA-graph replays in turns of a
+few milliseconds, behind some that do not count; calls rotate through KV sets larger than L2 together. Schedules and
+plans are made before the timed calls, for peers too; `metadata-256` times ours. TB/s counts K and V once.
 
 Every run measures the cases of `cases` and the fixed subset of `grid`. `--grid --seconds 300` measures as much of the
 whole grid as fits, and goes on where the file of --json ends, as long as the commit and the device are the same.
@@ -14,7 +14,7 @@ whole grid as fits, and goes on where the file of --json ends, as long as the co
 those that it names, in the grid or not: ``--case verify16-64x8192@32/8x160-p16``.
 
 `--version old=FOLDER new=FOLDER` measures copies of the package `draftmark_cuda_triton` too, as backends of those
-names, which take turns with the others (`--turns 4`). `--warm 16` compiles our kernels beforehand, in 16 processes.
+names, which take turns with the others. `--warm 16` compiles our kernels beforehand, in 16 processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks import origin
 from . import stubs
 from .cases import CASES, Case
 from .grid import SUBSET, grid, named
-from .measuring import measure, measure_pages
+from .measuring import TURNS, measure, measure_pages
 from .ours import OURS, memory_rows, metadata_rows
 from .stock import key_rows, plan_rows
 from .versions import versions
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--backend", nargs="*")
     parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
-    parser.add_argument("--turns", type=int, default=1, help="time the backends of a case so many times, in turns")
+    parser.add_argument("--turns", type=int, default=TURNS, help="time the backends of a case so many times, in turns")
     parser.add_argument("--pages", nargs="+", type=int, help="each case with pages of so many tokens, in turns")
     parser.add_argument(
         "--version", nargs="+", default=[], metavar="NAME=FOLDER", help="copies of cuda_triton's package"

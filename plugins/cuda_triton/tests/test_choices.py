@@ -510,7 +510,7 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
     """As many requests as there are pieces then, or a twentieth fewer: none is cut that one program would leave whole.
     Sizing knows the cut, of which more rows or fewer, heads of 64 and 256, e4m3 and gathered keys have but one.
     """
-    attention = AttentionShape(4 * kv_heads, kv_heads, 128, 16)
+    attention = AttentionShape(4 * kv_heads, kv_heads, 128, 64)
     one, many = (tiling.choose(attention, H200, 16, num_reqs=count) for count in (1, num_reqs))
     assert described(one) == "64x128 4w 3s 1p 1m"
     assert many == (replace(one, block_n=64, programs_per_sm=2) if crowded else one)
@@ -539,7 +539,21 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
 )
 def test_few_requests_of_few_rows_have_two_programs_a_multiprocessor(rows, num_reqs, crowded):
     """Where half of a row tile of 64 is empty, unless one program each leaves every request whole."""
-    tile = tiling.choose(AttentionShape(32, 8, 128, 16), H200, rows, num_reqs=num_reqs)
+    tile = tiling.choose(AttentionShape(32, 8, 128, 64), H200, rows, num_reqs=num_reqs)
+    assert described(tile) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_reqs", "page_size", "crowded"),
+    [
+        *((rows, num_reqs, page, page < 64) for rows in (9, 16) for num_reqs in (1, 8) for page in (16, 32, 64, 128)),
+        *((16, num_reqs, 16, False) for num_reqs in (9, 16, 31)),
+        (16, 32, 16, True),
+    ],
+)
+def test_few_requests_in_small_pages_have_two_programs_a_multiprocessor(rows, num_reqs, page_size, crowded):
+    """With full row tiles too, as far as each of their heads has two pieces then."""
+    tile = tiling.choose(AttentionShape(32, 8, 128, page_size), H200, rows, num_reqs=num_reqs)
     assert described(tile) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
 
 
@@ -551,7 +565,7 @@ def test_few_requests_of_few_rows_have_two_programs_a_multiprocessor(rows, num_r
         *(((32, 8), rows, num_reqs, False) for rows in (33, 64) for num_reqs in (1, 64)),
         *(((28, 4), 16, num_reqs, num_reqs <= 33) for num_reqs in (33, 34)),
         *(((40, 8), 16, num_reqs, num_reqs <= 16) for num_reqs in (16, 17)),
-        ((32, 8), 16, 1, False),
+        ((32, 8), 16, 9, False),
     ],
 )
 def test_few_requests_have_row_tiles_of_64_and_two_programs_a_multiprocessor(heads, rows, num_reqs, sparse):

@@ -153,10 +153,14 @@ def source(name, **more):
     return FunctionType(getattr(mask, name).fn.__code__, known)
 
 
-def hide(*given):
-    """`hopper.mask.hide`."""
-    small = {name: source(name) for name in ("below", "funnel", "shifted")}
-    return source("hide", tree_words=source("tree_words", **small), **small)(*given)
+def hide(scores, tile, view, constants, is_crowded):
+    """`hopper.mask.hide`, of what `ask_for_words` brought."""
+    small = {name: source(name) for name in ("below", "funnel", "shifted", "ends_of", "slots_of")}
+    small |= {"is_crowded": lambda _: is_crowded}
+    small |= {name: source(name, **small) for name in ("words_of", "tree_words")}
+    asked = source("ask_for_words", **small)(tile, view, constants)
+    assert len(asked) == (constants.BLOCK_N // 16 if constants.TAIL == TREE and not is_crowded else 0)
+    return source("hide", **small)(scores, tile, view, asked, constants)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
         view = (
             prefix_len, slots, slot_of_row, prefix_len + slot_of_row, live, row_words, None, mask_words, window,
         )  # fmt: skip
-        got = hide(scores, tile, view, constants)
+        got = hide(scores, tile, view, constants, bool(chance.integers(0, 2)))
         start = tile * block_n + np.arange(block_n) // box * box
         position = start + np.arange(block_n) % box - box + np.minimum(kv_len - start, box)
         slot = position - prefix_len

@@ -27,6 +27,8 @@ AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
+SMALL_PAGE = 64
+"""Tokens of a page that is a tile's keys."""
 LINE = 128
 """Bytes that memory is read in."""
 SHARED_MEMORY = 225 * 1024
@@ -210,8 +212,9 @@ def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any,
 
     While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
     there are fewer requests than that more of them are cut, and that costs more than it gives. Where half of a row tile
-    is empty it costs less: there one program is better only if it has its requests whole, and two have not. Of 65 to
-    128 rows keys pass from L2 twice as often, which few requests make up for; four times is too often.
+    is empty it costs less: there one program is better only if it has its requests whole, and two have not. Of small
+    pages one program alone waits longer for a tile, and few requests have two. Of 65 to 128 rows keys pass from L2
+    twice as often, which few requests make up for; four times is too often.
     """
     if tile.depth or tile.programs_per_sm == 2 or next_power_of_two(shape.head_dim) != 128:
         return tile
@@ -219,7 +222,8 @@ def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any,
     if rows <= 32:
         better = _fills(lines, 2 * programs) or not _fills(lines, programs)
     elif rows <= 64:
-        better = 20 * lines >= 19 * 2 * programs
+        small = shape.page_size < SMALL_PAGE and 2 * lines <= programs
+        better = small or 20 * lines >= 19 * 2 * programs
     else:
         better = rows <= 128 and lines <= programs and (rows <= 112 or not _fills(lines, programs))
     return _hopper(shape, 0) if better else tile

@@ -95,6 +95,18 @@ def takes_turns(C):
 
 
 @gluon.constexpr_function
+def is_crowded(C):
+    """Whether two groups fold beside four warps that gather: what they hold early is spilled."""
+    return C.ONE_BY_ONE and C.MEMBERS == 2
+
+
+@gluon.constexpr_function
+def brings_ahead(C):
+    """Whether rows of q are on their way while those before are stored: where registers hold both without spilling."""
+    return sum(widths(C)) <= 160 and not is_crowded(C)
+
+
+@gluon.constexpr_function
 def leavers(C):
     """Arrivals that give a tile back: of each thread that folds; of three groups, which are slower so, one of each."""
     return C.MEMBERS if C.MEMBERS == 3 else 128 * C.MEMBERS

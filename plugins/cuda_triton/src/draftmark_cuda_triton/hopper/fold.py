@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .constants import output_of, parts_of, scores_of, takes_turns, width_of
-from .mask import hide
+from .mask import ask_for_words, hide
 from .ring import leave, next_slot, of_slot
 from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
 
@@ -121,6 +121,7 @@ def fold_beside(
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
         next, next_phase = next_slot(slot, phase, C.STAGES)
+        asked = ask_for_words(tile, view, C) if MASKED else ()
         wait_for_tile(k_full.index(next), next_phase, C.ONE_BY_ONE)
         if takes_turns(C):
             take_turn(MEMBER)
@@ -132,7 +133,7 @@ def fold_beside(
         leave(k_free.index(next), C)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
-            s = hide(s, tile, view, C)
+            s = hide(s, tile, view, asked, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         mass = settled(mass)
         acc = summed(folded, weights)
@@ -150,9 +151,10 @@ def fold_in_turn(
     """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
+        asked = ask_for_words(tile, view, C) if MASKED else ()
         s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
         if MASKED:
-            s = hide(s, tile, view, C)
+            s = hide(s, tile, view, asked, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         weights = operand(p, q, C)
         acc = rescaled_parts(acc, shrink, moved)
@@ -189,8 +191,9 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
     mass = parts(gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C)))
     if C.OVERLAP:
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
+        asked = ask_for_words(first, view, C)
         s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
-        s = hide(s, first, view, C)
+        s = hide(s, first, view, asked, C)
         p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
         weights = operand(p, q, C)
         between = gl.maximum(first + 1, gl.minimum(clear, stop))

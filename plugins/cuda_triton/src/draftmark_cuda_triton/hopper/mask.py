@@ -10,7 +10,7 @@ the page begins before the box, its other rows are keys that the request has; th
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .constants import scores_of
+from .constants import is_crowded, scores_of
 
 CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
 
@@ -82,24 +82,61 @@ def below(n):
 
 
 @gluon.jit
-def tree_words(tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, C: gl.constexpr):
+def ends_of(tile, view, C: gl.constexpr):
+    """Keys from a tile's first one on, of which a last box that is not full begins at a column behind some that are
+    none: those keys, that column, how many are none.
+    """
+    rest = view[0] + view[1] - tile * C.BLOCK_N
+    return rest, rest & -C.BOX, gl.where(rest < C.BLOCK_N, -rest & (C.BOX - 1), 0)
+
+
+@gluon.jit
+def slots_of(tile, run: gl.constexpr, prefix_len, hole, width, C: gl.constexpr):
+    """The tail's slot that the first of 32 columns of a tile is, as if there were no hole in them."""
+    first = tile * C.BLOCK_N + run * 32 - prefix_len
+    if C.BOX >= 32:
+        first -= gl.where(run * 32 >= hole, width, 0)
+    return first
+
+
+@gluon.jit
+def words_of(tile, view, C: gl.constexpr):
+    """Words of a tree's mask on their way: two of each row for 32 columns."""
+    prefix_len, _, slot_of_row, _, row_live, row_words, _, mask_words, _ = view
+    _, hole, width = ends_of(tile, view, C)
+    words = ()
+    for run in gl.static_range(C.BLOCK_N // 32):
+        at = (slots_of(tile, run, prefix_len, hole, width, C) >> 5) + slot_of_row * 0
+        low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
+        high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
+        words = words + (low, high)  # type: ignore[assignment]  # noqa: RUF005
+    return words
+
+
+@gluon.jit
+def ask_for_words(tile, view, C: gl.constexpr):
+    """What `hide` takes of a tree's mask, before the tile's scores are asked for: the words travel beside these."""
+    words = ()
+    if C.TAIL == TREE and not C.WINDOW and not is_crowded(C):
+        words = words_of(tile, view, C)
+    return words
+
+
+@gluon.jit
+def tree_words(tile, view, asked, C: gl.constexpr):
     """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run.
 
     Args:
-        rest: keys from the tile's first on, of which a last box that is not full begins at column `hole`, behind
-            `width` columns that are none.
+        asked: of `words_of`.
     """
+    prefix_len, _, slot_of_row, _, _, _, _, _, _ = view
+    rest, hole, width = ends_of(tile, view, C)
     words = ()
     none = slot_of_row * 0
     end = (rest + C.BOX - 1) & -C.BOX
     for run in gl.static_range(C.BLOCK_N // 32):
-        first = tile * C.BLOCK_N + run * 32 - prefix_len
-        if C.BOX >= 32:
-            first -= gl.where(run * 32 >= hole, width, 0)
-        at = none + (first >> 5)
-        low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
-        high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
-        word = funnel(low, high, none + first) | below(-first)
+        first = slots_of(tile, run, prefix_len, hole, width, C)
+        word = funnel(asked[2 * run], asked[2 * run + 1], none + first) | below(-first)
         before = below(hole - run * 32)
         if C.BOX < 32:
             word = (word & before) | ((word << (none + width)) & ~before)
@@ -190,24 +227,21 @@ def shifted(column, hole, width):
 
 
 @gluon.jit
-def hide(s, tile, view, C: gl.constexpr):
+def hide(s, tile, view, asked, C: gl.constexpr):
     """Scores of a tile, -inf where a row does not see the key: `visible`, in a third of its instructions.
 
     The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
     columns differ from its first one by constants, though, which an instruction takes as they are.
 
     Args:
-        view: what a request and its rows are, as `visible` takes it.
+        view: what a request and its rows are, as `visible` takes it. asked: of `ask_for_words`.
     """
     (
         prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
     ) = view  # fmt: skip
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    start = tile * C.BLOCK_N
-    rest = prefix_len + tail_len - start
     # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
-    hole = rest & -C.BOX
-    width = gl.where(rest < C.BLOCK_N, -rest & (C.BOX - 1), 0)
+    rest, hole, width = ends_of(tile, view, C)
     if C.TAIL == TREE and C.WINDOW:
         seen = visible(
             tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
@@ -215,17 +249,18 @@ def hide(s, tile, view, C: gl.constexpr):
         )  # fmt: skip
         s = gl.where(seen, s, float("-inf"))
     elif C.TAIL == TREE:
-        words = tree_words(tile, prefix_len, rest, hole, width, slot_of_row, row_live, row_words, mask_words, C)
-        given = (s,) + words  # noqa: RUF005
+        if is_crowded(C):
+            asked = words_of(tile, view, C)
+        given = (s,) + tree_words(tile, view, asked, C)  # noqa: RUF005
         s = gl.inline_asm_elementwise(
             hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
         )
     else:
         last = slot_of_row * 0 + rest - 1
         if C.TAIL == CAUSAL:
-            last = slot_of_row + prefix_len - start
+            last = slot_of_row + prefix_len - tile * C.BLOCK_N
         last = shifted(last, hole, width)
-        least = shifted(row_position - window_left - start, hole, width)
+        least = shifted(row_position - window_left - tile * C.BLOCK_N, hole, width)
         s = gl.inline_asm_elementwise(
             hide_outside(OWN, C.WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
             dtype=gl.float32, is_pure=True, pack=OWN,

@@ -9,12 +9,22 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .bring import bring_tiles
-from .constants import constants, first_of, leavers, parts_of, scores_of, takes_turns
+from .constants import brings_ahead, constants, first_of, leavers, parts_of, scores_of, takes_turns
 from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL, TREE
 from .ring import launch_dependents, make_ring, make_room, of_slot
 from .roles import start
-from .rows import apart, bring_rows, cells_of, columns_of, inverse_of, rows_between, store_rows
+from .rows import (
+    apart,
+    bring_rows,
+    cells_of,
+    columns_of,
+    inverse_of,
+    load_rows,
+    put_rows,
+    rows_between,
+    store_rows,
+)
 from .softmax import sink_mass
 
 BLOCK = gl.constexpr(2)
@@ -95,6 +105,26 @@ def store_sums(acc, partial_out, cell, row_live, skipped, group, inverse, part: 
 
 
 @gluon.jit
+def next_of(
+    q, prefix_lens, q_indptr, request, is_one, q_len, tail_len, head, first_row, skipped, group, inverse, stride_row,
+    stride_head, C: gl.constexpr,
+):  # fmt: skip
+    """What a request is, prefix, first row, rows and tail slots; and a warp group's rows of q on their way to
+    registers, if they are brought ahead.
+
+    Args:
+        is_one: whether the piece has this request; else there are no rows.
+    """
+    request = gl.where(is_one, request, 0)
+    begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+    queries = ()
+    if brings_ahead(C):
+        count = gl.where(is_one, (rows - first_row) * group, 0)
+        queries = load_rows(q, begin + first_row, skipped, count, head, group, inverse, stride_row, stride_head, C)
+    return gl.load(prefix_lens + request), begin, rows, slots, queries
+
+
+@gluon.jit
 def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     """Warp group MEMBER: 64 of the program's packed rows, for every request of a piece."""
     (
@@ -127,11 +157,19 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     half = left * 0
     if takes_turns(C) and MEMBER == 1:
         give_turn(MEMBER)
+    prefix_len, begin, rows, slots, queries = next_of(
+        q, prefix_lens, q_indptr, request, left > 0, q_len, tail_len, head, first_row, skipped, group, inverse,
+        stride_q_row, stride_q_head, C,
+    )  # fmt: skip
     while left > 0:
-        prefix_len = gl.load(prefix_lens + request)
-        begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
         first, end = tile_range(prefix_len, slots, window_left, C)
+        after = left - (end + surplus(slots, C) - tile)
         if (tile < end) & (m * C.BLOCK_M < rows * group):
+            here, count = begin + first_row, (rows - first_row) * group
+            if brings_ahead(C):
+                put_rows(own_q, queries, C)
+            else:
+                bring_rows(own_q, q, here, skipped, count, head, group, inverse, stride_q_row, stride_q_head, C)
             stop = gl.minimum(tile + left, end)
             seen_by_all = prefix_len
             if C.TAIL == CAUSAL:
@@ -143,10 +181,6 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             if C.WINDOW:
                 clear = tile
             row_live = row < rows
-            count = (rows - first_row) * group
-            bring_rows(
-                own_q, q, begin + first_row, skipped, count, head, group, inverse, stride_q_row, stride_q_head, C
-            )  # fmt: skip
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
             depths = tail_depth + (begin if C.RAGGED else request * tail_len)
@@ -162,17 +196,21 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
             whole = (tile == first) & (stop == end)
+            cell = (begin + row) * (num_kv_heads * group) + head * group + member
+            # The next rows of q travel while these are stored.
+            prefix_len, begin, rows, slots, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, first_row, skipped, group,
+                inverse, stride_q_row, stride_q_head, C,
+            )  # fmt: skip
             if C.SINKS:
                 mass += sink_mass(sinks, head * group + member, row_live & whole, top)
             share = v_factor / gl.where(mass > 0, mass, 1.0)
             acc = shared_out(acc, share)
             if whole:
                 store_rows(
-                    own_q, acc, out, begin + first_row, skipped, count, head, group, inverse, stride_out_row,
-                    stride_out_head, C,
+                    own_q, acc, out, here, skipped, count, head, group, inverse, stride_out_row, stride_out_head, C
                 )  # fmt: skip
                 if C.WITH_LSE:
-                    cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
                 block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
@@ -181,12 +219,15 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                     store_sums(
                         acc[part], partial_out, block + packed, row_live, skipped, group, inverse, part, C
                     )  # fmt: skip
+        else:
+            prefix_len, begin, rows, slots, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, first_row, skipped, group,
+                inverse, stride_q_row, stride_q_head, C,
+            )  # fmt: skip
         half = half * 0 + 1
-        left -= end + surplus(slots, C) - tile
+        left = after
         request += 1
-        if left > 0:
-            _, _, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
-            tile, end = tile_range(gl.load(prefix_lens + request), slots, window_left, C)
+        tile, _ = tile_range(prefix_len, slots, window_left, C)
 
 
 @gluon.jit
