@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from draftmark_contract.cli.measuring import relative_error
+from draftmark_contract.cli.measuring import Replayed, relative_error
 
 from .cases import Case, Inputs, build, clear_unused, cleared, reference
 from .ours import OURS, ours
@@ -25,29 +25,15 @@ WARM_TURNS = 5
 """Turns of each that are not counted."""
 
 
-class Replayed:
-    """A graph of a peer's calls, which differ in their KV set, so that none finds in L2 what the one before it read."""
-
-    def __init__(self, calls: list) -> None:
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        self._graph, self._calls, self._replays = torch.cuda.CUDAGraph(), len(calls), 1
-        with torch.cuda.graph(self._graph):
-            for call in calls:
-                call()
-        self.microseconds()
-        self._replays = max(1, round(TURN_SECONDS * 1e6 / (self.microseconds() * self._calls)))
-
-    def microseconds(self) -> float:
-        """Time of one call in a turn of its own: replays back to back."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(self._replays):
-            self._graph.replay()
-        end.record()
-        end.synchronize()
-        return round(begin.elapsed_time(end) * 1e3 / self._replays / self._calls, 4)
+def turn_of(calls: list) -> Callable[[], float]:
+    """What takes a turn of a peer's calls: replays of their graph back to back. Microseconds of one call."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = Replayed(calls)
+    graph.microseconds()
+    replays = max(1, round(TURN_SECONDS * 1e6 / (graph.microseconds() * len(calls))))
+    return lambda: round(graph.microseconds(replays), 4)
 
 
 def measure(case: Case, names: set[str] | None, turns: int = TURNS) -> list[dict]:
@@ -91,14 +77,14 @@ def _timed(found: list[tuple[Case, dict, Peer | None]], turns: int) -> list[dict
     short beside that all run at the same ones, as in a model's step, where attention alone does not decide them; every
     other turn goes backwards.
     """
-    graphs: list[tuple[dict, Replayed]] = []
+    takers: list[tuple[dict, Callable[[], float]]] = []
     for _, row, peer in found:
         if peer is not None:
             with _told(row):
-                graphs.append((row, Replayed(peer.calls)))
+                takers.append((row, turn_of(peer.calls)))
     for turn in range(WARM_TURNS + turns):
-        for row, graph in graphs if turn % 2 == 0 else graphs[::-1]:
-            us = graph.microseconds()
+        for row, take in takers if turn % 2 == 0 else takers[::-1]:
+            us = take()
             if turn >= WARM_TURNS:
                 row["turns"].append(us)
     for case, row, _ in found:

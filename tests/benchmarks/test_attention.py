@@ -8,7 +8,9 @@ import multiprocessing
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -24,7 +26,8 @@ from benchmarks.attention.stubs import Absent
 from benchmarks.attention.versions import versions
 from benchmarks.attention.warming import warm
 from draftmark import Mode
-from draftmark_contract.cli.measuring import relative_error
+from draftmark_contract.cli import measuring as cli_measuring
+from draftmark_contract.cli.measuring import relative_error, replayed_us
 
 SMALL = Model(4, 2, 16, 16)
 LENS = (40, 15, 64)
@@ -157,13 +160,14 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     def broken(_: Inputs) -> Peer:
         raise ValueError("of its own")
 
-    class Replayed:
-        def __init__(self, calls: list[Callable[[], str]]) -> None:
-            self.name = calls[0]()
+    def turn_of(calls: list[Callable[[], str]]) -> Callable[[], float]:
+        name = calls[0]()
 
-        def microseconds(self) -> float:
-            timed.append(self.name)
-            return {"a": 3.0, "b": 5.0}[self.name] + len(timed)
+        def take() -> float:
+            timed.append(name)
+            return {"a": 3.0, "b": 5.0}[name] + len(timed)
+
+        return take
 
     peers = {"a": answer("a", 1.0), "wrong": answer("wrong", 2.0), "none": absent, "broken": broken}
     peers["b"] = answer("b", 1.0)
@@ -171,7 +175,7 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measuring, "backends", lambda _: peers)
     monkeypatch.setattr(measuring, "build", lambda _: build(told, "cpu", 1))
     monkeypatch.setattr(measuring, "reference", lambda *_: torch.ones(2))
-    monkeypatch.setattr(measuring, "Replayed", Replayed)
+    monkeypatch.setattr(measuring, "turn_of", turn_of)
     monkeypatch.setattr(measuring, "WARM_TURNS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = {row["backend"]: row for row in measuring.measure(told, None, turns=2)}
@@ -184,6 +188,46 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     ]  # fmt: skip
 
 
+class Recorded:
+    """Stands for a graph, and for an event: of a clock that a replay moves by 0.4 ms."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    def record(self) -> None:
+        self.at = self.log.count("replay")
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+
+    def elapsed_time(self, end: Recorded) -> float:
+        return 0.4 * (end.at - self.at)
+
+
+def test_a_turn_is_replays_of_one_graph_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as take 8 ms; the median of `draftmark bench` is of replays one by one."""
+    log = Recorded.log
+    log.clear()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext(log.append("capture")))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("device"))
+    calls = [lambda: log.append("call")] * 4
+    take = measuring.turn_of(calls)
+    assert log == [*["call"] * 4, "device", "capture", *["call"] * 4, *["replay", "wait"] * 2]
+    log.clear()
+    assert take() == 100.0 and log == [*["replay"] * 20, "wait"]
+    log.clear()
+    monkeypatch.setattr(cli_measuring, "WARM_SECONDS", 0.0)
+    assert replayed_us(calls, 3) == pytest.approx(100.0)
+    assert log == ["capture", *["call"] * 4, *["replay", "wait"] * 3]
+
+
 def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is of a cache of its own pages; a name says nothing of them, so that a reader finds the pair."""
     asked: list[int] = []
@@ -193,19 +237,18 @@ def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.Monke
         assert {one.shape[1] for one in inputs.caches[0]} == {page}
         return Peer([lambda: asked.append(page)], [torch.ones(2)])
 
-    class Replayed:
-        def __init__(self, calls: list[Callable[[], None]]) -> None:
-            self.call = calls[0]
-
-        def microseconds(self) -> float:
-            self.call()
+    def turn_of(calls: list[Callable[[], None]]) -> Callable[[], float]:
+        def take() -> float:
+            calls[0]()
             return float(asked[-1] + len(asked))
+
+        return take
 
     monkeypatch.setattr(measuring, "OURS", {})
     monkeypatch.setattr(measuring, "backends", lambda _: {"a": answer})
     monkeypatch.setattr(measuring, "build", lambda one: build(one, "cpu", 1))
     monkeypatch.setattr(measuring, "reference", lambda *_: torch.ones(2))
-    monkeypatch.setattr(measuring, "Replayed", Replayed)
+    monkeypatch.setattr(measuring, "turn_of", turn_of)
     monkeypatch.setattr(measuring, "WARM_TURNS", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)

@@ -228,29 +228,37 @@ class _Run:
         return median(times)
 
 
-def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> float:
-    """Median microseconds of a call on the current CUDA device: a graph of all `calls`, replayed.
+class Replayed:
+    """A graph of calls on the current CUDA device, to be timed.
 
     Every call was made before. The calls differ in their KV set, so that none finds in L2 what the one before it read.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+
+    def __init__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self._graph, self._calls = torch.cuda.CUDAGraph(), len(calls)
+        with torch.cuda.graph(self._graph):
+            for call in calls:
+                call()
+
+    def microseconds(self, replays: int = 1) -> float:
+        """Time of a call, of so many replays back to back."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(replays):
+            self._graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / replays / self._calls
+
+
+def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> float:
+    """Median microseconds of a call, of `replays` of a graph of all `calls` one by one; see `Replayed`."""
+    graph = Replayed(calls)
     # Clocks and memory need a moment after other work: the first replays of a case were up to a fifth slower.
     until = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < until:
-        graph.replay()
-        torch.cuda.synchronize()
-    times: list[float] = []
-    for _ in range(replays):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return median(times)
+        graph.microseconds()
+    return median([graph.microseconds() for _ in range(replays)])
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
