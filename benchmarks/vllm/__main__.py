@@ -26,6 +26,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from .cores import on_core
 from .drafting import drafted
 from .engines import SHAPES, Engine, say
 from .equality import compare, texts
@@ -152,7 +153,7 @@ class Benchmark:
         long = not case.steps and case.batch * case.context > LONG_PREFILL
         for turn in range((case.turns or (1 if long else self.repeat)) + long):
             for number in numbers:
-                row = fleet.ask(number, partial(run, case))
+                row = fleet.ask(number, partial(on_core, turn, partial(run, case)))
                 if "failed" not in row and not (long and not turn):  # `_warm` has left long ones out
                     found[number].append(row)
         # A case is compared within one run: what another had of it goes.

@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks.spans import covered
-from benchmarks.vllm import fleet, judged, ranks
+from benchmarks.vllm import cores, fleet, judged, ranks
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
@@ -430,3 +432,38 @@ def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.Mo
     found = str(tmp_path / "flashinfer-0.7.2")
     assert sys.path[0] == found
     assert os.environ["PYTHONPATH"] == os.pathsep.join([found, "before"])
+
+
+@pytest.mark.skipif(len(cores.ALL) < 2, reason="one core")
+def test_an_engine_stands_on_the_core_of_its_turn() -> None:
+    """Its first thread alone does, and the others on the rest; where there is none to spare, or a rank is a process of
+    its own, all stay where they are."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_stand, args=(theirs,))
+    process.start()
+    theirs.close()
+    found = ours.recv()
+    process.join()
+    every = found["before"]
+    assert found["pinned"] == [({every[turn % len(every)]}, set(every) - {every[turn % len(every)]}) for turn in (0, 3)]
+    assert found["ranks"] == found["few"] == found["pinned"][-1]
+
+
+def _stand(link: Any) -> None:
+    """What the two threads of a process may run on, of two cores at least."""
+    thread, stop = threading.Thread(target=lambda: stop.wait()), threading.Event()
+    thread.start()
+    engine = Engine("small-shape", backend="A", page_size=16)
+
+    def here(llm: Any = None, engine: Any = None) -> tuple[set[int], set[int]]:
+        return os.sched_getaffinity(os.getpid()), os.sched_getaffinity(thread.native_id or 0)
+
+    found: dict[str, Any] = {"before": cores.ALL}
+    least, cores.LEAST = cores.LEAST, 2
+    found["pinned"] = [cores.on_core(turn, here, None, engine) for turn in (0, 3)]
+    found["ranks"] = cores.on_core(0, here, None, replace(engine, num_gpus=2))
+    cores.LEAST = max(least, len(cores.ALL) + 1)
+    found["few"] = cores.on_core(0, here, None, engine)
+    stop.set()
+    link.send(found)

@@ -67,7 +67,8 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
     assert found == expected | {129: rows_129, 4096: rows_129}
     # Requests that are as many as multiprocessors have one each.
     own = [described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=132)) for rows in (16, 17)]
-    assert own == [rows_16, rows_64 if dtypes is BF16 else rows_17]
+    gathered = " gather" * (head_dim == 128)
+    assert own == [rows_16, rows_64 + gathered if dtypes is BF16 else rows_17]
     grouped = AttentionShape(28, 7, head_dim, 16, *dtypes)
     assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
     assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
@@ -351,8 +352,8 @@ def test_heads_that_are_no_whole_lines_are_gathered(head_dim, dtypes, rows, gath
         *((rows, 133, 2) for rows in (17, 32)),
         *((rows, 250, 2) for rows in (17, 32)),
         *((64, lines, 1) for lines in (66, 133, 250)),
-        *((rows, 251, 2) for rows in (17, 64)),
-        *((rows, 380, 1) for rows in (17, 32)),  # three programs' own on two, or on one
+        *((rows, lines, 2) for rows in (17, 64) for lines in (251, 300, 512)),
+        *((rows, lines, 1) for rows in (17, 32, 64) for lines in (380, 640)),  # three on each, or five; not on half
         *((rows, lines, 2) for rows in (65, 112) for lines in (66, 132)),
         *((rows, 125, 2) for rows in (113, 128)),
         *((rows, 126, 1) for rows in (113, 128)),
@@ -363,6 +364,26 @@ def test_who_shares_a_multiprocessor(rows, lines, programs_per_sm):
     """Two programs, unless one has its requests whole and two would have them cut; of more rows few requests alone."""
     tile = tiling.choose(shape(128, page_size=64), H200, rows, num_reqs=lines)
     assert tile.programs_per_sm == programs_per_sm
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines", "page_size", "gather"),
+    [
+        *((rows, lines, page, page < 32) for rows in (17, 64) for lines in (126, 132) for page in (8, 16, 24, 32, 64)),
+        *((64, lines, 16, True) for lines in (67, 100)),
+        *((64, lines, 16, False) for lines in (66, 133, 251, 380)),  # two programs, or more than one request each
+        *((32, lines, 16, False) for lines in (66, 133, 251, 380)),
+        *((rows, 132, 16, False) for rows in (16, 65, 128, 129)),
+    ],
+)
+def test_a_program_alone_gathers_small_pages(rows, lines, page_size, gather):
+    """Of heads of 65 to 128 elements, whose tiles have 128 keys; nothing else of the tile is another."""
+    tile = tiling.choose(shape(128, page_size=page_size), H200, rows, num_reqs=lines)
+    assert tile.gather is gather
+    if lines > 66:
+        assert replace(tile, gather=False) == tiling.choose(shape(128, page_size=64), H200, rows, num_reqs=lines)
+    for head_dim, dtypes in ((64, BF16), (192, BF16), (256, BF16), (128, E4M3)):
+        assert not tiling.choose(shape(head_dim, dtypes, page_size), H200, rows, num_reqs=lines).gather
 
 
 @pytest.mark.parametrize(
@@ -504,7 +525,10 @@ def test_softmax_runs_beside_its_own_products_where_registers_hold_it(head_dim, 
 
 @pytest.mark.parametrize(
     ("num_reqs", "kv_heads", "crowded"),
-    [(1, 8, False), (16, 8, False), (31, 8, False), (32, 8, True), (64, 8, True), (250, 1, False), (251, 1, True)],
+    [
+        *((num_reqs, 8, num_reqs in (32, 64)) for num_reqs in (1, 16, 31, 32, 48, 64, 80)),
+        *((num_reqs, 1, num_reqs in (251, 300)) for num_reqs in (250, 251, 300, 380)),
+    ],
 )
 def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs, kv_heads, crowded):
     """As many requests as there are pieces then, or a twentieth fewer: none is cut that one program would leave whole.
@@ -515,7 +539,7 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
     assert described(one) == "64x128 4w 3s 1p 1m"
     assert many == (replace(one, block_n=64, programs_per_sm=2) if crowded else one)
     most = tiling.whole(tiling.pieces(attention, H200, many, 16, num_reqs, 4096), num_reqs)
-    assert not crowded or most <= num_reqs
+    assert not crowded or num_reqs == 300 or most <= num_reqs
     for rows, head_dim, dtypes, page in (
         (4, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
         (16, 128, BF16, 1),
@@ -554,7 +578,7 @@ def test_few_requests_of_few_rows_have_two_programs_a_multiprocessor(rows, num_r
 def test_few_requests_in_small_pages_have_two_programs_a_multiprocessor(rows, num_reqs, page_size, crowded):
     """With full row tiles too, as far as each of their heads has two pieces then."""
     tile = tiling.choose(AttentionShape(32, 8, 128, page_size), H200, rows, num_reqs=num_reqs)
-    assert described(tile) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
+    assert described(replace(tile, gather=False)) == ("64x64 4w 3s 2p 1m" if crowded else "64x128 4w 3s 1p 1m")
 
 
 @pytest.mark.parametrize(

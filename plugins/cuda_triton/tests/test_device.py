@@ -80,8 +80,10 @@ SHAPES = [
     ((6, 3), 136, 8, 12, 12, True, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 176, 5, 9, 18, True, -1, 0.0, torch.bfloat16, None),
     ((8, 2), 160, 64, 40, 40, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 2), 128, 16, 16, 16, True, -1, 0.0, torch.bfloat16, None),
+    ((10, 2), 112, 8, 9, 18, True, 70, 30.0, torch.float16, None),
 ]
-BATCHES_PER_SHAPE = 30  # 69 · 30 > 2,000
+BATCHES_PER_SHAPE = 30  # 71 · 30 > 2,000
 REQUESTS = (1, 40, 528)
 """Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 

@@ -29,6 +29,8 @@ HOPPER = 90
 """The architecture that `hopper` is written for: wgmma and the copy engine; sm_100 has neither in that form."""
 SMALL_PAGE = 64
 """Tokens of a page that is a tile's keys."""
+GATHERED_PAGE = 32
+"""Tokens of a page that comes as a box everywhere; of smaller ones there are too many to a tile of 128 keys."""
 LINE = 128
 """Bytes that memory is read in."""
 SHARED_MEMORY = 225 * 1024
@@ -97,7 +99,10 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
     tile = _hopper(shape, _above(rows))
     if not boxed:
         return replace(tile, gather=True)
-    return _ragged(shape, tile) if extend else _asked(shape, _shared(shape, device, tile, rows, num_reqs), rows)
+    if extend:
+        return _ragged(shape, tile)
+    lines = num_reqs * shape.num_kv_heads
+    return _asked(shape, device, _shared(shape, device, tile, rows, lines), rows, lines)
 
 
 def _above(rows: Any) -> int:
@@ -207,23 +212,25 @@ def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
     return tile
 
 
-def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, num_reqs: Any) -> Tile:
+def _shared(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, lines: Any) -> Tile:
     """Where two programs share a multiprocessor, with tiles of 64 rows and 64 keys; heads of 65 to 128 have the choice.
 
-    While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, so where
-    there are fewer requests than that more of them are cut, and that costs more than it gives. Where half of a row tile
-    is empty it costs less: there one program is better only if it has its requests whole, and two have not. Of small
-    pages one program alone waits longer for a tile, and few requests have two. Of 65 to 128 rows keys pass from L2
-    twice as often, which few requests make up for; four times is too often.
+    While one brings a request's rows, masks or stores, the other has work. They are twice as many pieces, and so they
+    are not better where one program has its requests whole and two have not, nor, of more than 32 rows, where there are
+    fewer requests than pieces. Where half of a row tile is empty, cutting costs less. Of small pages one program alone
+    waits longer for a tile, and few requests have two. Of 65 to 128 rows keys pass from L2 twice as often, which few
+    requests make up for; four times is too often.
+
+    Args:
+        lines: requests, each as often as there are KV heads.
     """
     if tile.depth or tile.programs_per_sm == 2 or next_power_of_two(shape.head_dim) != 128:
         return tile
-    lines, programs = num_reqs * shape.num_kv_heads, device.num_sms
-    if rows <= 32:
-        better = _fills(lines, 2 * programs) or not _fills(lines, programs)
-    elif rows <= 64:
-        small = shape.page_size < SMALL_PAGE and 2 * lines <= programs
-        better = small or 20 * lines >= 19 * 2 * programs
+    programs = device.num_sms
+    if rows <= 64:
+        many = rows <= 32 or 20 * lines >= 19 * 2 * programs
+        small = rows > 32 and shape.page_size < SMALL_PAGE and 2 * lines <= programs
+        better = small or (many and (_fills(lines, 2 * programs) or not _fills(lines, programs)))
     else:
         better = rows <= 128 and lines <= programs and (rows <= 112 or not _fills(lines, programs))
     return _hopper(shape, 0) if better else tile
@@ -234,14 +241,19 @@ def _fills(lines: Any, programs: Any) -> bool:
     return bool(20 * lines >= 19 * programs * ceil_div(lines, programs))
 
 
-def _asked(shape: AttentionShape, tile: Tile, rows: Any) -> Tile:
+def _asked(shape: AttentionShape, device: DeviceProfile, tile: Tile, rows: Any, lines: Any) -> Tile:
     """The same tile with its keys gathered where that takes less time than boxes do, up to 128 packed rows.
 
     Of heads that are no whole lines, boxes read lines that the next head's program reads too, and long after them;
     a thread's 16 bytes read less that is not theirs. Where products are the work, they lose more by the gathering warps
-    (`for_cache`).
+    (`for_cache`). A tile of 128 keys is eight boxes of 16, and a program that has a multiprocessor for itself, and no
+    next request, waits for them.
     """
-    return tile if tile.depth or rows > 128 else replace(tile, gather=not _has_whole_lines(shape, 1))
+    if tile.depth or rows > 128:
+        return tile
+    alone = tile.members == 1 and tile.programs_per_sm == 1 and tile.block_n == 128
+    waits = alone and shape.page_size < GATHERED_PAGE and lines <= device.num_sms
+    return replace(tile, gather=waits or not _has_whole_lines(shape, 1))
 
 
 def _has_whole_lines(shape: AttentionShape, heads: int) -> bool:

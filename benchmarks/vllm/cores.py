@@ -1,0 +1,43 @@
+"""One core for an engine's own thread while it is asked.
+
+A host's virtual cores differ in speed, each by itself and over time, by more than backends do: with runner V1, whose
+steps wait for the host, turns of one engine lay 13 % apart as its thread came to stand on one core or another. Engines
+that are asked in turns stand on the same one in a turn, and on the next in the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .engines import Engine
+
+LEAST = 4
+"""Cores of a machine on which there is one to spare."""
+THREADS = Path("/proc/self/task")
+
+
+def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Engine) -> Any:
+    """Let an engine work on the core of a turn.
+
+    Ranks of several GPUs are processes of their own, and stay where the system puts them.
+    """
+    if engine.num_gpus == 1 and len(ALL) >= LEAST:
+        pin(ALL, turn)
+    return work(llm, engine)
+
+
+def pin(cores: list[int], turn: int) -> None:
+    """Give the process's first thread one of the cores, and all its other threads the rest."""
+    own = {cores[turn % len(cores)]}
+    for path in THREADS.iterdir():
+        thread = int(path.name)
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(thread, own if thread == os.getpid() else set(cores) - own)
+
+
+ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
+"""What there was when nothing had been pinned."""
