@@ -1,8 +1,9 @@
 """python -m benchmarks.vllm.gather RECORD.json RESULT.json --run NAME --about TEXT: add a run's rows to a record.
 
 A record holds the rows of several runs, each with the name of its run, and says of each run what it was and what else
-its host did meanwhile. A run of a name that the record has already takes its place, or with --keep moves it behind
-itself under another name: rows that a shorter run does not reach are not lost.
+its host did meanwhile. Speeds are those of turns of one pace (`turns`). A run of a name that the record has already
+takes its place, or with --keep moves it behind itself under another name: rows that a shorter run does not reach are
+not lost.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import with_run
+
+from .turns import levelled
 
 LISTS = ("equality", "rows", "drafting", "profiles")
 OF_A_RUN = ("device", "commit", "versions", "start_s", "failed", "not_run")
@@ -38,6 +41,7 @@ def gather(
     said = {"about": about, **{name: result[name] for name in OF_A_RUN if name in result}}
     before = record.get("runs", {})
     found: dict[str, Any] = {"schema": 2, "runs": _placed(before, run, said, keep[0] if keep else None)}
+    result = {**result, "rows": levelled(result["rows"])}
     for name in LISTS:
         found[name] = with_run(record.get(name, ()), run, result.get(name, ()))
     return found

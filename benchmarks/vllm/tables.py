@@ -39,7 +39,7 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Of the medians, to three digits."""
+    """Of the medians of turns of one pace (`turns`), to three digits."""
     return round(float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"]), 3)
 
 

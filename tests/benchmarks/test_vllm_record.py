@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.vllm.gather import gather
 from benchmarks.vllm.tables import BEGIN, END, drafts, pairs, table, tables, texts, write, written
+from benchmarks.vllm.turns import levelled
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
@@ -20,7 +21,8 @@ def test_each_row_says_what_it_is() -> None:
     """Case, phase, backend, page, GPUs and speed; its run has versions, a commit, and what else its host did."""
     for row in RECORD["rows"]:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
-        assert row["tokens_per_s"] in row["all"] and row["tokens_per_s"] > 0, row
+        assert row.get("median_tokens_per_s", row["tokens_per_s"]) in row["all"] and min(row["all"]) > 0, row
+        assert 0.9 * min(row["all"]) < row["tokens_per_s"] < 1.1 * max(row["all"]), row
         assert (row["phase"] == "verify") is (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
     for name in {row["run"] for row in RECORD["rows"] + RECORD["equality"]}:
         run = RECORD["runs"][name]
@@ -113,11 +115,34 @@ def test_a_run_takes_the_place_of_one_of_its_name() -> None:
     assert again["runs"]["x"] == {"about": "third", "device": "d", "commit": "e", "versions": {}}
 
 
+def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
+    """A is 2 % faster than B in every turn, on cores of which one is a fifth slower; their median turns are others,
+    since a turn of A was held up. Two processes of an engine are asked in each turn; other cases have other turns."""
+    cores = [100.0, 80.0, 100.0, 80.0, 100.0]
+    fast, slow = [1.02 * one for one in cores], list(cores)
+    fast[2], own = 60.0, [50.0, 50.0, 40.0, 40.0, 50.0, 50.0, 40.0, 40.0, 50.0, 50.0]
+    usual = {"case": "16x1k", "phase": "verify", "num_gpus": 1, "drafter": "ngram", "page_size": 16}
+    rows = [
+        {**usual, "backend": "A", "tokens_per_s": sorted(fast)[2], "step_ms": 2.0, "all": fast},
+        {**usual, "backend": "B", "tokens_per_s": 100.0, "step_ms": 2.0, "all": slow},
+        {**usual, "backend": "C", "tokens_per_s": 50.0, "step_ms": 4.0, "all": own, "processes": 2},
+        {**usual, "backend": "A", "tokens_per_s": 7.0, "all": [7.0], "case": "1x1k"},
+    ]
+    a, b, c, other = levelled(rows)
+    assert rows[0]["tokens_per_s"] == pytest.approx(81.6)
+    assert a["tokens_per_s"] / b["tokens_per_s"] == pytest.approx(1.02, abs=2e-3)
+    assert c["tokens_per_s"] / b["tokens_per_s"] == pytest.approx(0.5, abs=2e-3)
+    assert [one["all"] for one in (a, b, c)] == [one["all"] for one in rows[:3]]
+    assert a["median_tokens_per_s"] == rows[0]["tokens_per_s"] and other["tokens_per_s"] == 7.0
+    assert a["step_ms"] * a["tokens_per_s"] == pytest.approx(2.0 * rows[0]["tokens_per_s"], rel=1e-3)
+    assert levelled([rows[0], {**rows[1], "all": slow[1:]}]) == [rows[0], {**rows[1], "all": slow[1:]}]
+
+
 def test_a_run_whose_name_is_taken_may_be_kept() -> None:
     """Under another name, behind the new one, with all that was recorded of it."""
-    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
-    one = gather(gather({}, result, "x", "first"), {**result, "rows": [row("A", 3.0)]}, "y", "second")
-    newer = {**result, "rows": [row("A", 2.0), row("CUSTOM:b", 2.0)], "commit": "e"}
+    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0, all=[1.0])], "profiles": []}
+    one = gather(gather({}, result, "x", "first"), {**result, "rows": [row("A", 3.0, all=[3.0])]}, "y", "second")
+    newer = {**result, "rows": [row("A", 2.0, all=[2.0]), row("CUSTOM:b", 2.0, all=[2.0])], "commit": "e"}
     again = gather(one, newer, "x", "third", keep=("old", "what x was"))
     assert list(again["runs"]) == ["x", "old", "y"]
     assert again["runs"]["old"] == {**one["runs"]["x"], "about": "what x was"}
