@@ -140,9 +140,10 @@ def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
 
 def test_a_run_whose_name_is_taken_may_be_kept() -> None:
     """Under another name, behind the new one, with all that was recorded of it."""
-    result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0, all=[1.0])], "profiles": []}
-    one = gather(gather({}, result, "x", "first"), {**result, "rows": [row("A", 3.0, all=[3.0])]}, "y", "second")
-    newer = {**result, "rows": [row("A", 2.0, all=[2.0]), row("CUSTOM:b", 2.0, all=[2.0])], "commit": "e"}
+    said = {"device": "d", "commit": "c", "versions": {}, "equality": [], "profiles": []}
+    first, second, third = ([row(name, speed, all=[speed])] for name, speed in (("A", 1.0), ("A", 3.0), ("A", 2.0)))
+    one = gather(gather({}, {**said, "rows": first}, "x", "first"), {**said, "rows": second}, "y", "second")
+    newer = {**said, "rows": [*third, row("CUSTOM:b", 2.0, all=[2.0])], "commit": "e"}
     again = gather(one, newer, "x", "third", keep=("old", "what x was"))
     assert list(again["runs"]) == ["x", "old", "y"]
     assert again["runs"]["old"] == {**one["runs"]["x"], "about": "what x was"}
