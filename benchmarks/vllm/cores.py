@@ -18,6 +18,8 @@ from .engines import Engine
 LEAST = 4
 """Cores of a machine on which there is one to spare."""
 THREADS = Path("/proc/self/task")
+ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
+"""What there was when nothing had been pinned."""
 
 
 def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Engine) -> Any:
@@ -26,18 +28,14 @@ def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Eng
     Ranks of several GPUs are processes of their own, and stay where the system puts them.
     """
     if engine.num_gpus == 1 and len(ALL) >= LEAST:
-        pin(ALL, turn)
+        _pin(ALL[turn % len(ALL)])
     return work(llm, engine)
 
 
-def pin(cores: list[int], turn: int) -> None:
-    """Give the process's first thread one of the cores, and all its other threads the rest."""
-    own = {cores[turn % len(cores)]}
+def _pin(core: int) -> None:
+    """Give the process's first thread a core, and all its other threads the rest."""
+    rest = set(ALL) - {core}
     for path in THREADS.iterdir():
         thread = int(path.name)
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(thread, own if thread == os.getpid() else set(cores) - own)
-
-
-ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
-"""What there was when nothing had been pinned."""
+            os.sched_setaffinity(thread, {core} if thread == os.getpid() else rest)

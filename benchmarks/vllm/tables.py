@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .turns import case_of
+
 PARTS = ("throughput", "texts", "drafts")
 BEGIN, END = "<!-- throughput: written by benchmarks.vllm.tables -->", "<!-- /throughput -->"
 OURS = "CUSTOM:"
@@ -145,7 +147,7 @@ def write(page: str, made: str, part: str = "throughput") -> str:
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["phase"], row.get("drafter"), row["case"], row["page_size"], row["num_gpus"]
+    return (*case_of(row), row["page_size"])
 
 
 def _phase(row: dict[str, Any]) -> str:

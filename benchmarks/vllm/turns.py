@@ -20,9 +20,14 @@ def levelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        cases[row["phase"], row.get("drafter"), row["case"], row["num_gpus"]].append(row)
+        cases[case_of(row)].append(row)
     paces = {case: _paces(beside) for case, beside in cases.items()}
-    return [_level(row, paces[row["phase"], row.get("drafter"), row["case"], row["num_gpus"]]) for row in rows]
+    return [_level(row, paces[case_of(row)]) for row in rows]
+
+
+def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What engines are asked beside each other, whatever their pages."""
+    return row["phase"], row.get("drafter"), row["case"], row["num_gpus"]
 
 
 def _paces(beside: list[dict[str, Any]]) -> list[float]:

@@ -527,7 +527,7 @@ def test_softmax_runs_beside_its_own_products_where_registers_hold_it(head_dim, 
     ("num_reqs", "kv_heads", "crowded"),
     [
         *((num_reqs, 8, num_reqs in (32, 64)) for num_reqs in (1, 16, 31, 32, 48, 64, 80)),
-        *((num_reqs, 1, num_reqs in (251, 300)) for num_reqs in (250, 251, 300, 380)),
+        *((num_reqs, 1, num_reqs == 251) for num_reqs in (250, 251, 380)),
     ],
 )
 def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs, kv_heads, crowded):
@@ -539,7 +539,7 @@ def test_many_requests_of_some_rows_have_two_programs_a_multiprocessor(num_reqs,
     assert described(one) == "64x128 4w 3s 1p 1m"
     assert many == (replace(one, block_n=64, programs_per_sm=2) if crowded else one)
     most = tiling.whole(tiling.pieces(attention, H200, many, 16, num_reqs, 4096), num_reqs)
-    assert not crowded or num_reqs == 300 or most <= num_reqs
+    assert not crowded or most <= num_reqs
     for rows, head_dim, dtypes, page in (
         (4, 128, BF16, 16), (16, 64, BF16, 16), (16, 256, BF16, 16), (16, 128, E4M3, 16),
         (16, 128, BF16, 1),
