@@ -3,8 +3,9 @@
 How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM's default), 32, 64 and 128; contexts of
 a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
 single GPU holds; decode, a draft step, trees of 4 to 256 nodes, chains of 5 rows (EAGLE's) and of 1 to 5 (n-grams'),
-prefill. A pair of factors is enough to show where a kernel falls off, so the grid varies one or two of them from
-Llama-3-8B's and leaves out what no 141 GB hold.
+prefill, and chunks of it behind a context, as a conversation's next turn brings them. A pair of factors is enough to
+show where a kernel falls off, so the grid varies one or two of them from Llama-3-8B's and leaves out what no 141 GB
+hold.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 from .cases import Case, ragged_lens
 from .models import MODELS, STANDARD, Model
 
-Q7, Q5, G8, D64, D256 = (
+Q7, Q5, G8, D64, D256, RANK = (
     Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(64, 8, 64), Model(16, 4, 256),
+    Model(8, 1, 128, 16),
 )  # fmt: skip
 MOST_BYTES = 40 << 30
 """KV of a case at most: several sets of it, and the reference, fit a GPU."""
@@ -35,11 +37,15 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
         return Case(name, lens, rows, rows, model=model, uneven=_uneven(len(lens), rows) if kind == "uneven" else ())
     if kind == "extend":
         return Case(name, (0,) * len(lens), lens[0], lens[0], ragged=True, model=model)
+    if kind in ("chunk", "chunks"):
+        rows_each = _uneven(len(lens), rows) if kind == "chunks" else ()
+        return Case(name, lens, rows, rows, ragged=True, model=model, uneven=rows_each)
     return Case(name, lens, rows, 2 * rows if kind == "draft" else rows, tree=True, model=model)
 
 
 NAME = re.compile(
-    r"(?P<kind>decode|draft|verify|chain|uneven|extend)(?P<rows>\d*)-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
+    r"(?P<kind>decode|draft|verify|chain|uneven|extend|chunks?)(?P<rows>\d*)"
+    r"-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
     r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?)?"
 )
 MOST_RAGGED = 8192
@@ -59,7 +65,7 @@ def named(name: str) -> Case:
         raise ValueError(
             f"{name!r} is no case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
             "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; kinds are decode and extend (of one length), which "
-            "have no ROWS, and draft, verify, chain, uneven"
+            "have no ROWS, and draft, verify, chain, uneven, chunk, chunks"
         )
     model = STANDARD
     if told["heads"]:
@@ -72,7 +78,7 @@ def named(name: str) -> Case:
 
 
 def _uneven(count: int, most: int) -> tuple[int, ...]:
-    """The same rows of each request in every run, 1 to `most`: what n-gram drafts give."""
+    """The same rows of each request in every run, 1 to `most`: what n-gram drafts give, or turns of conversations."""
     generator = torch.Generator().manual_seed(11)
     return tuple(torch.randint(1, most + 1, (count,), generator=generator).tolist())
 
@@ -111,6 +117,20 @@ SUBSET = (
     case(STANDARD.paged(16), "uneven", (1024,) * 16, 5),
     case(STANDARD.paged(16), "uneven", (1024,) * 64, 5),
     case(STANDARD.paged(16), "uneven", (8192,) * 64, 5),
+    case(STANDARD.paged(16), "chunk", (4096,), 16),
+    case(STANDARD.paged(16), "chunk", (32768,), 64),
+    case(STANDARD.paged(16), "chunk", (8192,), 256),
+    case(STANDARD.paged(16), "chunk", (8192,), 768),
+    case(STANDARD.paged(16), "chunk", (32768,), 2048),
+    case(STANDARD.paged(16), "chunk", (8192,) * 8, 64),
+    case(STANDARD.paged(16), "chunk", (8192,) * 17, 32),
+    case(STANDARD.paged(16), "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),
+    case(Q7, "chunk", (32768,), 64),
+    case(Q7, "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),
+    case(D64, "chunk", (8192,), 64),
+    case(D256, "chunk", (8192,), 64),
+    case(RANK, "chunk", (8192,) * 8, 64),
+    case(RANK, "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),
 )
 
 

@@ -211,6 +211,6 @@ def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
         "xformers": engines.xformers,
         "flex": engines.flex,
     }
-    if case.q_len > 1 and not case.tree and not case.ragged:
+    if case.q_len > 1 and not case.tree and (any(case.lens) or not case.ragged):
         return {name: found[name] for name in ("flashinfer", "xqa", "fa3")}
     return found

@@ -42,6 +42,8 @@ LENS = (40, 15, 64)
         ("verify", 7, Mode.VERIFY),
         ("draft", 4, Mode.DRAFT),
         ("extend", 1, Mode.EXTEND),
+        ("chunk", 6, Mode.EXTEND),
+        ("chunks", 6, Mode.EXTEND),
     ],
 )
 def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode) -> None:

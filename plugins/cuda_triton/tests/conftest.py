@@ -359,11 +359,15 @@ class Layers:
         limits, device = Limits(8, 4096, 256), DeviceProfile("cuda", 90, 132)
         geometry = Geometry.create(shape, limits, DraftShape(4, 3, 8), device, (mode,))
         slots = made(int(geometry.max_rows_any), dtype=torch.int64)
-        if mode is Mode.EXTEND:
-            self.served = extend.Extend(geometry, slots, made(999, 2, dtype=torch.int32))
+        prefill = mode is Mode.EXTEND
+        specs = sizing.parts_buffers(geometry, [] if prefill else [mode], prefill)
+        own = {one.name: made(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
+        if prefill:
+            # Of pages of 16 row tiles may be cut.
+            tiles = made(999, 2, dtype=torch.int32)
+            self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
+            self.get_ready, self.served._get_ready = self.served._get_ready, lambda *_: None
         else:
-            specs = sizing.few_rows_buffers(geometry, [mode])
-            own = {one.name: made(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
             self.served = few_rows.FewRows(geometry, slots, own)
         self.words = geometry.mask_words
 

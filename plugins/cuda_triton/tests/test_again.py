@@ -131,3 +131,19 @@ def test_no_tensor_is_kept(compiled, layers_of, mode):
     del batch, cache, q, out
     gc.collect()
     assert [one() is None for one in kept] == [True] * 5
+
+
+def test_all_that_may_be_launched_is_compiled_at_first(compiled, layers_of, monkeypatch):
+    """Over a cache of a layout that is new: EXTEND's whole row tiles, and both cuts with their merges."""
+    layers, chance = layers_of(Mode.EXTEND, 16), random.Random(2)
+    monkeypatch.setattr(layers.served, "_get_ready", layers.get_ready)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    counts = []
+    for _ in range(2):
+        before, (q, out) = len(compiled.launched), layers.rows(batch, chance)
+        layers.served.attend(q, cache, batch, out)
+        counts.append([source.fn.__name__ for source, _ in compiled.launched[before:]])
+    first, again = counts
+    assert first[:5] == ["attend_ragged", "attend_ragged", "merge_pieces", "attend_ragged", "merge_pieces"]
+    assert len(first) == 7 and len(again) <= 2

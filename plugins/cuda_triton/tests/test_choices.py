@@ -694,10 +694,14 @@ def test_row_tiles_are_joined_up_to_256_rows():
     # Two pieces of 1024 rows have room for as many; 1000 rows are 63 tiles of 16, and 32 of 32 are 16 rows more.
     assert tiling.interpreted(shape(128), tile, 1024, 2, 700)[0].block_m == 256
     assert tiling.interpreted(shape(128), tile, 1000, 2, 700)[0].block_m == 16
-    ragged = tiling.interpreted_ragged(shape(128), tile, 700)
-    assert (ragged.block_m, ragged.block_n) == (256, 256)
-    assert tiling.interpreted_ragged(shape(128), replace(tile, block_m=512), 700).block_m == 512
-    assert tiling.interpreted_ragged(shape(128, page_size=64), tile, 9).block_n == 64
+    ragged, one = tiling.interpreted_ragged(shape(128), tile, 700, 1)
+    assert (ragged.block_m, ragged.block_n, one) == (256, 256, 1)
+    assert tiling.interpreted_ragged(shape(128), replace(tile, block_m=512), 700, 1)[0].block_m == 512
+    assert tiling.interpreted_ragged(shape(128, page_size=64), tile, 9, 1)[0].block_n == 64
+    # Two pieces of 256 rows have room where 32 of 16 had, not where 31 had.
+    for pieces, rows in ((32, 256), (31, 16)):
+        ragged, few = tiling.interpreted_ragged(shape(128), tile, 700, pieces)
+        assert (ragged.block_m, few) == (rows, 2)
 
 
 @pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])

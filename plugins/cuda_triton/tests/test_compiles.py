@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         q_len: rows of a request; 0 for EXTEND.
-        tree, ragged: of few rows.
+        tree, ragged: of few rows. cut: EXTEND's row tiles are.
     """
 
     q_len: int = 1
@@ -41,6 +41,7 @@ class Case:
     window: int = -1
     cap: float = 0.0
     sinks: bool = False
+    cut: bool = False
 
     def shape(self) -> AttentionShape:
         """The same, as a geometry says it."""
@@ -52,6 +53,7 @@ class Case:
 
 USUAL = [
     Case(0),
+    Case(0, cut=True),
     Case(),
     Case(16, tree=True),
     Case(1, heads=(64, 8), head_dim=64, window=127, sinks=True),
@@ -60,6 +62,12 @@ USUAL = [
     Case(16, page_size=4, tree=True),
 ]
 OTHERS = [
+    Case(0, page_size=1, cut=True),
+    Case(0, heads=(64, 8), head_dim=64, sinks=True, cut=True),
+    Case(0, heads=(16, 4), head_dim=256, page_size=64, cut=True),
+    Case(0, heads=(32, 8), head_dim=160, window=100, cap=30.0, cut=True),
+    Case(0, fp8=True, cut=True),
+    Case(0, dtype=torch.float32, cut=True),
     Case(0, heads=(64, 8), head_dim=64, sinks=True),
     Case(0, heads=(32, 8), head_dim=160, window=100),
     Case(16, heads=(32, 8), head_dim=160, tree=True, ragged=True, sinks=True),
@@ -135,8 +143,12 @@ def compile_for(case: Case, arch: int, beside: bool = True) -> None:
     tile = tiling.for_cache(shape, device, tile_of(case, arch), True, boxes.available(), beside)
     write_kv(new, new, k, v, scale, scale, slots)
     if not case.q_len:
-        launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work)
-        launch.attend_extend(fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks)
+        cut = launch.Cut(4, 32, work, torch.empty(64), torch.empty(64)) if case.cut else None
+        schedule = (None, work, 4, 32) if case.cut else ()
+        launch.write_metadata_ragged(fixed, tile, rows, lens, indptr, table, slots, work, *schedule)
+        launch.attend_extend(
+            fixed, tile, rows, q, k, v, scale, scale, lens, indptr, table, work, out, None, sinks, cut
+        )  # fmt: skip
         return
     extent = launch.Extent(REQS, case.q_len, case.q_len, rows, case.ragged)
     mask = torch.ones(rows, 1, dtype=torch.int32) if case.tree else None
@@ -187,6 +199,21 @@ def test_heads_that_lie_apart_have_kernels_too(compiled, case, name):
     assert name in [source.fn.__name__ for source, _ in compiled.launched]
 
 
+@pytest.mark.parametrize(("reqs", "rows"), [(2, 70), (40, 40), (3, 900), (100, 300)])
+def test_schedules_of_any_size_compile(compiled, reqs, rows):
+    """Of more requests than row tiles in a vector, as many, and fewer."""
+    tile = tile_of(Case(0), 90)
+    lens, indptr = torch.ones(reqs, dtype=torch.int32), torch.ones(reqs + 1, dtype=torch.int32)
+    table, slots = torch.ones(reqs, COLUMNS, dtype=torch.int32), torch.ones(rows, dtype=torch.int64)
+    tiles, work = torch.ones(4096, dtype=torch.int32), torch.ones(4096, dtype=torch.int32)
+    shape = launch.Attention(8, 4, 128, 16, 0.1)
+    for schedule in ((), (None, work, 16, 132)):
+        launch.write_metadata_ragged(shape, tile, rows, lens, indptr, table, slots, tiles, *schedule)
+    extent = launch.Extent(reqs, 3, 3, rows, ragged=True)
+    launch.write_metadata(shape, tile, extent, 33, lens, table, slots, work, indptr)
+    assert [source.fn.__name__ for source, _ in compiled.launched] == ["write_ragged"] * 2 + ["write_uniform"]
+
+
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
 
 CASES_OF_GRIDS = {
@@ -196,6 +223,8 @@ CASES_OF_GRIDS = {
     Case(1, page_size=4): "attend_gathered",
     Case(1, page_size=4, fp8=True): "attend_uniform",
     Case(fp8=True): "attend_narrow",
+    Case(0, cut=True): "attend_ragged",
+    Case(0, page_size=4, cut=True): "attend_gathered_ragged",
 }
 
 
@@ -209,7 +238,9 @@ def test_a_grid_waits_for_the_one_before_it(compiled, case):
     for module in (flavours._load(flavours.OWN, False), boxes.hopper()):
         for kernel in (
             module.uniform.attend_uniform,
+            *(module.extend.attend_ragged,),
             *([module.narrow.attend_narrow, module.gathered.attend_gathered] if hasattr(module, "narrow") else []),
+            *([module.gathered.attend_gathered_ragged] if hasattr(module, "gathered") else []),
             *([module.merge.merge_pieces, module.kv_write.write_rows] if hasattr(module, "merge") else []),
         ):
             for cache, *_ in kernel.device_caches.values():

@@ -7,17 +7,18 @@ import random
 import pytest
 import torch
 
-from draftmark import AttentionShape
+from draftmark import AttentionShape, DeviceProfile
 from draftmark.devices import device_profile
 
 
 def run(
     bench, lens, rows, *, page=16, dim=64, window_left=-1, cap=0.0, dtype=torch.float32, block_m=16, sinks=None,
-    kv_dtype=None, scales=(None, None), attention=None, room=1 << 30,
+    kv_dtype=None, scales=(None, None), attention=None, room=1 << 30, pieces=1, programs=0,
 ):  # fmt: skip
     """A ragged batch made of uniform problems' pieces, through write_metadata_ragged and attend_extend.
 
-    attention: its tile is what the hooks choose. room: keys of a head that L2 keeps.
+    attention: its tile is what the hooks choose. room: keys of a head that L2 keeps. pieces: of the row tiles of a KV
+    head, where those may be cut; on so many programs.
 
     Returns the worse error of the output and of the log-sum-exp.
     """
@@ -55,6 +56,8 @@ def run(
     q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
     if attention is not None:
         chosen = tiling.choose(attention, device_profile("cuda"), 4096, extend=True)
+        if pieces > 1:
+            chosen = tiling.cut_tile(attention, device_profile("cuda"), chosen, rows) or chosen
         where = extend.has_one_pitch(k, v), extend.has_boxes(k, v)
         tile = tiling.for_cache(attention, device_profile("cuda"), chosen, *where)
     sinks = sinks if sinks is None else sinks.to(bench.device)
@@ -62,13 +65,20 @@ def run(
     shape = launch.Attention(2, 2, dim, page, dim**-0.5, cap, window_left, room=room)
     tiles = bench.poison(tiling.AGENDA_ROWS + tiling.ragged_tiles(tile, 2, len(q), len(lens)), 2, dtype=torch.int32)
     mapping, out = bench.poison(len(q), dtype=torch.int64), bench.poison(*q.shape, dtype=dtype)
-    launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles)
+    cut, schedule = None, ()
+    if pieces > 1:
+        work, cells = bench.poison(2 * pieces, 4, dtype=torch.int32), 2 * pieces * 2 * tile.block_m
+        cut = launch.Cut(pieces, programs or 2 * pieces, work, bench.poison(cells, dim), bench.poison(cells))
+        schedule = None, work, pieces, cut.programs
+    launch.write_metadata_ragged(shape, tile, len(q), prefix, indptr, table, mapping, tiles, *schedule)
     lse = bench.poison(*q.shape[:2])
-    launch.attend_extend(shape, tile, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks)
+    launch.attend_extend(shape, tile, len(q), q, k, v, *factors, prefix, indptr, table, tiles, out, lse, sinks, cut)
     assert mapping.tolist() == slots
     # The agenda is as it was made, for the next layer: nothing taken, all row tiles, so many heads side by side.
     number = sum(-(-t * 2 // tile.block_m) for t in rows)
-    assert tiles[: tiling.AGENDA_ROWS].tolist() == [[0, number], [1 if room < 2 * longest else 2, 0]]
+    by_line = int(tiles[1, 1])
+    assert tiles[: tiling.AGENDA_ROWS].tolist() == [[0, number], [1 if room < 2 * longest else 2, by_line]]
+    assert by_line == 0 or (by_line == 1 and pieces > 1)
     return max(bench.error(out, torch.cat(outs)), bench.error(lse, torch.cat(lses)))
 
 
@@ -78,6 +88,88 @@ def test_prefill_and_chunks(bench, block_m):
     no power of two too.
     """
     assert run(bench, (0, 40, 7, 0, 64), (37, 9, 1, 0, 20), block_m=block_m) < 1e-5
+
+
+@pytest.mark.parametrize("pieces", [2, 5, 40])
+@pytest.mark.parametrize("block_m", [16, 48])
+@pytest.mark.parametrize(("lens", "rows"), [
+    ((300,), (1,)), ((0, 40, 7, 0, 264), (37, 9, 1, 0, 20)), ((0, 0), (64, 5)), ((700, 3, 0, 90), (5, 0, 70, 1)),
+])  # fmt: skip
+def test_row_tiles_cut_by_their_keys(bench, lens, rows, block_m, pieces):
+    """A few rows behind a long prefix beside prompts and single tokens, in pieces fewer and more than row tiles."""
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    for told in ({"block_m": block_m}, {"sinks": sinks, "cap": 9.0, "window_left": 50, "block_m": block_m}):
+        assert run(bench, lens, rows, pieces=pieces, **told) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+@pytest.mark.parametrize("window_left", [-1, 300])
+def test_the_host_finds_what_the_schedule_finds(bench, heads, window_left):
+    """Of lengths that it knows, whether row tiles are cut: for long prefixes of few rows, prompts, many requests."""
+    from draftmark_cuda_triton import launch, tiling
+
+    chance, found = random.Random(heads), set()
+    tile, device = tiling.Tile(16, 32, 4, 2, 2), DeviceProfile("cuda", 80, 12)
+    attention = AttentionShape(2 * heads, heads, 64, 16, window_left=window_left)
+    shape = launch.Attention(heads, 2, 64, 16, 1.0, window_left=window_left)
+    pieces = tiling.shares(attention, device, tile)
+    for _ in range(24):
+        count = chance.randrange(1, 9)
+        longest, most = chance.choice((1, 400, 9000)), chance.choice((1, 8, 60))
+        lens = tuple(chance.randrange(longest) for _ in range(count))
+        rows = tuple(chance.choice((most, chance.randrange(most + 1))) for _ in range(count))
+        if not any(rows):
+            continue
+        prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(bench.device)
+        table = torch.ones(count, 600, dtype=torch.int32, device=bench.device)
+        number = tiling.ragged_tiles(tile, 2, sum(rows), count)
+        tiles = bench.poison(tiling.AGENDA_ROWS + number, 2, dtype=torch.int32)
+        slots, work = bench.poison(sum(rows), dtype=torch.int64), bench.poison(2 * pieces, 4, dtype=torch.int32)
+        launch.write_metadata_ragged(
+            shape, tile, sum(rows), prefix, indptr, table, slots, tiles, None, work, pieces, device.num_sms * 2
+        )  # fmt: skip
+        asked = tiling.pays_cutting(attention, device, tile, rows, lens)
+        found.add(asked)
+        assert asked == bool(tiles[1, 1]), (lens, rows)
+        assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left)
+    assert found == {True, False}
+
+
+def assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left):
+    """Walking every piece as the kernels do meets each tile of keys of each row tile once; cuts name who has a part."""
+    from draftmark_cuda_triton.tiling import AGENDA_ROWS, ITEM_COST
+
+    count, high = int(tiles[0, 1]), int(tiles[1, 1])
+    told = work[:pieces].tolist()
+    if not high:
+        assert not any(length for _, _, length, _ in told)
+        assert not any(parts for _, _, parts, _ in work[pieces : pieces + min(count, pieces - 1)].tolist())
+        return
+    ends, firsts = [], []
+    for request, m in tiles[AGENDA_ROWS : AGENDA_ROWS + count].tolist():
+        highest = min((m * 16 + 15) // 2, rows[request] - 1)
+        ends.append((lens[request] + highest + 32) // 32)
+        firsts.append(0 if window_left < 0 else max(lens[request] + m * 8 - window_left, 0) // 32)
+    requests = count // high
+    line = [number % requests * high + number // requests for number in range(count)]
+    met, held = [], {}
+    for number, (item, start, length, _) in enumerate(told):
+        half = 0
+        while length > 0:
+            one = line[item]
+            here = [(item, t) for t in range(start, min(start + length, ends[one]))]
+            met += here
+            if here:
+                held.setdefault(item, []).append((number, half))
+            length -= ends[one] + ITEM_COST - start
+            item, half = item + 1, 1
+            start = firsts[line[item]] if item < count else 0
+    assert met == [(item, t) for item in range(count) for t in range(firsts[line[item]], ends[line[item]])]
+    cuts = [(item, of[0][0], len(of), of[0][1]) for item, of in held.items() if len(of) > 1]
+    said = work[pieces : pieces + min(count, pieces - 1)].tolist()
+    assert [tuple(one) for one in said[: len(cuts)]] == cuts
+    assert not any(parts for _, _, parts, _ in said[len(cuts) :])
 
 
 @pytest.mark.parametrize("window_left", [0, 5, 50])
@@ -115,6 +207,23 @@ def test_each_scale_of_e4m3_counts_alone(bench, scales):
     assert run(bench, (3, 30), (20, 5), kv_dtype=torch.float8_e4m3fn, scales=scales) < 1e-5
 
 
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_a_launch_for_no_row_tile_writes_nothing(bench, pieces):
+    """It is how kernels are compiled before they are needed (`Extend._get_ready`)."""
+    from draftmark_cuda_triton import launch, tiling
+
+    tile, shape = tiling.Tile(16, 32, 4, 2, 2), launch.Attention(2, 2, 64, 16, 0.125)
+    nothing = torch.zeros(2 * pieces * 4, dtype=torch.int32, device=bench.device)
+    lens, table = torch.ones(3, dtype=torch.int32), torch.ones(3, 4, dtype=torch.int32)
+    q, k = torch.ones(9, 4, 64, device=bench.device), torch.ones(2, 16, 2, 64, device=bench.device)
+    indptr = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
+    out, partial = bench.poison(9, 4, 64), bench.poison(2 * pieces * 2 * 16, 64)
+    cut = launch.Cut(pieces, 10, nothing, partial, partial[:, 0]) if pieces > 1 else None
+    steps = (one.to(bench.device) for one in (lens, indptr, table))
+    launch.attend_extend(shape, tile, 9, q, k, k, None, None, *steps, nothing, out, None, None, cut)
+    assert out.isnan().all() and partial.isnan().all() and not nothing.any()
+
+
 E4M3 = torch.float8_e4m3fn
 
 
@@ -144,6 +253,9 @@ def test_the_hooks_own_tiles(bench, dim, page, dtype, kv_dtype, window_left, cap
         rows = rows if any(rows) else (1,) * 5
         told = {"page": page, "dim": dim, "window_left": window_left, "cap": cap, "dtype": dtype, "kv_dtype": kv_dtype}
         assert run(bench, lens, rows, attention=attention, **told) < 5e-3, (lens, rows)
+        pieces, few = chance.choice((2, 5, 33)), tuple(min(n, 30) for n in rows)
+        for some in (rows, few):
+            assert run(bench, lens, some, attention=attention, pieces=pieces, **told) < 5e-3, (lens, some, pieces)
 
 
 @pytest.mark.device

@@ -151,8 +151,8 @@ def test_the_driver_is_given_what_triton_gives_it(library, asked_of_layers, anew
 
 
 def test_a_kernel_that_waits_itself_is_launched_so(library, decodes, layers_of):
-    """As programmatic dependents, on sm_90: attention of few rows and its merge, and the write before it; not where
-    Triton's option is off, as of EXTEND.
+    """As programmatic dependents, on sm_90: attention of few rows and its merge, and the write before it, and EXTEND
+    where row tiles may be cut; not where Triton's option is off, as of EXTEND's whole ones.
     """
     layers, asked = decodes
     for one in asked[:12]:
@@ -165,12 +165,14 @@ def test_a_kernel_that_waits_itself_is_launched_so(library, decodes, layers_of):
         writing.write_kv(k, v, cache.k, cache.v, cache.k_scale, cache.v_scale, slots)
     assert library.started and all(attributes == [native.DEPENDENT] for *_, attributes, _ in library.started)
     library.started.clear()
-    extends = layers_of(Mode.EXTEND, 16)
-    batch, cache = extends.batch(chance), extends.layer(chance)
-    q, out = extends.rows(batch, chance)
-    for _ in range(2):
-        extends.served.attend(q, cache, batch, out)
-    assert library.started and all(attributes == [] for *_, attributes, _ in library.started)
+    for page, expected in ((16, [native.DEPENDENT]), (1, [])):
+        library.started.clear()
+        extends = layers_of(Mode.EXTEND, page)
+        batch, cache = extends.batch(chance), extends.layer(chance)
+        q, out = extends.rows(batch, chance)
+        for _ in range(2):
+            extends.served.attend(q, cache, batch, out)
+        assert library.started and all(attributes == expected for *_, attributes, _ in library.started)
 
 
 def test_one_capture_serves_every_number_of_rows(library, layers_of):

@@ -44,7 +44,7 @@ def test_requests_of_one_tile_are_not_cut(page_size, max_kv_len):
 def test_pages_of_one_tile_and_of_several_are_run(page_size):
     """Few rows take the largest tile that lies in a page, EXTEND the kernels' own."""
     few, _ = tiling.interpreted(shape(page_size), TILE, Q_LEN, PIECES, 700)
-    ragged = tiling.interpreted_ragged(shape(page_size), TILE, 700)
+    ragged, _ = tiling.interpreted_ragged(shape(page_size), TILE, 700, 1)
     assert page_size % few.block_n == 0
     assert few.block_n == {64: 64, 128: 128, 192: 64, 1024: 256}[page_size]
     assert ragged.block_n == TILE.block_n

@@ -70,8 +70,9 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._served = Served(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
         # Inside a graph no plan is made, and no host length is known.
         self.supports_draft_decode_metadata_update = self._served.need is HostLengthsNeed.NONE
-        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step.
-        # Nor is one told anything of chunks: to 0.29 vLLM gives the requests' bounds beside them.
+        # A backend that asks for no lengths is told none: to work them out takes longer than the rest of a step; but of
+        # prompts, where it may choose by them, and which take far longer. Nor is one told anything of chunks: to 0.29
+        # vLLM gives the requests' bounds beside them.
         self._told = self._chunk is None and (self._debug or self._served.need is not HostLengthsNeed.NONE)
         if self._chunk is not None and self._served.need is HostLengthsNeed.EXACT:
             raise EngineError(
@@ -114,6 +115,8 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
             self._serve(self._layers())
         step = _step(cam, capture or not self._told, self._exact)
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
+        if not capture and self._chunk is None and cut[-1:] and cut[-1].mode is Mode.EXTEND:
+            step = replace(step, seq_bounds=_bounds(cam))
         parts = []
         for span in cut:
             batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
@@ -150,7 +153,6 @@ def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
     """
     if cam.causal is not True:
         raise EngineError("a step asks for attention that is not causal, which is not served; " + OTHER_BACKEND)
-    bounds = None if without_lengths else cam.seq_lens_cpu_upper_bound
     return Step(
         query_start=cam.query_start_loc,
         query_start_host=tuple(cam.query_start_loc_cpu.tolist()),
@@ -158,9 +160,15 @@ def _step(cam: Any, without_lengths: bool, exact: bool) -> Step:
         page_table=cam.block_table_tensor,
         slots=cam.slot_mapping,
         num_rows=cam.num_actual_tokens,
-        seq_bounds=None if bounds is None else tuple(bounds.tolist()),
+        seq_bounds=None if without_lengths else _bounds(cam),
         exact=exact,
     )
+
+
+def _bounds(cam: Any) -> tuple[int, ...] | None:
+    """What the host knows of vLLM's lengths."""
+    bounds = cam.seq_lens_cpu_upper_bound
+    return None if bounds is None else tuple(bounds.tolist())
 
 
 def _asked(backend: Any, config: Any, device: str) -> tuple[Any, ...]:

@@ -28,10 +28,11 @@ class TritonBackend:
         self.arena = arena
         self._slots = arena[sizing.SLOTS]
         self._slots_of = Remembered[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
+        own = {name: arena[name] for name in arena}
         if EXTEND in geometry.modes:
-            self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES])
+            self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES], own)
         if sizing.few_rows_modes(geometry):
-            self._few_rows = FewRows(geometry, self._slots, {name: arena[name] for name in arena})
+            self._few_rows = FewRows(geometry, self._slots, own)
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: the schedule is made on the device."""
@@ -45,7 +46,7 @@ class TritonBackend:
         write_rows(k, v, cache, self._slots_of(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows: one launch for EXTEND, one and a merge for few rows a request."""
+        """Attention of all rows: one launch, and a merge where work is cut by keys."""
         self._of(batch).attend(q, cache, batch, out)
 
     def _of(self, batch: ForwardBatch) -> Extend | FewRows:

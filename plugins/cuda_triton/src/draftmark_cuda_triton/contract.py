@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
 
-from . import sizing, tiling
+from . import sizing
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -21,13 +21,12 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that one batch takes of the plugin's own buffers; of partials, at most."""
     # By name: working out every size for each batch took most of the suite's time on sizing.
-    used = dict.fromkeys(sizing.FEW_ROWS if sizing.few_rows_modes(geometry) else (), 0)
+    used = dict.fromkeys(sizing.FEW_ROWS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
-        tiles = sizing.ragged_tiles(geometry, batch.num_rows, batch.padded_reqs)
-        used[sizing.ROW_TILES] = (tiling.AGENDA_ROWS + tiles) * 2 * 4
+        used |= sizing.extend_usage(geometry, batch.q_lens)
     else:
         used |= sizing.few_rows_usage(geometry, extent.q_len, batch.padded_reqs)
     return used

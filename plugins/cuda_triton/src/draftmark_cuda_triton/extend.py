@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 
-from draftmark import BatchError, Geometry, Mode
+from draftmark import BatchError, Geometry
+from draftmark.lengths import Unknown
 from draftmark.runtime import ForwardBatch, KVCache, record_call
 
-from . import boxes, launch, tiling
+from . import boxes, launch, sizing, tiling
 from .again import Again
-from .launch import Attention
-from .remembered import layers_of
+from .launch import Attention, Cut
+from .remembered import Layout, Remembered, layers_of
 
 COPY_ALIGNMENT = 16
 """Bytes that the copy engine wants of an address and of a pitch."""
@@ -21,6 +25,18 @@ MOVING = (
 """The kernel's parameters that another layer or step brings, in the order of `Extend._launch`."""
 OTHERS = {"k_other": "k_source", "v_other": "v_source"}
 """Its further descriptors, which are of the same tensors (`boxes.describe`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How batches are worked on. Each is itself, and no other: it is part of the key of launches.
+
+    Attributes:
+        tile: see `tiling`. cut: how its row tiles are cut by their keys, if they may be.
+    """
+
+    tile: tiling.Tile
+    cut: Cut | None
 
 
 class Extend:
@@ -34,23 +50,33 @@ class Extend:
             `tiling.AGENDA_ROWS` + max_extend_tokens · group // b + max_reqs for tiles of b packed rows, and b is never
             under `tiling.LEAST_ROWS`, so that with b = LEAST_ROWS it always suffices. On Hopper a forward counts there
             what was taken, and leaves it as it was: one stream at a time attends with them.
+        buffers: the caller's, of `sizing.parts_buffers`, by name. With them few row tiles are cut by their keys, and
+            merged; without, never.
     """
 
-    def __init__(self, geometry: Geometry, slots: torch.Tensor, row_tiles: torch.Tensor) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        slots: torch.Tensor,
+        row_tiles: torch.Tensor,
+        buffers: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self._geometry, self._slots, self._row_tiles = geometry, slots, row_tiles
         self._shape = Attention.of(geometry, slots.is_cuda)
-        a = geometry.attention
-        tile = tiling.choose(a, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
         self._again, self._layer = Again(MOVING, OTHERS), layers_of(geometry)
-        self._tile = tile if slots.is_cuda else tiling.interpreted_ragged(a, tile, geometry.max_kv_len)
+        self._tile, self._buffers = sizing.extend_tile(geometry), buffers
+        self._whole, self._cut = self._way(self._tile, 1), self._cut_ways()
+        self._of = Remembered[ForwardBatch, Way](self._way_of)
+        self._ready = set[Layout]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """The KV slot of every row and the row tiles, in one launch.
+        """The KV slot of every row, the row tiles, and how they are cut, in one launch.
 
         Raises:
             BatchError: the batch needs more row tiles than there is room for.
         """
-        count = tiling.ragged_tiles(self._tile, self._shape.group, batch.num_rows, batch.padded_reqs)
+        way = self._of(batch)
+        count = tiling.ragged_tiles(way.tile, self._shape.group, batch.num_rows, batch.padded_reqs)
         slots, tiles = self._slots[: batch.num_rows], self._row_tiles
         room = tiles.shape[0] - tiling.AGENDA_ROWS
         if count > room:
@@ -58,34 +84,91 @@ class Extend:
                 f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, up to {count} row tiles, but "
                 f"{room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
+        schedule = () if way.cut is None else (way.cut.work, way.cut.pieces, way.cut.programs)
         record_call(
-            launch.write_metadata_ragged, self._shape, self._tile, batch.num_rows, batch.prefix_lens,
-            batch.q_indptr, batch.page_table, slots, tiles, batch.slots, mutates=(slots, tiles),
+            launch.write_metadata_ragged, self._shape, way.tile, batch.num_rows, batch.prefix_lens,
+            batch.q_indptr, batch.page_table, slots, tiles, batch.slots, *schedule,
+            mutates=(slots, tiles, *schedule[:1]),
         )  # fmt: skip
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows in one launch; q and out ``[rows, query heads, head_dim]``, head_dim contiguous."""
-        table, rows = batch.page_table, batch.num_rows
+        """Attention of all rows in one launch, and a merge where row tiles are cut.
+
+        Args:
+            q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
+        """
+        table, rows, way = batch.page_table, batch.num_rows, self._of(batch)
         cache_layout, sinks = self._layer(cache)
         tensors = (
             q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr, table,
         )  # fmt: skip
         if not self._slots.is_cuda:
             check_rows(q, out)
-            record_call(self._launch, rows, *tensors, self._row_tiles, mutates=(out,))
+            partials = () if way.cut is None else (way.cut.partial_out, way.cut.partial_lse)
+            record_call(self._launch, rows, way.tile, way.cut, *tensors, self._row_tiles, mutates=(out, *partials))
             return
         layout = (
-            rows, batch.padded_reqs, table.stride(0), cache_layout, q.stride(), out.stride(), q.dtype, out.dtype,
+            *(rows, batch.padded_reqs, way, table.stride(0), cache_layout),
+            *(q.stride(), out.stride(), q.dtype, out.dtype),
         )  # fmt: skip
-        self._again(layout, tensors, self._launch_own, rows)
+        if cache_layout not in self._ready:
+            self._get_ready(cache_layout, rows, tensors)
+        self._again(layout, tensors, self._launch_own, rows, way)
 
-    def _launch_own(self, num_rows: int, *tensors: torch.Tensor) -> None:
+    def _get_ready(self, layout: Layout, num_rows: int, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        """Launch all that batches over such a cache may be launched with, for no row tile: what is compiled when a
+        server first needs it holds up everybody for seconds.
+        """
+        if not self._cut or torch.cuda.is_current_stream_capturing():
+            return
+        self._ready.add(layout)
+        most = max(cut.pieces for way in self._cut.values() if (cut := way.cut) is not None)
+        nothing = torch.zeros(max(2 * most * 4, 2 * tiling.AGENDA_ROWS), dtype=torch.int32, device=self._slots.device)
+        for way in (self._whole, *self._cut.values()):
+            cut = None if way.cut is None else way.cut._replace(work=nothing)
+            self._launch(num_rows, way.tile, cut, *tensors, nothing)  # type: ignore[call-arg,arg-type]
+
+    def _way_of(self, batch: ForwardBatch) -> Way:
+        a, device = self._geometry.attention, self._geometry.device
+        tile = None if self._buffers is None else tiling.cut_tile(a, device, self._tile, batch.q_lens)
+        return self._whole if tile is None or not self._may_pay(tile, batch) else self._cut[tile]
+
+    def _cut_ways(self) -> dict[tiling.Tile, Way]:
+        """By the tile, how batches are worked on whose row tiles may be cut."""
+        a, device = self._geometry.attention, self._geometry.device
+        tiles = () if self._buffers is None else tiling.cut_tiles(a, self._tile)
+        pieces = {tile: tiling.shares(a, device, tile) for tile in tiles}
+        return {tile: self._way(tile, count) for tile, count in pieces.items() if count > 1}
+
+    def _may_pay(self, tile: tiling.Tile, batch: ForwardBatch) -> bool:
+        """Whether to leave it to the schedule, which knows the lengths, if row tiles are cut: for that a merge is
+        launched, and the kernel is slower by 3 to 15 % than that which never cuts. Not where the host knows better.
+        """
+        a, device = self._geometry.attention, self._geometry.device
+        if not isinstance(batch.host, Unknown):
+            return tiling.pays_cutting(a, device, tile, batch.q_lens, batch.host.upper_bound())
+        items = sum(tiling.row_tiles(tile, rows, a.group_size) for rows in batch.q_lens) * a.num_kv_heads
+        return bool(items <= device.num_sms * tile.programs_per_sm)
+
+    def _way(self, tile: tiling.Tile, pieces: int) -> Way:
+        if not self._slots.is_cuda:
+            a, longest = self._geometry.attention, self._geometry.max_kv_len
+            tile, pieces = tiling.interpreted_ragged(a, tile, longest, pieces)
+        buffers = self._buffers
+        if buffers is None or pieces == 1:
+            return Way(tile, None)
+        places = self._geometry.device.num_sms * tile.programs_per_sm
+        return Way(tile, Cut(pieces, places, *(buffers[name] for name in sizing.FEW_ROWS)))
+
+    def _launch_own(self, num_rows: int, way: Way, *tensors: torch.Tensor) -> None:
         check_rows(tensors[0], tensors[MOVING.index("out")])
-        self._launch(num_rows, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as MOVING names them
+        self._launch(num_rows, way.tile, way.cut, *tensors, self._row_tiles)  # type: ignore[call-arg]  # as MOVING
 
     def _launch(
         self,
         num_rows: int,
+        tile: tiling.Tile,
+        cut: Cut | None,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -99,10 +182,10 @@ class Extend:
         row_tiles: torch.Tensor,
     ) -> None:
         a, device = self._geometry.attention, self._geometry.device
-        tile = tiling.for_cache(a, device, self._tile, has_one_pitch(k, v), has_boxes(k, v), has_heads_beside(k, v))
+        tile = tiling.for_cache(a, device, tile, has_one_pitch(k, v), has_boxes(k, v), has_heads_beside(k, v))
         launch.attend_extend(
             self._shape, tile, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
-            None, sinks,
+            None, sinks, cut,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Host work is integer arithmetic on shapes that a capture freezes; nothing here r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,11 +17,13 @@ from draftmark import DTYPE_BYTES, Geometry
 from . import boxes, gathering
 from .flavours import compiled_or_interpreted
 from .starting import dependent, start
-from .tiling import ITEM_COST, Tile, next_power_of_two, ragged_tiles, row_tiles
+from .tiling import CUT_TILES, ITEM_COST, LEAST_SHARE, Tile, next_power_of_two, ragged_tiles, row_tiles
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
 """Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
+CUT_SIZES = (32, 2 * CUT_TILES)
+"""Row tiles that a program which cuts them holds in registers; of each request's a last one may be begun."""
 MERGE_CELLS = 4096
 """fp32 values that one step of a merge program, a warp, holds in registers."""
 L2_BYTES = 32 << 20
@@ -100,6 +103,22 @@ class Extent:
     ragged: bool = False
 
 
+class Cut(NamedTuple):
+    """How row tiles of EXTEND are cut by their keys, where the schedule finds that faster.
+
+    Attributes:
+        pieces: of the line of row tiles of each KV head, 2 or more. programs: that the device holds at a time.
+        work: int32 ``[2 · pieces, 4]``; see `schedule.write_ragged`.
+        partial_out, partial_lse: float32 ``[2 · pieces · KV heads · block_m, head_dim]``, and without head_dim.
+    """
+
+    pieces: int
+    programs: int
+    work: torch.Tensor
+    partial_out: torch.Tensor
+    partial_lse: torch.Tensor
+
+
 def write_metadata(
     shape: Attention,
     tile: Tile,
@@ -142,18 +161,32 @@ def write_metadata_ragged(
     slot_mapping: torch.Tensor,
     tiles: torch.Tensor,
     given_slots: torch.Tensor | None = None,
+    work: torch.Tensor | None = None,
+    pieces: int = 1,
+    programs: int = 1,
 ) -> None:
-    """Slots and row tiles of a ragged batch; see `schedule.write_ragged`."""
+    """Slots and row tiles of a ragged batch; see `schedule.write_ragged`.
+
+    Args:
+        work, pieces: where row tiles may be cut, the schedule, and into how many pieces a KV head. programs: that the
+            device holds at a time.
+    """
     num_reqs = prefix_lens.shape[0]
     num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
     block = max(1, min(256, SCHEDULE_CELLS // block_r))
-    grid = (triton.cdiv(max(num_rows, num_tiles), block),)
+    # All row tiles stand in a vector of each program that cuts them; of two sizes, for each is compiled apart.
+    block_tiles = next((size for size in CUT_SIZES if num_tiles <= size), CUT_SIZES[-1]) if pieces > 1 else 1
+    block_pieces = max(1, min(32, SCHEDULE_CELLS // block_tiles))
+    grid = (max(triton.cdiv(max(num_rows, num_tiles), block), triton.cdiv(pieces, block_pieces)),)
     start(
         compiled_or_interpreted(tiles).schedule.write_ragged, grid,
-        prefix_lens, q_indptr, page_table, given_slots, slot_mapping, tiles, num_reqs, num_rows, num_tiles,
-        shape.group, shape.num_kv_heads, shape.room, page_table.stride(0), PAGE=shape.page_size,
-        GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
+        prefix_lens, q_indptr, page_table, given_slots, slot_mapping, tiles, _or(work, tiles), num_reqs, num_rows,
+        num_tiles, shape.group, shape.num_kv_heads, shape.room, page_table.stride(0), pieces, programs,
+        shape.window_left,
+        PAGE=shape.page_size, GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
+        CUT=pieces > 1, BLOCK_N=tile.block_n, WINDOW=shape.window, ITEM_COST=ITEM_COST, LEAST_SHARE=LEAST_SHARE,
+        BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 
@@ -202,8 +235,8 @@ def attend(
         )  # fmt: skip
     if pieces > 1:
         _merge(
-            shape, extent, pieces, tiles * tile.block_m, _or(q_indptr, prefix_lens), work, partial_out, partial_lse,
-            out, lse, sinks,
+            shape, extent, pieces, tiles * tile.block_m, _or(q_indptr, prefix_lens), None, work, partial_out,
+            partial_lse, out, lse, sinks,
         )  # fmt: skip
 
 
@@ -297,6 +330,7 @@ def _merge(
     pieces: int,
     height: int,
     q_indptr: torch.Tensor,
+    row_tiles: torch.Tensor | None,
     work: torch.Tensor,
     partial_out: torch.Tensor,
     partial_lse: torch.Tensor,
@@ -304,7 +338,8 @@ def _merge(
     lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    kernel, rows = compiled_or_interpreted(out).merge.merge_pieces, extent.q_len * shape.group
+    cut = row_tiles is not None
+    kernel, rows = compiled_or_interpreted(out).merge.merge_pieces, height if cut else extent.q_len * shape.group
     # In the interpreter a program costs milliseconds, whatever it holds.
     cells = MERGE_CELLS if isinstance(kernel, triton.JITFunction) else 16 * MERGE_CELLS
     block_pieces = min(64, next_power_of_two(pieces // extent.num_reqs + 2))
@@ -313,9 +348,10 @@ def _merge(
     blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.head_dim, block_cols)
     start(
         kernel, (blocks, shape.num_kv_heads, min(extent.num_reqs, pieces - 1)),
-        partial_out, partial_lse, work, q_indptr, sinks, out, lse, extent.q_len, shape.group, pieces, height,
-        out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows, BLOCK_COLS=block_cols,
-        BLOCK_PIECES=block_pieces, RAGGED=extent.ragged, SINKS=sinks is not None, WITH_LSE=lse is not None,
+        partial_out, partial_lse, work, q_indptr, _or(row_tiles, work), sinks, out, lse, extent.q_len, shape.group,
+        pieces, height, out.stride(0), out.stride(1), HEAD_DIM=shape.head_dim, BLOCK_ROWS=block_rows,
+        BLOCK_COLS=block_cols, BLOCK_PIECES=block_pieces, RAGGED=extent.ragged, CUT=cut, SINKS=sinks is not None,
+        WITH_LSE=lse is not None,
         PDL=shape.pdl, num_warps=1, **dependent(shape.pdl),
     )  # fmt: skip
 
@@ -336,33 +372,79 @@ def attend_extend(
     out: torch.Tensor,
     lse: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    cut: Cut | None = None,
 ) -> None:
-    """Ragged causal attention; see `extend.attend_ragged`."""
+    """Ragged causal attention; see `extend.attend_ragged`.
+
+    Args:
+        cut: how row tiles are cut by their keys, if they may be.
+    """
     count = ragged_tiles(tile, shape.group, num_rows, prefix_lens.shape[0])
+    if cut is not None:
+        _attend_ragged(
+            shape, tile, max(cut.pieces, count), q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, tiles,
+            out, lse, sinks, cut.partial_out, cut.partial_lse, cut.work, cut.pieces,
+        )  # fmt: skip
+        batch = Extent(count, 0, 0, num_rows, ragged=True)
+        _merge(
+            shape, batch, cut.pieces, tile.block_m, q_indptr, tiles, cut.work, cut.partial_out, cut.partial_lse, out,
+            lse, sinks,
+        )  # fmt: skip
+        return
+    _attend_ragged(
+        shape, tile, count, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, tiles, out, lse, sinks, out,
+        out, tiles, 1,
+    )  # fmt: skip
+
+
+def _attend_ragged(
+    shape: Attention,
+    tile: Tile,
+    items: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    partial_out: torch.Tensor,
+    partial_lse: torch.Tensor,
+    work: torch.Tensor,
+    pieces: int,
+) -> None:
+    cut, programs = pieces > 1, shape.num_kv_heads * items
+    pdl = cut and shape.pdl
     if tile.members:
-        grid = (min(shape.num_kv_heads * count, boxes.places(q, tile)),)
+        grid = (min(programs, boxes.places(q, tile)),)
         package, (kv, places) = boxes.hopper(), gathering.sources(k, v, shape.page_size, tile)
         start(
             package.gathered.attend_gathered_ragged if tile.gather else package.extend.attend_ragged, grid,
-            q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), tiles, prefix_lens, q_indptr,
-            page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E, shape.cap,
-            q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0), *places,
-            PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim, WINDOW=shape.window,
-            CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, WITH_LSE=lse is not None,
-            STAGES=tile.num_stages, STEP=_step(q, out), **gathering.options(tile, k, q, shape.page_size),
+            q, *kv, _or(k_scale, q), _or(v_scale, q), _or(sinks, q), out, _or(lse, q), partial_out, partial_lse, work,
+            tiles, prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left,
+            shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+            page_table.stride(0), *places, pieces, PAGE=shape.page_size, BLOCK_N=tile.block_n, HEAD_DIM=shape.head_dim,
+            WINDOW=shape.window, CAP=shape.cap > 0, SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None,
+            WITH_LSE=lse is not None, CUT=cut, ITEM_COST=ITEM_COST, PDL=pdl, STAGES=tile.num_stages,
+            STEP=_step(q, out), **gathering.options(tile, k, q, shape.page_size), **dependent(pdl),
         )  # fmt: skip
         return
     start(
-        compiled_or_interpreted(q).extend.attend_ragged, (shape.num_kv_heads * count,),
-        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, sinks, out, lse, tiles,
-        prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads, shape.window_left, shape.scale * LOG2E,
-        shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
-        *k.stride()[:3], *v.stride()[:3],
+        compiled_or_interpreted(q).extend.attend_ragged, (programs,),
+        q, _source(k, shape, tile), _source(v, shape, tile), k_scale, v_scale, sinks, out, lse, partial_out,
+        partial_lse, work, tiles, prefix_lens, q_indptr, page_table, shape.group, shape.num_kv_heads,
+        shape.window_left, shape.scale * LOG2E, shape.cap, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        page_table.stride(0), *k.stride()[:3], *v.stride()[:3], pieces,
         PAGE=shape.page_size, BLOCK_M=tile.block_m, HEIGHT=next_power_of_two(tile.block_m), BLOCK_N=tile.block_n,
         HEAD_DIM=shape.head_dim, BLOCK_D=shape.block_d, WINDOW=shape.window, CAP=shape.cap > 0,
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
-        STAGES=tile.num_stages,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        CUT=cut, ITEM_COST=ITEM_COST, PDL=pdl, STAGES=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(pdl),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from . import tiling
 
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
 FEW_ROWS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
-"""Names of `few_rows_buffers`."""
+"""Names of `few_rows_buffers`, and of what EXTEND's row tiles are cut with."""
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
@@ -26,7 +26,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         specs.append(
             BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiling.AGENDA_ROWS + tiles, 2), "int32", Unit.ROWS, formula)
         )
-    return specs + few_rows_buffers(geometry, few_rows_modes(geometry))
+    return specs + parts_buffers(geometry, few_rows_modes(geometry), Mode.EXTEND in geometry.modes)
 
 
 def few_rows_modes(geometry: Geometry) -> list[Mode]:
@@ -36,9 +36,16 @@ def few_rows_modes(geometry: Geometry) -> list[Mode]:
 
 def few_rows_buffers(geometry: Geometry, modes: list[Mode]) -> list[BufferSpec]:
     """What `few_rows.FewRows` keeps for these modes, but the slots."""
-    if not modes:
-        return []
+    return parts_buffers(geometry, modes, False)
+
+
+def parts_buffers(geometry: Geometry, modes: list[Mode], extend: bool) -> list[BufferSpec]:
+    """Schedule and partial results of these modes of few rows, and of EXTEND's row tiles."""
     cuts = [cut(geometry, geometry.extent(mode).q_len, geometry.max_reqs) for mode in modes]
+    if extend:
+        cuts.append(extend_cut(geometry))
+    if not cuts:
+        return []
     # No term in requests or in length: a piece leaves two unfinished requests at most, whatever the batch.
     pieces, rows = maximum(*(one[0] for one in cuts)), maximum(*(one[1] for one in cuts))
     formula, dim = "2 · pieces · KV heads · row tiles · block_m", geometry.attention.head_dim
@@ -61,6 +68,29 @@ def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
     return maximum(*pieces), maximum(*rows)
 
 
+def extend_cut(geometry: Geometry) -> tuple[Any, Any]:
+    """Pieces, and packed rows of partials, of EXTEND's row tiles where they are cut, at most."""
+    a, device = geometry.attention, geometry.device
+    tiles = tiling.extend_candidates(a, device)
+    return (
+        maximum(*(tiling.shares(a, device, tile) for tile in tiles)),
+        maximum(*(tiling.partial_rows_of_shares(a, device, tile) for tile in tiles)),
+    )
+
+
+def extend_tile(geometry: Geometry) -> tiling.Tile:
+    """The tile of all of a geometry's batches of EXTEND."""
+    return tiling.choose(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
+
+
+def extend_usage(geometry: Geometry, q_lens: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of row tiles, and of schedule and partials where those are cut, that an EXTEND of so many rows takes."""
+    used = {ROW_TILES: (tiling.AGENDA_ROWS + ragged_tiles(geometry, sum(q_lens), len(q_lens))) * 2 * 4}
+    if tiling.cut_tile(geometry.attention, geometry.device, extend_tile(geometry), q_lens) is not None:
+        used |= _bytes(geometry, *extend_cut(geometry))
+    return used
+
+
 def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
     """Row tiles of an EXTEND forward of so many rows and requests, at most."""
     a = geometry.attention
@@ -70,5 +100,8 @@ def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
 
 def few_rows_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:
     """Bytes of schedule and partials that a batch of at most q_len rows a request takes; of partials, at most."""
-    pieces, rows = cut(geometry, q_len, num_reqs)
+    return _bytes(geometry, *cut(geometry, q_len, num_reqs))
+
+
+def _bytes(geometry: Geometry, pieces: int, rows: int) -> dict[str, int]:
     return {WORK: 2 * pieces * 4 * 4, PARTIAL_OUT: rows * geometry.attention.head_dim * 4, PARTIAL_LSE: rows * 4}

@@ -17,6 +17,10 @@ ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
+LEAST_SHARE = 3
+"""Tiles, with ITEM_COST, of a piece of EXTEND's row tiles at least, unless as many are there."""
+CUT_TILES = 128
+"""Row tiles, and requests, of a batch of EXTEND that may be cut: the schedule has all of them in a vector."""
 INTERPRETED_KEYS = 256
 """Keys of a tile in the interpreter at most, where an operation costs about the same for 64 keys and for 256."""
 INTERPRETED_ROWS = 256
@@ -123,6 +127,12 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
         tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
         tiles += [_paired(shape, height // 2) for height in _pair_heights(shape)]
     return tuple(dict.fromkeys(tiles))
+
+
+def extend_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
+    """Every tile that `choose` has for EXTEND, or one that asks for as much."""
+    tiles = candidates(shape, device)
+    return (*tiles, *(_ragged(shape, tile) for tile in tiles if tile.members == 2))
 
 
 def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
@@ -359,13 +369,18 @@ def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_
     return joined, few
 
 
-def interpreted_ragged(shape: AttentionShape, tile: Tile, max_kv_len: int) -> Tile:
-    """The same tile of ragged rows for the interpreter: more keys, and more rows, so that row tiles are fewer.
+def interpreted_ragged(shape: AttentionShape, tile: Tile, max_kv_len: int, pieces: int) -> tuple[Tile, int]:
+    """The same tile of ragged rows for the interpreter: more keys, and more rows, so that row tiles are fewer; and few
+    pieces, where there are more than one.
 
-    Keys that lie in one page stay as many, so that a page of several tiles is run too.
+    Keys that lie in one page stay as many, so that a page of several tiles is run too. Rows are no more than partial
+    results have room for.
     """
     block_n = tile.block_n if _keys_of_a_page(shape, tile) else _keys(max_kv_len)
-    return replace(tile, block_n=block_n, block_m=max(tile.block_m, INTERPRETED_ROWS))
+    few = min(pieces, INTERPRETED_PIECES)
+    has_room = pieces == 1 or few * INTERPRETED_ROWS <= pieces * tile.block_m
+    rows = max(tile.block_m, INTERPRETED_ROWS) if has_room else tile.block_m
+    return replace(tile, block_n=block_n, block_m=rows), few
 
 
 def _keys_of_a_page(shape: AttentionShape, tile: Tile) -> int:
@@ -458,6 +473,76 @@ def partial_rows(shape: AttentionShape, tile: Tile, pieces: Any, q_len: Any) -> 
 def _side_by_side(shape: AttentionShape, tile: Tile, q_len: Any) -> Any:
     """Row tiles of all KV heads: programs that work on one piece."""
     return row_tiles(tile, q_len, shape.group_size * tile.heads) * (shape.num_kv_heads // tile.heads)
+
+
+def shares(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> Any:
+    """Into how many pieces EXTEND's row tiles of a KV head are cut, where they are: programs that the device holds."""
+    return maximum(1, device.num_sms * tile.programs_per_sm // shape.num_kv_heads)
+
+
+def partial_rows_of_shares(shape: AttentionShape, device: DeviceProfile, tile: Tile) -> Any:
+    """Packed rows of their partial results: two unfinished row tiles a piece; a sole piece has none."""
+    pieces = shares(shape, device, tile)
+    return 2 * minimum(1, pieces - 1) * pieces * shape.num_kv_heads * tile.block_m
+
+
+def cut_tile(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...]) -> Tile | None:
+    """The tile of a batch of EXTEND whose row tiles may be cut by their keys, where they are few; None of many, which
+    keep all programs busy.
+
+    Of few rows a request two programs of 64 share a multiprocessor, as in `_shared`.
+
+    Args:
+        tile: of batches that are not cut. q_lens: rows of each request, padding included. Lengths are the device's.
+    """
+    if len(q_lens) > CUT_TILES:
+        return None
+    rows, lines = max(q_lens) * shape.group_size, len(q_lens) * shape.num_kv_heads
+    if rows <= 64 or (rows <= 112 and lines <= device.num_sms):
+        tile = cut_tiles(shape, tile)[-1]
+    count = sum(row_tiles(tile, rows, shape.group_size) for rows in q_lens)
+    return tile if count <= CUT_TILES and shares(shape, device, tile) > 1 else None
+
+
+def cut_tiles(shape: AttentionShape, tile: Tile) -> tuple[Tile, ...]:
+    """Those that batches of EXTEND which may be cut have: that of the others, and one of few rows."""
+    short = replace(_hopper(shape, 0), gather=tile.gather) if tile.members > 1 and not tile.depth else tile
+    return (tile, short) if short.programs_per_sm == 2 and short != tile else (tile,)
+
+
+def pays_cutting(
+    shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...]
+) -> bool:
+    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one (`kernels.schedule.pieces_of`
+    says the same of what the device knows).
+
+    A program has an even share, and a merge; and where fewer programs were as fast as memory, it gains less. Or it has
+    whole row tiles: one, or as many as all have, or last a long one.
+
+    Args:
+        lens: of live requests, what the host knows of their prefixes.
+    """
+    lengths = [
+        _keys_seen(shape, tile, rows, prefix, m) + ITEM_COST
+        for rows, prefix in zip(q_lens, lens, strict=False)
+        for m in range(row_tiles(tile, rows, shape.group_size))
+    ]
+    count, line, programs = len(lengths), sum(lengths), device.num_sms * tile.programs_per_sm
+    if line // LEAST_SHARE <= count:
+        return False
+    share = ceil_div(line * shape.num_kv_heads, programs)
+    rounds = ceil_div(count * shape.num_kv_heads, programs)
+    if rounds <= 1:
+        return bool(3 * share // 2 + 6 < max(lengths))
+    return bool(5 * share // 4 + 4 < max(rounds * (line // count), share + 2 * max(lengths) // 5))
+
+
+def _keys_seen(shape: AttentionShape, tile: Tile, rows: int, prefix: int, m: int) -> int:
+    """Tiles of keys that row tile m of a causal request sees."""
+    group, window = shape.group_size, shape.window_left
+    highest = min((m * tile.block_m + tile.block_m - 1) // group, rows - 1)
+    first = 0 if window < 0 else max(prefix + m * tile.block_m // group - window, 0) // tile.block_n
+    return (prefix + highest + tile.block_n) // tile.block_n - first
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:

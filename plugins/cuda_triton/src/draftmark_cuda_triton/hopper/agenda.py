@@ -1,19 +1,27 @@
 """Who works on what in EXTEND: a program that is free takes the next row tile, whichever that is.
 
-    row_tiles  │ taken, tiles │ heads side by side, 0 │ tile 0 │ tile 1 │ …      made by `kernels.schedule.write_ragged`
+    row_tiles  │ taken, tiles │ heads side by side, cut │ tile 0 │ tile 1 │ …   made by `kernels.schedule.write_ragged`
     program    one role takes an item (a row tile of a KV head), looks it up ──► told ──► the other roles hear it
 
 Row tiles differ in cost: a prompt's last one sees all of its keys, the first one few. Dealt out by turns, the program
 that gets the longer one of each turn ends 3 % late with 8 prompts of 4096 tokens, 27 % with one of 1024 (by count). The
 role that takes is ahead by a ring of tiles, so what it looks up is there when the others ask.
+
+    work       │ row tile, first tile of keys, length │ …         made there too, where row tiles may be CUT
+    program    one role walks along the piece of one KV head ──► told ──► the other roles hear it
+
+Of few row tiles some programs would be idle while others walk over a long prefix. Those are in one line, cut into a
+piece for each program as `kernels.split` cuts requests, and merged as there, if the schedule says so.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from .constants import words_of
 from .names import thread_barrier
 from .ring import next_slot
+from .rows import apart
 
 HEADER = gl.constexpr(4)
 """Words of `row_tiles` before the first row tile: `tiling.AGENDA_ROWS` rows of two."""
@@ -21,10 +29,16 @@ AHEAD = gl.constexpr(4)
 """Items that the role which takes them may be ahead of the others: a ring full of tiles of short requests."""
 
 
+@gluon.constexpr_function
+def room_of(C):
+    """Words that an item has room for: a power of two."""
+    return 16 if C.CUT else 8
+
+
 @gluon.jit
-def make_agenda(HEARERS: gl.constexpr):
+def make_agenda(HEARERS: gl.constexpr, C: gl.constexpr):
     """Room for items that were taken, and barriers that say that one is there, and that all HEARERS have it."""
-    items = gl.allocate_shared_memory(gl.int32, [AHEAD, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    items = gl.allocate_shared_memory(gl.int32, [AHEAD, room_of(C)], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     heard = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(AHEAD):
@@ -71,13 +85,93 @@ def looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_he
 
 
 @gluon.jit
-def tell_next(found, agenda, at, phase):
-    """Write down an item, `looked_up`, for the other roles."""
+def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C: gl.constexpr):
+    """First tile of keys that a row tile sees, and the one past the last."""
+    first = row * 0
+    if C.WINDOW:
+        first = gl.maximum(prefix_len + row - window_left, 0) // C.BLOCK_N
+    last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
+    highest = gl.minimum(row + last, rows - 1)
+    return first, (prefix_len + highest + C.BLOCK_N) // C.BLOCK_N
+
+
+@gluon.jit
+def whole_of(found, group, inverse, window_left, C: gl.constexpr):
+    """An item of the agenda, as a `walk` has it: all that it sees."""
+    _, _, row, skipped, _, rows, prefix_len = found
+    first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
+    return found + (first, stop, first * 0)  # noqa: RUF005
+
+
+@gluon.jit
+def walk(
+    place, row_tiles, tiles, high, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C: gl.constexpr
+):  # fmt: skip
+    """The next item of a program's piece, and the place behind it.
+
+    Args:
+        place: number of the row tile in line; its first tile of keys that is the piece's, -1 for the first that it
+            sees; what is left of the piece; whether another row tile came before.
+
+    Returns:
+        What `looked_up` says of it, then its first tile of keys that is the piece's, the one past the last, and 0 where
+        those are all that it sees, else one more than the number of its place among partials.
+    """
+    entry, tile, left, half = place
+    number, head = gl.program_id(0) // num_kv_heads, gl.program_id(0) % num_kv_heads
+    request, packed, row, skipped, begin = entry * 0, entry * 0, entry * 0, entry * 0, entry * 0
+    rows, prefix_len, stop, where = entry * 0, entry * 0, entry * 0, entry * 0
+    # As `kernels.split.in_line` has it.
+    requests = gl.maximum(tiles // high, 1)
+    while (left > 0) & (rows == 0):
+        at = row_tiles + HEADER + (entry % requests * high + entry // requests) * 2
+        request, packed = gl.load(at), gl.load(at + 1) * C.BLOCK_M
+        row = packed // group
+        skipped = packed - row * group
+        begin = gl.load(q_indptr + request)
+        rows = gl.load(q_indptr + request + 1) - begin
+        prefix_len = gl.load(prefix_lens + request)
+        first, end = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
+        tile = gl.where(tile < 0, first, tile)
+        stop = gl.minimum(tile + left, end)
+        where = gl.where((tile == first) & (stop == end), 0, number * 2 + half + 1)
+        # A piece may begin in the surplus of a row tile that others have done.
+        rows = gl.where(tile < end, rows, 0)
+        left -= end + C.ITEM_COST - tile
+        entry += 1
+        half = half * 0 + 1
+        tile = gl.where(rows > 0, tile, -1)
+    tile = gl.maximum(tile, 0)
+    return (request, head, row, skipped, begin, rows, prefix_len, tile, stop, where), (entry, tile * 0 - 1, left, half)
+
+
+@gluon.jit
+def next_cut(
+    item, by_line, place, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left,
+    C: gl.constexpr,
+):  # fmt: skip
+    """The next item of a program's piece, or all that an item of the agenda sees; and the place behind it."""
+    if by_line > 0:
+        found, place = walk(
+            place, row_tiles, tiles, by_line, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C
+        )  # fmt: skip
+    else:
+        found = whole_of(
+            looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M), group,
+            inverse, window_left, C,
+        )  # fmt: skip
+    return found, place
+
+
+@gluon.jit
+def tell_next(found, agenda, at, phase, C: gl.constexpr):
+    """Write down an item, `looked_up` or come to by a `walk`, for the other roles."""
     items, told, heard = agenda
-    all_of_it: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
-    which = gl.arange(0, 8, all_of_it)
-    record = gl.full([8], 0, gl.int32, all_of_it)
-    for i in gl.static_range(7):
+    ROOM: gl.constexpr = room_of(C)
+    all_of_it: gl.constexpr = gl.BlockedLayout([ROOM], [32], [gl.num_warps()], [0])
+    which = gl.arange(0, ROOM, all_of_it)
+    record = gl.full([ROOM], 0, gl.int32, all_of_it)
+    for i in gl.static_range(words_of(C)):
         record = gl.where(which == i, found[i], record)
     mbarrier.wait(heard.index(at), phase ^ 1)
     items.index(at).store(record)
@@ -86,14 +180,15 @@ def tell_next(found, agenda, at, phase):
 
 
 @gluon.jit
-def hear_next(agenda, at, phase):
+def hear_next(agenda, at, phase, C: gl.constexpr):
     """Read the next item that `tell_next` wrote."""
     items, told, heard = agenda
-    all_of_it: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
+    ROOM: gl.constexpr = room_of(C)
+    all_of_it: gl.constexpr = gl.BlockedLayout([ROOM], [32], [gl.num_warps()], [0])
     mbarrier.wait(told.index(at), phase)
-    record, which = items.index(at).load(all_of_it), gl.arange(0, 8, all_of_it)
+    record, which = items.index(at).load(all_of_it), gl.arange(0, ROOM, all_of_it)
     found = ()
-    for i in gl.static_range(7):
+    for i in gl.static_range(words_of(C)):
         found = found + (gl.sum(gl.where(which == i, record, 0), 0),)  # type: ignore[assignment]  # noqa: RUF005
     # An arrival waits for no load that is under way, but this branch does. Nothing here is negative.
     if gl.sum(record, 0) >= 0:

@@ -32,6 +32,7 @@ class Constants:
         HEADS: KV heads that are beside each other in a tile, as columns of one; the group is then that of both.
         STEP: elements that rows of q and out, and a row's heads, lie a multiple of apart.
         ONE_BY_ONE: keys are gathered (`fold.wait_for_tile`).
+        CUT: row tiles of EXTEND are cut by their keys (`agenda`).
     """
 
     PAGE: int
@@ -56,6 +57,7 @@ class Constants:
     REST: int = 0
     STEP: int = 1
     ONE_BY_ONE: bool = False
+    CUT: bool = False
 
 
 @gluon.constexpr_function
@@ -104,6 +106,12 @@ def is_crowded(C):
 def brings_ahead(C):
     """Whether rows of q are on their way while those before are stored: where registers hold both without spilling."""
     return sum(widths(C)) <= 160 and not is_crowded(C)
+
+
+@gluon.constexpr_function
+def words_of(C):
+    """Words of an item of the agenda: what it is, and of a cut one which of its tiles, and where its partials go."""
+    return 10 if C.CUT else 7
 
 
 @gluon.constexpr_function

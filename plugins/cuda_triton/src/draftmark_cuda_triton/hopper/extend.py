@@ -9,70 +9,84 @@ of the next one travel while a result is stored. Worked size, 8 requests x 4096 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .agenda import hear_next, looked_up, make_agenda, take, tell_next
+from .agenda import hear_next, looked_up, make_agenda, next_cut, take, tell_next, tiles_of
 from .bring import bring_tiles
-from .constants import constants, leavers, scores_of, takes_turns
+from .constants import constants, leavers, parts_of, scores_of, takes_turns
 from .fetch import leads
 from .fold import fold_tiles, give_turn, shared_out
 from .mask import CAUSAL
-from .ring import make_ring, make_room, of_slot
+from .ring import launch_dependents, make_ring, make_room, of_slot
 from .roles import start
 from .rows import apart, inverse_of, load_rows, put_rows, store_rows
 from .softmax import sink_mass
-
-
-@gluon.jit
-def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C: gl.constexpr):
-    """First tile of keys that a row tile sees, and the one past the last."""
-    first = row * 0
-    if C.WINDOW:
-        first = gl.maximum(prefix_len + row - window_left, 0) // C.BLOCK_N
-    last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
-    highest = gl.minimum(row + last, rows - 1)
-    return first, (prefix_len + highest + C.BLOCK_N) // C.BLOCK_N
+from .uniform import store_sums
 
 
 @gluon.jit
 def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
     """The tiles of a program's row tiles: what a fetching warp brings, or a warp group gathers or widens."""
     (
-        row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group, num_kv_heads,
-        window_left, stride_table, num_pages,
+        work, row_tiles, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, agenda, group,
+        num_kv_heads, pieces, window_left, stride_table, num_pages,
     ) = given  # fmt: skip
     TAKES: gl.constexpr = leads(WHAT)
     inverse = inverse_of(group)
     tiles, together = gl.load(row_tiles + 1), gl.load(row_tiles + 2)
     at, turn = tiles * 0, tiles * 0
     place = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
+    behind = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
     if TAKES:
-        found = looked_up(
-            gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
-        )
-        at, turn = tell_next(found, agenda, at, turn)
+        if C.CUT:
+            by_line = gl.load(row_tiles + 3)
+            number = gl.program_id(0) // num_kv_heads
+            piece = work + gl.minimum(number, pieces - 1) * 4
+            left = gl.where(number < pieces, gl.load(piece + 2), 0)
+            behind = (gl.load(piece), gl.load(piece + 1), left, tiles * 0)
+            found, behind = next_cut(
+                gl.program_id(0), by_line, behind, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads,
+                group, inverse, window_left, C,
+            )  # fmt: skip
+        else:
+            found = looked_up(
+                gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
+            )
+        at, turn = tell_next(found, agenda, at, turn, C)
     else:
-        found, at, turn = hear_next(agenda, at, turn)
+        found, at, turn = hear_next(agenda, at, turn, C)
     while found[5] > 0:
-        request, head, row, skipped, _, rows, prefix_len = found
-        first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
+        request, head, row, skipped, _, rows, prefix_len = found[:7]
+        if C.CUT:
+            first, stop = found[7], found[8]
+        else:
+            first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
         page_row = page_table + request.to(gl.int64) * stride_table
         place = bring_tiles(
             k_source, v_source, fetched, ring, place, page_row, head, first, stop, prefix_len + rows, num_pages, WHAT,
             C,
         )  # fmt: skip
         if TAKES:
-            item = take(row_tiles, tiles * num_kv_heads)
-            found = looked_up(
-                item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
-            )  # fmt: skip
-            at, turn = tell_next(found, agenda, at, turn)
+            if C.CUT:
+                item = tiles * 0
+                if by_line == 0:
+                    item = take(row_tiles, tiles * num_kv_heads)
+                found, behind = next_cut(
+                    item, by_line, behind, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group,
+                    inverse, window_left, C,
+                )  # fmt: skip
+            else:
+                item = take(row_tiles, tiles * num_kv_heads)
+                found = looked_up(
+                    item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
+                )  # fmt: skip
+            at, turn = tell_next(found, agenda, at, turn, C)
         else:
-            found, at, turn = hear_next(agenda, at, turn)
+            found, at, turn = hear_next(agenda, at, turn, C)
 
 
 @gluon.jit
 def queries_of(q, found, group, inverse, stride_row, stride_head, MEMBER: gl.constexpr, C: gl.constexpr):
     """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
-    _, head, first_row, skipped, begin, rows, _ = found
+    _, head, first_row, skipped, begin, rows, _ = found[:7]
     return load_rows(
         q, begin + first_row, skipped + MEMBER * 64, (rows - first_row) * group, head, group, inverse, stride_row,
         stride_head, C,
@@ -80,11 +94,25 @@ def queries_of(q, found, group, inverse, stride_row, stride_head, MEMBER: gl.con
 
 
 @gluon.jit
+def store_whole(given, C: gl.constexpr):
+    """What a warp group has of rows that saw all of their keys: out, and the logarithm of their mass."""
+    (
+        own_q, acc, top, mass, row_live, cells, out, lse, begin, first, count, head, group, inverse, stride_row,
+        stride_head,
+    ) = given  # fmt: skip
+    store_rows(own_q, acc, out, begin, first, count, head, group, inverse, stride_row, stride_head, C)
+    if C.WITH_LSE:
+        log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
+        gl.store(lse + cells, log_mass, mask=row_live)
+
+
+@gluon.jit
 def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
     """Warp group MEMBER: 64 packed rows of one row tile."""
     (
-        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
-        num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_ring, ring,
+        agenda, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
+        stride_out_head,
     ) = given  # fmt: skip
     at, turn = num_kv_heads * 0, num_kv_heads * 0
     slot, phase = num_kv_heads * 0, num_kv_heads * 0
@@ -99,15 +127,18 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
     own_q = of_slot(q_ring, MEMBER)
     lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
     inverse = inverse_of(group)
-    found, at, turn = hear_next(agenda, at, turn)
+    found, at, turn = hear_next(agenda, at, turn, C)
     queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
     while found[5] > 0:
-        _, head, first_row, skipped, begin, rows, prefix_len = found
+        _, head, first_row, skipped, begin, rows, prefix_len = found[:7]
         put_rows(own_q, queries, C)
         row, member = apart(skipped + lane, group, inverse)
         row += first_row
         row_live = row < rows
-        first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
+        if C.CUT:
+            first, stop, where = found[7], found[8], found[9]
+        else:
+            first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
         lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
         clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
         if C.WINDOW:
@@ -119,36 +150,50 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
             own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, C, MEMBER
         )  # fmt: skip
         # The next rows of q travel while these are stored.
-        found, at, turn = hear_next(agenda, at, turn)
+        found, at, turn = hear_next(agenda, at, turn, C)
         queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
         weight = mass
         if C.SINKS:
-            weight += sink_mass(sinks, head * group + member, row_live, top)
+            is_counted = row_live
+            if C.CUT:
+                is_counted = row_live & (where == 0)
+            weight += sink_mass(sinks, head * group + member, is_counted, top)
         share = v_factor / gl.where(weight > 0, weight, 1.0)
-        store_rows(
-            own_q, shared_out(acc, share), out, begin + first_row, skipped + MEMBER * 64, (rows - first_row) * group,
-            head, group, inverse, stride_out_row, stride_out_head, C,
+        acc = shared_out(acc, share)
+        cells = (begin + row) * (num_kv_heads * group) + head * group + member
+        result = (
+            own_q, acc, top, mass, row_live, cells, out, lse, begin + first_row, skipped + MEMBER * 64,
+            (rows - first_row) * group, head, group, inverse, stride_out_row, stride_out_head,
         )  # fmt: skip
-        if C.WITH_LSE:
-            log_mass = gl.where(mass > 0, (top + gl.log2(mass)) * 0.6931471805599453, float("-inf"))
-            cell = (begin + row) * (num_kv_heads * group) + head * group + member
-            gl.store(lse + cell, log_mass, mask=row_live)
+        if C.CUT:
+            if where == 0:
+                store_whole(result, C)
+            else:
+                block = ((where - 1) * num_kv_heads + head) * C.BLOCK_M + lane
+                gl.store(partial_lse + block, gl.where(mass > 0, top + gl.log2(mass), float("-inf")), mask=row_live)
+                for part in gl.static_range(parts_of(C)):
+                    store_sums(
+                        acc[part], partial_out, block, row_live, skipped + MEMBER * 64, group, inverse, part, C
+                    )  # fmt: skip
+        else:
+            store_whole(result, C)
 
 
-@gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages"])
+@gluon.jit(do_not_specialize=["group", "num_kv_heads", "window_left", "stride_table", "num_pages", "pieces"])
 def attend_ragged(
-    q, k_source, v_source, k_other, v_other, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr,
-    page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
-    stride_out_head, stride_table, num_pages, PAGE: gl.constexpr, MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr,
-    BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr, WINDOW: gl.constexpr, CAP: gl.constexpr,
-    SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    q, k_source, v_source, k_other, v_other, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, work,
+    row_tiles, prefix_lens, q_indptr, page_table, group, num_kv_heads, window_left, scale, cap, stride_q_row,
+    stride_q_head, stride_out_row, stride_out_head, stride_table, num_pages, pieces, PAGE: gl.constexpr,
+    MEMBERS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_D: gl.constexpr,
+    WINDOW: gl.constexpr, CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr,
+    CUT: gl.constexpr, ITEM_COST: gl.constexpr, PDL: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
     WIDEN: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr, STEP: gl.constexpr,
 ):  # fmt: skip
     """As `kernels.extend.attend_ragged`; k_source, v_source, k_other and v_other as of `uniform.attend_uniform`."""
     C: gl.constexpr = constants(
         PAGE=PAGE, BLOCK_M=64 * MEMBERS, BLOCK_N=BLOCK_N, BOX=BOX, HEAD_DIM=HEAD_DIM, BLOCK_D=BLOCK_D, REST=REST,
         STAGES=STAGES, DEPTH=DEPTH, TAIL=CAUSAL, RAGGED=True, WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS,
-        WITH_LSE=WITH_LSE, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP,
+        WITH_LSE=WITH_LSE, ITEM_COST=ITEM_COST, OVERLAP=OVERLAP, MEMBERS=MEMBERS, STEP=STEP, CUT=CUT,
     )  # fmt: skip
     q_ring = make_room(q.dtype.element_ty, MEMBERS, 64, C)
     ring = make_ring(q.dtype.element_ty, leavers(C), STAGES, C, WHOLE=k_other is not None and REST == 0)
@@ -156,13 +201,16 @@ def attend_ragged(
     fetched = ring
     if WIDEN:
         fetched = make_ring(k_source.dtype, 1, DEPTH, C)
-    agenda = make_agenda(MEMBERS + WIDEN + 1)
+    agenda = make_agenda(MEMBERS + WIDEN + 1, C)
+    if PDL:
+        launch_dependents()
     bring = (
-        row_tiles, prefix_lens, q_indptr, page_table, (k_source, k_other), (v_source, v_other), fetched, ring, agenda,
-        group, num_kv_heads, window_left, stride_table, num_pages,
+        work, row_tiles, prefix_lens, q_indptr, page_table, (k_source, k_other), (v_source, v_other), fetched, ring,
+        agenda, group, num_kv_heads, pieces, window_left, stride_table, num_pages,
     )  # fmt: skip
     fold = (
-        q, k_scale, v_scale, sinks, out, lse, row_tiles, prefix_lens, q_indptr, q_ring, ring, agenda, group,
-        num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+        q, k_scale, v_scale, sinks, out, lse, partial_out, partial_lse, row_tiles, prefix_lens, q_indptr, q_ring, ring,
+        agenda, group, num_kv_heads, window_left, scale, cap, stride_q_row, stride_q_head, stride_out_row,
+        stride_out_head,
     )  # fmt: skip
     start(fold_ragged, fold, bring_ragged, bring, C, WIDEN, REGISTERS)

@@ -17,7 +17,8 @@ import triton.language as tl
 
 from .convert import convert
 from .reduce import largest, total
-from .split import rows_of
+from .schedule import HEADER
+from .split import in_line, rows_of
 from .tile import sink_mass
 
 
@@ -27,6 +28,7 @@ def merge_pieces(
     partial_lse,
     work,
     q_indptr,
+    row_tiles,
     sinks,
     out,
     lse,
@@ -41,6 +43,7 @@ def merge_pieces(
     BLOCK_COLS: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
     RAGGED: tl.constexpr,
+    CUT: tl.constexpr,
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
     PDL: tl.constexpr,
@@ -48,7 +51,8 @@ def merge_pieces(
     """partial_out, partial_lse of `uniform.attend_uniform` → out, lse.
 
     Args:
-        work: of `schedule.write_uniform`; program_id(2) counts the requests behind its pieces.
+        work: of `schedule.write_uniform`; program_id(2) counts the requests behind its pieces. If row tiles are CUT, of
+            `schedule.write_ragged`, as row_tiles is, and it counts those.
         height: packed rows that a partial has room for (row tiles · BLOCK_M).
     """
     COLS: tl.constexpr = (HEAD_DIM + BLOCK_COLS - 1) // BLOCK_COLS
@@ -61,6 +65,12 @@ def merge_pieces(
     half = tl.load(cut + 3)
     if RAGGED:
         request = tl.where(parts > 0, request, 0)
+    above = 0
+    if CUT:
+        # What was cut is a row tile.
+        cut_tile = row_tiles + HEADER + in_line(request, tl.load(row_tiles + 1), tl.load(row_tiles + 3)) * 2
+        above = tl.load(cut_tile + 1) * height
+        request = tl.load(cut_tile)
     row_begin, rows, _ = rows_of(q_indptr, request, q_len, 0, RAGGED)
     if PDL:  # noqa: SIM102
         # One waits whatever there is to do: who comes next waits for this grid, and means the attention.
@@ -69,7 +79,11 @@ def merge_pieces(
             tl.extra.cuda.gdc_launch_dependents()
     if parts > 0:
         packed = tl.program_id(0) // COLS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        row_of_all = packed
         live = packed < rows * group
+        if CUT:
+            row_of_all = above + packed
+            live = (row_of_all < rows * group) & (packed < height)
         col = tl.program_id(0) % COLS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         column_live = col < HEAD_DIM
         top = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
@@ -96,8 +110,8 @@ def merge_pieces(
             top = new_top
             merged += BLOCK_PIECES
             part += BLOCK_PIECES
-        row_index = row_begin + packed // group
-        head_of_row = head * group + packed % group
+        row_index = row_begin + row_of_all // group
+        head_of_row = head * group + row_of_all % group
         weight_of_all = mass
         if SINKS:
             # Here and in no piece: a sink that every piece counted would count as often as the schedule cuts.

@@ -8,8 +8,43 @@ program, 128 KiB of slots and under 1 KiB of records written; a launch (about 3 
 import triton
 import triton.language as tl
 
+from .inline import inline
 from .reduce import largest, running_total, total
-from .split import begun_before, piece, surplus, tile_range
+from .split import begun_before, in_line, piece, surplus, tile_range, tiles_of
+
+
+@inline
+def write_pieces(work, number, start, share, pieces, first, begin, length, exists, index):
+    """Records of pieces of a line of items.
+
+    Args:
+        number, start, share: of pieces, where in the line they begin, and how much of it they are.
+        first, begin, length, exists, index: of items, their first tiles, and where in the line they begin, whether
+            there are such, and their numbers.
+    """
+    upto = begin + length
+    passed = (upto[None, :] <= start[:, None]) & exists[None, :]
+    owner = tl.minimum(total(passed.to(tl.int32), 1), total(exists.to(tl.int32), 0) - 1)
+    before = total(tl.where(passed, length[None, :], 0), 1)
+    origin = total(tl.where(index[None, :] == owner[:, None], (first + index * 0)[None, :], 0), 1)
+    written = number < pieces
+    tl.store(work + number * 4, owner, mask=written)
+    tl.store(work + number * 4 + 1, origin + start - before, mask=written)
+    tl.store(work + number * 4 + 2, share, mask=written)
+
+
+@inline
+def write_cuts(work, pieces, is_cut, index, holder, parts, comes_later):
+    """Records of the items that pieces cut, behind those: number, first piece, number of pieces, and whether another
+    item comes first in that piece; then of no item.
+    """
+    cut = work + (pieces + running_total(is_cut.to(tl.int32)) - 1) * 4
+    tl.store(cut, index, mask=is_cut)
+    tl.store(cut + 1, holder, mask=is_cut)
+    tl.store(cut + 2, parts, mask=is_cut)
+    tl.store(cut + 3, comes_later.to(tl.int32), mask=is_cut)
+    left_over = (index >= total(is_cut.to(tl.int32), 0)) & (index < pieces - 1)
+    tl.store(work + (pieces + index) * 4 + 2, index * 0, mask=left_over)
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_rows", "q_len", "tail_len", "pieces", "stride_table"])
@@ -83,33 +118,66 @@ def write_uniform(
         begin, line = upto - length, total(length, 0)
         number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
         start, share = piece(line, number, pieces)
-        passed = (upto[None, :] <= start[:, None]) & exists[None, :]
-        owner = tl.minimum(total(passed.to(tl.int32), 1), num_reqs - 1)
-        before = total(tl.where(passed, length[None, :], 0), 1)
-        origin = total(tl.where(index[None, :] == owner[:, None], (first + index * 0)[None, :], 0), 1)
-        written = number < pieces
-        tl.store(work + number * 4, owner, mask=written)
-        tl.store(work + number * 4 + 1, origin + start - before, mask=written)
-        tl.store(work + number * 4 + 2, share, mask=written)
+        write_pieces(work, number, start, share, pieces, first, begin, length, exists, index)
         if pid == 0:
             holder = begun_before(begin + 1, line, pieces) - 1
             parts = begun_before(begin + end - first, line, pieces) - holder
             held_from, _ = piece(line, holder, pieces)
             is_cut = exists & (end > first) & (parts > 1)
-            cut = work + (pieces + running_total(is_cut.to(tl.int32)) - 1) * 4
-            tl.store(cut, index, mask=is_cut)
-            tl.store(cut + 1, holder, mask=is_cut)
-            tl.store(cut + 2, parts, mask=is_cut)
-            tl.store(cut + 3, (held_from < begin).to(tl.int32), mask=is_cut)
-            left_over = (index >= total(is_cut.to(tl.int32), 0)) & (index < pieces - 1)
-            tl.store(work + (pieces + index) * 4 + 2, index * 0, mask=left_over)
+            write_cuts(work, pieces, is_cut, index, holder, parts, held_from < begin)
 
 
 HEADER = tl.constexpr(4)
 """Words of `row_tiles` before the first row tile: `tiling.AGENDA_ROWS` rows of two."""
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "num_tiles", "num_kv_heads", "room", "stride_table"])
+@inline
+def row_tile_of(entry, height, exists, index):
+    """Request and index of row tiles by their number, of requests that have so many each; a request's last one comes
+    first. Behind the last row tile the request is the one behind the last, and the index means nothing.
+    """
+    upto = running_total(height)
+    passed = (upto[None, :] <= entry[:, None]) & exists[None, :]
+    request = total(passed.to(tl.int32), 1)
+    reached = index[None, :] <= request[:, None]
+    last = total(tl.where(reached, tl.broadcast_to(height[None, :], passed.shape), 0), 1) - 1
+    return request, last - entry
+
+
+@inline
+def pieces_of(line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_SHARE: tl.constexpr):
+    """Into how many pieces a line of row tiles is cut, and whether that takes less time than row tiles that are taken
+    whole, one by one (`tiling.pays_cutting` says the same). NOTES.md has the measurements.
+
+    Pieces of requests of one height are as many for each row tile of a request (`split.in_line`).
+
+    Args:
+        line, longest: length of all row tiles of a KV head, and of the longest. tiles, high: row tiles, and those of a
+            request, 1 where they differ. programs: that the device holds at a time.
+    """
+    made = tl.minimum(tl.maximum(line // LEAST_SHARE, tiles), pieces)
+    level = made // high * high
+    made = tl.maximum(tl.where(8 * level >= 7 * made, level, made), 1)
+    share = (line * num_kv_heads + programs - 1) // programs
+    rounds = (tiles * num_kv_heads + programs - 1) // programs
+    in_turn = tl.maximum(rounds * (line // tl.maximum(tiles, 1)), share + 2 * longest // 5)
+    in_turn = tl.where(rounds <= 1, longest, in_turn)
+    cut = tl.where(rounds <= 1, 3 * share // 2 + 6, 5 * share // 4 + 4)
+    return made, (cut < in_turn) & (line // LEAST_SHARE > tiles)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_reqs",
+        "num_rows",
+        "num_tiles",
+        "num_kv_heads",
+        "room",
+        "stride_table",
+        "pieces",
+        "programs",
+    ]
+)
 def write_ragged(
     prefix_lens,
     q_indptr,
@@ -117,6 +185,7 @@ def write_ragged(
     given_slots,
     slot_mapping,
     row_tiles,
+    work,
     num_reqs,
     num_rows,
     num_tiles,
@@ -124,19 +193,33 @@ def write_ragged(
     num_kv_heads,
     room,
     stride_table,
+    pieces,
+    programs,
+    window_left,
     PAGE: tl.constexpr,
     GIVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
+    CUT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ITEM_COST: tl.constexpr,
+    LEAST_SHARE: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
 ):
     """A ragged causal batch (EXTEND): request r brings q_indptr[r+1] - q_indptr[r] rows.
 
     Args:
         slot_mapping: int64 ``[num_rows]``, out.
         row_tiles: int32 ``[2 + num_tiles, 2]``, out: how many row tiles of how many heads were taken, 0 now, and how
-            many row tiles there are; how many KV heads are worked on side by side, and 0; then request and index of a
-            row tile, request -1 where there is none. A request's last tile, which has the most keys, comes first.
+            many row tiles there are; how many KV heads are worked on side by side, and 0 where row tiles are whole, or
+            `high` of the line that they are cut from (`split.in_line`); then request and index of a row tile, request
+            -1 where there is none. A request's last tile, which has the most keys, comes first.
+        work: int32 ``[2 · pieces, 4]``, out, if row tiles may be CUT: of those in line, as `write_uniform` has it of
+            requests; all idle where they are taken whole. A piece is no shorter than LEAST_SHARE, unless as many row
+            tiles are.
         room: keys of one KV head that L2 has room for, so that programs find there what others have read.
     """
     pid = tl.program_id(0)
@@ -158,15 +241,36 @@ def write_ragged(
         tl.store(slot_mapping + entry, page.to(tl.int64) * PAGE + position % PAGE, mask=live)
 
     height = ((end - begin) * group + BLOCK_M - 1) // BLOCK_M
-    upto = running_total(height)
-    passed = (upto[None, :] <= entry[:, None]) & exists[None, :]
-    request = total(passed.to(tl.int32), 1)
-    reached = index[None, :] <= request[:, None]
-    last = total(tl.where(reached, tl.broadcast_to(height[None, :], passed.shape), 0), 1) - 1
+    request, m = row_tile_of(entry, height, exists, index)
     here = request < num_reqs
     tiles = row_tiles + HEADER
     tl.store(tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
-    tl.store(tiles + entry * 2 + 1, tl.where(here, last - entry, 0), mask=entry < num_tiles)
+    tl.store(tiles + entry * 2 + 1, tl.where(here, m, 0), mask=entry < num_tiles)
+    if CUT:  # noqa: SIM102
+        if pid * BLOCK_PIECES < pieces:
+            item = tl.arange(0, BLOCK_TILES)
+            count, high = total(height, 0), tl.maximum(largest(height, 0), 1)
+            high = tl.where(high * num_reqs == count, high, 1)
+            of, which = row_tile_of(in_line(item, count, high), height, exists, index)
+            is_one = of < num_reqs
+            rows = tl.load(q_indptr + of + 1, mask=is_one, other=0) - tl.load(q_indptr + of, mask=is_one, other=0)
+            prefix_len = tl.load(prefix_lens + of, mask=is_one, other=0)
+            first, stop = tiles_of(which, rows, prefix_len, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
+            length = tl.where(is_one, stop - first + ITEM_COST, 0)
+            line = tl.maximum(total(length, 0), 1)
+            longest = largest(length, 0)
+            made, by_line = pieces_of(line, longest, count, high, pieces, programs, num_kv_heads, LEAST_SHARE)
+            number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
+            place = running_total(length) - length
+            start = tl.minimum(number, made) * line // made
+            share = tl.where(by_line, tl.minimum(number + 1, made) * line // made - start, 0)
+            write_pieces(work, number, start, share, pieces, first, place, length, is_one, item)
+            if pid == 0:
+                holder = ((place + 1) * made + line - 1) // line - 1
+                parts = ((place + stop - first) * made + line - 1) // line - holder
+                is_cut = is_one & (parts > 1) & by_line
+                write_cuts(work, pieces, is_cut, item, holder, parts, holder * line // made < place)
+                tl.store(row_tiles + 3, tl.where(by_line, high, 0))
     if pid == 0:
         keys = tl.load(prefix_lens + index, mask=exists, other=0) + end - begin
         side_by_side = tl.maximum(room // tl.maximum(largest(tl.where(exists, keys, 0), 0), 1), 1)
@@ -174,4 +278,5 @@ def write_ragged(
         tl.store(row_tiles, 0)
         tl.store(row_tiles + 1, total(height, 0))
         tl.store(row_tiles + 2, (num_kv_heads + rounds - 1) // rounds)
-        tl.store(row_tiles + 3, 0)
+        if not CUT:
+            tl.store(row_tiles + 3, 0)

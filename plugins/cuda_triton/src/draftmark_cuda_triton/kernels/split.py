@@ -41,6 +41,31 @@ def rows_of(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
 
 
 @inline
+def tiles_of(
+    m, rows, prefix_len, group, window_left, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr
+):
+    """First tile that row tile m of a ragged causal request sees, and the one past the last."""
+    highest = tl.minimum((m * BLOCK_M + BLOCK_M - 1) // group, rows - 1)
+    first = highest * 0
+    if WINDOW:
+        first = tl.maximum(prefix_len + m * BLOCK_M // group - window_left, 0) // BLOCK_N
+    return first, (prefix_len + highest + BLOCK_N) // BLOCK_N
+
+
+@inline
+def in_line(number, tiles, high):
+    """Which of so many row tiles is so far along the line that is cut, if requests have `high` each; or 1, or 0, where
+    they differ.
+
+    The last ones of all requests come first, then those before them: pieces that begin at the same keys of a request,
+    for its row tiles, read them at the same time.
+    """
+    high = tl.maximum(high, 1)
+    requests = tl.maximum(tiles // high, 1)
+    return tl.where(number < tiles, number % requests * high + number // requests, number)
+
+
+@inline
 def surplus(tail_len, ITEM_COST: tl.constexpr, RAGGED: tl.constexpr):
     """What a request costs beside its tiles; nothing where it has no row."""
     if RAGGED:
