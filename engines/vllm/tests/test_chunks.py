@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import make_local_attention_virtual_batches
 
 from draftmark import AttentionShape, HostLengthsNeed
+from draftmark.lengths import Unknown
 from draftmark_engines import EngineError, EngineLimits
 from draftmark_vllm.builder import DraftmarkBuilder
 from draftmark_vllm.limits import limits_of_chunks
@@ -23,12 +24,14 @@ PAGE = 16
 SHAPE = AttentionShape(4, 2, 16, PAGE, "float32", "float32")
 
 
-def builder(monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None) -> DraftmarkBuilder:
-    """One of a layer that sees chunks or all, in the debug mode; the spec may be one of both kinds of layer."""
+def builder(
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None, debug: bool = True
+) -> DraftmarkBuilder:
+    """One of a layer that sees chunks or all; the spec may be one of both kinds of layer."""
     layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
     monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
     config = SimpleNamespace(
-        additional_config={"draftmark": {"backend": "reference", "debug": True}},
+        additional_config={"draftmark": {"backend": "reference", "debug": debug}},
         scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
         speculative_config=None,
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
@@ -73,6 +76,32 @@ def test_a_builder_takes_the_chunk_of_its_layers(monkeypatch: pytest.MonkeyPatch
     made = builder(monkeypatch, chunk, 32)
     assert made._served.any.few.max_kv_len == wall
     assert made._told is (chunk is None)
+
+
+@pytest.mark.parametrize(("rows", "chunk", "told"), [
+    ((1, 1), None, [None]), ((1, 9), None, [(30,), (32,)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
+])  # fmt: skip
+def test_of_prompts_a_backend_that_asks_for_no_lengths_is_told_bounds(
+    monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, told: list[tuple[int, ...] | None]
+) -> None:
+    """It may choose by them, and to work them out costs nothing beside a prompt; of chunks it is told nothing."""
+    made = builder(monkeypatch, chunk, chunk, debug=False)
+    start = torch.tensor([0, *rows]).cumsum(0).int()
+    lens = torch.tensor([30, 40], dtype=torch.int32)
+    step = CommonAttentionMetadata(
+        query_start_loc=start,
+        query_start_loc_cpu=start,
+        seq_lens=lens,
+        num_reqs=2,
+        num_actual_tokens=sum(rows),
+        max_query_len=max(rows),
+        max_seq_len=40,
+        block_table_tensor=torch.ones(2, 256 // PAGE, dtype=torch.int32),
+        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+        seq_lens_cpu_upper_bound=lens + 1,
+    )
+    batches = [batch for _, batch, _ in made.build(0, step).parts]
+    assert [None if isinstance(one.host, Unknown) else one.host.upper_bound() for one in batches] == told
 
 
 def test_a_backend_that_needs_exact_lengths_serves_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
