@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from draftmark import BatchError, Geometry
-from draftmark.lengths import Unknown
-from draftmark.runtime import ForwardBatch, KVCache, record_call
+from draftmark.runtime import ForwardBatch, KVCache, Unknown, record_call
 
 from . import boxes, launch, sizing, tiling
 from .again import Again
