@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pkgutil
 import random
 from collections.abc import Callable, Iterator
@@ -299,16 +300,22 @@ def functions_of(package: ModuleType) -> list[JITFunction]:
 
 
 @pytest.fixture
-def no_gpu(request, monkeypatch, compiled_kernels) -> NoGpu:
+def no_gpu(request, monkeypatch, compiled_kernels) -> Iterator[NoGpu]:
     """In place of Triton's own driver; of sm_90, or of the architecture that a test names by an indirect parameter."""
     found = NoGpu(getattr(request, "param", 90))
     monkeypatch.setattr(driver, "_active", found)
     # What another driver compiled is not started, nor left to a later one.
     monkeypatch.setattr(starting, "_STARTED", {})
     monkeypatch.setattr(writing, "_AGAIN", again.Again(writing.MOVING))
-    for one in (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ())):
+    kernels = (*compiled_kernels, *(functions_of(boxes.hopper()) if boxes.available() else ()))
+    for one in kernels:
         one.device_caches.clear()
-    return found
+    yield found
+    # A compiled kernel asks the driver to unload it, which it may do at any time; Triton's own one has none here.
+    starting._STARTED.clear()
+    for one in kernels:
+        one.device_caches.clear()
+    gc.collect()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import random
 from types import FunctionType, SimpleNamespace
 
 import pytest
+import torch
 
 from draftmark_cuda_triton import boxes, tiling
 
@@ -104,3 +105,85 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
             for head in range(first, min(first + together, heads))
         ]
         assert looked_up(number * heads, *given)[5] == 0
+
+
+def walks(program, heads, window_left, rows, prefix, starts, tiles, work, pieces):
+    """What a program's role walks to, item after item, in a schedule of row tiles of 16 packed rows of a group of 2."""
+    agenda = boxes.hopper().agenda
+    language = SimpleNamespace(
+        load=lambda pointer: pointer.value, minimum=min, maximum=max, program_id=lambda axis: program,
+        where=lambda condition, yes, no: yes if condition else no,
+    )  # fmt: skip
+    apart = FunctionType(boxes.hopper().rows.apart.fn.__code__, {})
+    known = {"gl": language, "HEADER": agenda.HEADER.value, "apart": apart}
+    known["tiles_of"] = FunctionType(agenda.tiles_of.fn.__code__, known)
+    walk = FunctionType(agenda.walk.fn.__code__, known)
+    constants = SimpleNamespace(WINDOW=window_left >= 0, BLOCK_M=16, BLOCK_N=32, ITEM_COST=tiling.ITEM_COST)
+    inverse = ((1 << 23) + 1) // 2
+    number = program // heads
+    record = work[number] if number < pieces else (0, 0, 0)
+    place = (record[0], record[1], record[2], 0)
+    words = [word for row in tiles for word in row]
+    given = (Words(words), tiles[0][1], tiles[1][1], Words(prefix), Words(starts), heads, 2, inverse, window_left)
+    found = []
+    while True:
+        item, place = walk(place, *given, constants)
+        assert min(item) >= 0, "an item is read as a sum, which says whether it is there"
+        if not item[5]:
+            return found
+        request, head, row, skipped, begin, count, before = item[:7]
+        assert (begin, count, before) == (starts[request], rows[request], prefix[request])
+        found.append((request, (row * 2 + skipped) // 16, head, *item[7:]))
+
+
+@pytest.mark.parametrize("window_left", [-1, 300])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_pieces_of_cut_row_tiles_are_walked_as_they_were_cut(bench, heads, window_left):
+    """Every tile of keys that a row tile sees is one item's, for each head; what is not whole has its own place."""
+    from draftmark_cuda_triton import launch
+
+    chance, cut = random.Random(heads), set()
+    tile, shape = tiling.Tile(16, 32, 4, 2, 2), launch.Attention(heads, 2, 64, 16, 1.0, window_left=window_left)
+    for _ in range(20):
+        count, pieces = chance.randrange(1, 6), chance.randrange(2, 20)
+        prefix = [chance.choice((0, 5, chance.randrange(4000))) for _ in range(count)]
+        rows = [chance.choice((1, 8, chance.randrange(40))) for _ in range(count)]
+        if chance.random() < 0.4:
+            rows = [17 + n for n in range(count)]  # three row tiles each
+        starts = [sum(rows[:n]) for n in range(count + 1)]
+        if not starts[-1]:
+            continue
+        tensors = (torch.tensor(one, dtype=torch.int32, device=bench.device) for one in (prefix, starts))
+        table = torch.ones(count, 300, dtype=torch.int32, device=bench.device)
+        tiles = bench.poison(2 + tiling.ragged_tiles(tile, 2, starts[-1], count), 2, dtype=torch.int32)
+        slots, work = bench.poison(starts[-1], dtype=torch.int64), bench.poison(2 * pieces, 4, dtype=torch.int32)
+        launch.write_metadata_ragged(
+            shape, tile, starts[-1], *tensors, table, slots, tiles, None, work, pieces, pieces * heads
+        )  # fmt: skip
+        if not tiles[1, 1]:
+            continue
+        cut.add(int(tiles[1, 1]))
+        told = prefix, starts, tiles.tolist(), work.tolist(), pieces
+        items = [one for n in range((pieces + 1) * heads) for one in walks(n, heads, window_left, rows, *told)]
+        met, places = set(), [(head, where) for _, _, head, *_, where in items if where]
+        for request, m, head, first, stop, where in items:
+            own = {(request, m, head, key) for key in range(first, stop)}
+            assert own and not own & met
+            met |= own
+            assert (where == 0) == (len([1 for one in items if one[:3] == (request, m, head)]) == 1)
+        seen = tile_of_keys(rows, prefix, heads, window_left)
+        assert met == seen
+        assert len(set(places)) == len(places) and all(1 <= where <= 2 * pieces for _, where in places)
+    assert cut == {1, 3}
+
+
+def tile_of_keys(rows, prefix, heads, window_left):
+    """Request, row tile, head and tile of keys that its rows see one of."""
+    found = set()
+    for request, (count, before) in enumerate(zip(rows, prefix, strict=True)):
+        for packed in range(2 * count):
+            row = packed // 2
+            low = 0 if window_left < 0 else max(before + row - window_left, 0)
+            keys = range(low // 32, (before + row) // 32 + 1)
+            found |= {(request, packed // 16, head, key) for head in range(heads) for key in keys}
+    return found
