@@ -79,7 +79,7 @@ def test_a_builder_takes_the_chunk_of_its_layers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("rows", "chunk", "told"), [
-    ((1, 1), None, [None]), ((1, 9), None, [(30,), (32,)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
+    ((1, 1), None, [None]), ((1, 9), None, [None, (32,)]), ((9, 9), None, [(22, 32)]), ((9, 9), 32, [None]),
 ])  # fmt: skip
 def test_of_prompts_a_backend_that_asks_for_no_lengths_is_told_bounds(
     monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], chunk: int | None, told: list[tuple[int, ...] | None]

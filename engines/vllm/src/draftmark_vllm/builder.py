@@ -115,10 +115,10 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
             self._serve(self._layers())
         step = _step(cam, capture or not self._told, self._exact)
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
-        if not capture and self._chunk is None and cut[-1:] and cut[-1].mode is Mode.EXTEND:
-            step = replace(step, seq_bounds=_bounds(cam))
         parts = []
         for span in cut:
+            if span.mode is Mode.EXTEND and not capture and self._chunk is None:  # the last one
+                step = replace(step, seq_bounds=_bounds(cam))
             batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
             if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
                 batch = replace(batch, tail=self._tails.write(span, current()))
