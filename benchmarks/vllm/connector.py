@@ -1,8 +1,9 @@
-"""A KV connector that says of chosen requests that their KV is there already: a decode is timed without its prefill.
+"""A KV connector that says of chosen requests that their KV is there already: a decode is timed without its prefill,
+and a prefill behind a context without that.
 
-vLLM asks a connector how many tokens of a request it need not compute. This one answers "all but the last" for requests
-with ``extra_args={"kv_transfer_params": {"there": True}}`` and moves nothing: the pages hold what was in memory before,
-which the benchmark fills with random numbers once (`memory`).
+vLLM asks a connector how many tokens of a request it need not compute. This one answers "all but the last n" for
+requests with ``extra_args={"kv_transfer_params": {"left": n}}`` and moves nothing: the pages hold what was in memory
+before, which the benchmark fills with random numbers once (`memory`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-THERE = {"kv_transfer_params": {"there": True}}
-"""`SamplingParams.extra_args` of a request whose prompt is not computed."""
 CONFIG = {"kv_connector": "AlreadyThere", "kv_connector_module_path": __name__, "kv_role": "kv_both"}
+
+
+def there(left: int = 1) -> dict[str, dict[str, int]]:
+    """`SamplingParams.extra_args` of a request of whose prompt only the last tokens are computed."""
+    return {"kv_transfer_params": {"left": left}}
 
 
 class Nothing(KVConnectorMetadata):  # type: ignore[misc]
@@ -28,9 +32,9 @@ class AlreadyThere(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Claims tokens, moves none."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """All but the last token of a chosen request."""
-        given = getattr(request, "kv_transfer_params", None) or {}
-        return (max(0, request.num_tokens - 1 - num_computed_tokens) if given.get("there") else 0), False
+        """All but the last tokens of a chosen request."""
+        left = (getattr(request, "kv_transfer_params", None) or {}).get("left")
+        return (max(0, request.num_tokens - left - num_computed_tokens) if left else 0), False
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Say nothing."""

@@ -23,6 +23,7 @@ class Case:
 
     Attributes:
         steps: decode or verify steps to time; 0 times the prefill alone.
+        new: of a prefill, tokens of each request behind its context, which is there; 0: its context is computed.
         uneven: every other prompt never repeats itself, so that steps have requests with n-gram drafts and without.
         turns: how often it is timed; 0 for as often as the others.
     """
@@ -32,22 +33,33 @@ class Case:
     steps: int = 0
     uneven: bool = False
     turns: int = 0
+    new: int = 0
 
     @property
     def name(self) -> str:
-        """As in ``64x1k``."""
-        return f"{self.batch}x{self.context // 1024}k" + ("-uneven" if self.uneven else "")
+        """As in ``64x1k``, or ``8x8k+64``."""
+        behind = f"+{self.new}" if self.new else ""
+        return f"{self.batch}x{self.context // 1024}k" + behind + ("-uneven" if self.uneven else "")
+
+    @property
+    def computed(self) -> int:
+        """Tokens of all requests that a prefill computes."""
+        return self.batch * (self.new or self.context)
 
     def asked_of(self, engine: Engine) -> bool:
-        """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven."""
+        """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven; and
+        a context is there only for engines that can skip it.
+        """
         if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
+            return False
+        if self.new and not engine.skip_prefill:
             return False
         return fits(self, engine) and (not engine.only or self.name in engine.only)
 
 
 def fits(case: Case, engine: Engine) -> bool:
     """Whether the engine's pages hold all requests of a case at once."""
-    tokens = case.batch * (case.context + case.steps * (1 + engine.drafts) + SPARE)
+    tokens = case.batch * (case.context + case.new + case.steps * (1 + engine.drafts) + SPARE)
     return engine.kv_bytes is None or tokens * token_bytes(engine) <= engine.kv_bytes
 
 
@@ -73,10 +85,12 @@ class Watch:
 
 
 def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dict[str, Any]:
-    """Run a case once. A decode's prompts count as computed where the engine can skip that, see `connector`."""
+    """Run a case once. Prompts of a decode, and contexts of a prefill behind them, count as computed where the engine
+    can skip that, see `connector`.
+    """
     watch = watch or Watch()
     loop = llm.llm_engine
-    skipped = bool(case.steps and engine.skip_prefill)
+    skipped = bool((case.steps or case.new) and engine.skip_prefill)
     asked = _prompts(case, engine)
     names = [f"{next(_runs)} {number}" for number in range(case.batch)]
     counts = dict.fromkeys(names, 0)
@@ -114,8 +128,7 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         "acceptance": engine.acceptance,
     }
     if not case.steps:
-        tokens = case.batch * case.context
-        return {**about, "tokens": tokens, "tokens_per_s": round(tokens / (first - began), 1)}
+        return {**about, "tokens": case.computed, "tokens_per_s": round(case.computed / (first - began), 1)}
     each = 1000 * (ended - first) / max(1, steps)
     return {
         **about,
@@ -134,7 +147,7 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     """
     from vllm import SamplingParams
 
-    from .connector import THERE
+    from .connector import there
 
     alone = case.uneven and number % 2 == 1
     # Where prompts are computed one after another, the first requests decode meanwhile; none ends before the last step.
@@ -147,7 +160,7 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
         ignore_eos=True,
         detokenize=False,
         allowed_token_ids=prompt["prompt_token_ids"][:1] if all_accepted and engine.drafter == "ngram" else None,
-        extra_args=THERE if skipped else None,
+        extra_args=there(case.new or 1) if skipped else None,
     )
 
 
@@ -160,7 +173,7 @@ def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
     period = PERIOD if engine.drafts and case.steps and engine.drafter == "ngram" else 0
     if (case, period) not in _made:
         vocabulary = SHAPES[engine.shape]["vocab_size"]
-        found = prompts(case.batch, case.context, vocabulary, period)
+        found = prompts(case.batch, case.context + case.new, vocabulary, period)
         if case.uneven:
             found[1::2] = prompts(case.batch, case.context, vocabulary)[1::2]
         _made[case, period] = found
@@ -176,7 +189,7 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
     """Run each of an engine's cases once, briefly: kernels compile at their first call."""
     for phase in phases(engine):
         for case in cases.get(phase, ()):
-            long = not case.steps and case.batch * case.context > LONG_PREFILL
+            long = not case.steps and case.computed > LONG_PREFILL
             if case.asked_of(engine) and not long:
                 run(replace(case, steps=min(case.steps, 4)), llm, engine)
 

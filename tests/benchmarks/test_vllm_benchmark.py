@@ -28,7 +28,7 @@ from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.starts import once
-from benchmarks.vllm.throughput import Case, medians, run
+from benchmarks.vllm.throughput import Case, _prompts, medians, run
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
 PLANS = sorted(FOLDER.glob("h[12]00-*.json"))
@@ -45,7 +45,7 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
     assert processes + once and len(set(processes.values())) <= 1 and set(once.values()) <= {1}
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
-        shape, rows = SHAPES[one.shape], [case.batch * (case.context + 128) for case in cases]
+        shape, rows = SHAPES[one.shape], [case.batch * (case.context + case.new + 128) for case in cases]
         token = 4 * shape["num_key_value_heads"] * shape["head_dim"] // one.num_gpus
         layers = shape["num_hidden_layers"] + (one.drafter == "eagle3" and one.drafts > 0)
         assert one.kv_bytes and one.kv_bytes >= max(rows, default=0) * token * layers, one
@@ -358,12 +358,30 @@ def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool, monkeypatch
     """Where prompts are computed, requests have tokens to spare, and what is left behind the last step is ended."""
     vllm = SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given))
     monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(THERE={}))
+    monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(there=lambda left: {"left": left}))
     loop = OneRequest()
     engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
     row = run(Case(1, 1024, 3), loop, engine)
     assert (row["steps"], row["tokens"]) == (3, 3)
     assert loop.ended == ([] if skip_prefill else [loop.name])
+
+
+def test_a_prefill_behind_a_context_computes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts of both, and its speed is that of the new tokens; only engines that can skip a context are asked."""
+    asked: list[Any] = []
+
+    def sampling(**given: Any) -> SimpleNamespace:
+        asked.append(given)
+        return SimpleNamespace(**given)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=sampling))
+    monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(there=lambda left: {"left": left}))
+    case, engine = Case(1, 1024, new=64), Engine("small-shape", "A", 16, skip_prefill=True)
+    row = run(case, OneRequest(), engine)
+    assert (row["case"], row["phase"], row["tokens"]) == ("1x1k+64", "prefill", 64)
+    assert asked[0]["extra_args"] == {"left": 64} and asked[0]["max_tokens"] == 1
+    assert len(_prompts(case, engine)[0]["prompt_token_ids"]) == 1024 + 64
+    assert case.asked_of(engine) and not case.asked_of(Engine("small-shape", "A", 16))
 
 
 def test_a_device_is_busy_once() -> None:
