@@ -33,13 +33,11 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
     name = f"{kind}{number}-{told}{own}"
     if kind == "decode":
         return Case(name, lens, 1, 1, model=model)
-    if kind in ("chain", "uneven"):
-        return Case(name, lens, rows, rows, model=model, uneven=_uneven(len(lens), rows) if kind == "uneven" else ())
     if kind == "extend":
         return Case(name, (0,) * len(lens), lens[0], lens[0], ragged=True, model=model)
-    if kind in ("chunk", "chunks"):
-        rows_each = _uneven(len(lens), rows) if kind == "chunks" else ()
-        return Case(name, lens, rows, rows, ragged=True, model=model, uneven=rows_each)
+    if kind in ("chain", "uneven", "chunk", "chunks"):
+        own = _uneven(len(lens), rows) if kind in ("uneven", "chunks") else ()
+        return Case(name, lens, rows, rows, ragged=kind.startswith("chunk"), model=model, uneven=own)
     return Case(name, lens, rows, 2 * rows if kind == "draft" else rows, tree=True, model=model)
 
 

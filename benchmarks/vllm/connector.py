@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 CONFIG = {"kv_connector": "AlreadyThere", "kv_connector_module_path": __name__, "kv_role": "kv_both"}
 
 
-def there(left: int = 1) -> dict[str, dict[str, int]]:
+def there(left: int) -> dict[str, dict[str, int]]:
     """`SamplingParams.extra_args` of a request of whose prompt only the last tokens are computed."""
     return {"kv_transfer_params": {"left": left}}
 

@@ -353,12 +353,24 @@ def test_a_rank_that_is_started_anew_finds_the_memory(monkeypatch: pytest.Monkey
     assert found[0].memory().weights.tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize("skip_prefill", [True, False])
-def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where prompts are computed, requests have tokens to spare, and what is left behind the last step is ended."""
-    vllm = SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given))
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What requests are asked with, where there is no vLLM."""
+    found: list[dict[str, Any]] = []
+
+    def sampling(**given: Any) -> SimpleNamespace:
+        found.append(given)
+        return SimpleNamespace(**given)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=sampling))
     monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(there=lambda left: {"left": left}))
+    return found
+
+
+@pytest.mark.usefixtures("sampled")
+@pytest.mark.parametrize("skip_prefill", [True, False])
+def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool) -> None:
+    """Where prompts are computed, requests have tokens to spare, and what is left behind the last step is ended."""
     loop = OneRequest()
     engine = Engine("small-shape", "A", 16, skip_prefill=skip_prefill, max_num_batched_tokens=512)
     row = run(Case(1, 1024, 3), loop, engine)
@@ -366,20 +378,12 @@ def test_as_many_steps_are_timed_as_the_case_has(skip_prefill: bool, monkeypatch
     assert loop.ended == ([] if skip_prefill else [loop.name])
 
 
-def test_a_prefill_behind_a_context_computes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefill_behind_a_context_computes_what_is_new(sampled: list[dict[str, Any]]) -> None:
     """Of prompts of both, and its speed is that of the new tokens; only engines that can skip a context are asked."""
-    asked: list[Any] = []
-
-    def sampling(**given: Any) -> SimpleNamespace:
-        asked.append(given)
-        return SimpleNamespace(**given)
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=sampling))
-    monkeypatch.setitem(sys.modules, "benchmarks.vllm.connector", SimpleNamespace(there=lambda left: {"left": left}))
     case, engine = Case(1, 1024, new=64), Engine("small-shape", "A", 16, skip_prefill=True)
     row = run(case, OneRequest(), engine)
     assert (row["case"], row["phase"], row["tokens"]) == ("1x1k+64", "prefill", 64)
-    assert asked[0]["extra_args"] == {"left": 64} and asked[0]["max_tokens"] == 1
+    assert sampled[0]["extra_args"] == {"left": 64} and sampled[0]["max_tokens"] == 1
     assert len(_prompts(case, engine)[0]["prompt_token_ids"]) == 1024 + 64
     assert case.asked_of(engine) and not case.asked_of(Engine("small-shape", "A", 16))
 

@@ -117,8 +117,8 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
         parts = []
         for span in cut:
-            if span.mode is Mode.EXTEND and not capture and self._chunk is None:  # the last one
-                step = replace(step, seq_bounds=_bounds(cam))
+            if span.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
+                step = replace(step, seq_bounds=_bounds(cam))  # prompts are a step's last span
             batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
             if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
                 batch = replace(batch, tail=self._tails.write(span, current()))
