@@ -29,7 +29,7 @@ class Case:
         q_len, tail_len: query rows and tail slots of each request; a prefill has prefix 0 and q_len new tokens.
         tree: the tail carries an arbitrary mask; otherwise it is causal, a chain where there is more than one row.
         ragged: prefill, through the ragged kernel.
-        model: heads, head_dim, pages, dtype of KV.
+        model: heads, head_dim, pages, dtype of KV, window, soft cap, sinks.
         uneven: a chain's rows of each request, where they differ: `q_len` and `tail_len` are the most.
     """
 
@@ -55,6 +55,12 @@ class Case:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that a call must read once."""
+        seen = sum(map(self.model.seen, self.lens)) + sum(self.tail_lens)
+        return seen * self.model.token_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of K and V that are there, whether a window shows them or not."""
         return (sum(self.lens) + sum(self.tail_lens)) * self.model.token_bytes
 
 
@@ -94,6 +100,8 @@ class Inputs:
     depth: torch.Tensor | None
     seen: torch.Tensor | None
     """bool ``[R, q_len, tail_len]``, the mask unpacked, for peers that want it so."""
+    sinks: torch.Tensor | None = None
+    """float32 ``[query heads]``, natural units."""
 
     @property
     def tails(self) -> torch.Tensor:
@@ -127,7 +135,9 @@ def build(case: Case, device: str = "cuda", sets: int | None = None, most_pages:
     if case.tree:
         seen, depth = _trees(case, device)
         mask = pack_bits(seen.flatten(0, 1), -(-case.tail_len // 32))
-    return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen)
+    # Peers take them as bf16.
+    sinks = torch.randn(model.heads, device=device).to(torch.bfloat16).float() if model.sinks else None
+    return Inputs(case, q, caches, prefix_lens, page_table, q_indptr, mask, depth, seen, sinks)
 
 
 def _cache(
@@ -170,11 +180,34 @@ def reference(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor], tail: st
         q = inputs.q[rows].double().transpose(0, 1)
         hidden = torch.zeros(case.q_lens[r], keys, dtype=torch.bool, device=q.device)
         hidden[:, n:] = ~_tail(inputs, r, tail)
+        if model.window:
+            at = _positions(inputs, r, tail)
+            hidden |= at[-case.q_lens[r] :, None] - at[None] > model.window_left
         for h in range(model.kv_heads):
             heads = slice(h * group, (h + 1) * group)
             scores = q[heads] @ k[h].T * model.scale
-            out[rows, heads] = (scores.masked_fill_(hidden, float("-inf")).softmax(-1) @ v[h]).transpose(0, 1)
+            if model.cap:
+                scores = model.cap * (scores / model.cap).tanh()
+            weights = _weights(scores.masked_fill_(hidden, float("-inf")), inputs.sinks, heads)
+            out[rows, heads] = (weights @ v[h]).transpose(0, 1)
     return out
+
+
+def _weights(scores: torch.Tensor, sinks: torch.Tensor | None, heads: slice) -> torch.Tensor:
+    """Of each row's keys, ``[heads, rows, keys]``; a sink takes its share, and has no value."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks[heads].double()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+
+
+def _positions(inputs: Inputs, request: int, tail: str) -> torch.Tensor:
+    """Of a request's keys: a tree's slots are at their depths."""
+    n, slots = inputs.case.lens[request], inputs.case.tail_lens[request]
+    own = torch.arange(slots, device=inputs.q.device)
+    if inputs.depth is not None and tail == "exact":
+        own = inputs.depth[request].long()
+    return torch.cat([torch.arange(n, device=inputs.q.device), n + own])
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

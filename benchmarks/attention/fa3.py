@@ -41,19 +41,21 @@ def _forward(
     longest: int,
     table: torch.Tensor,
     causal: bool,
+    sinks: torch.Tensor | None = None,
 ) -> Callable[[], torch.Tensor]:
     """A call of its forward, with its schedule made beforehand; it returns the log-sum-exp ``[heads, rows]``."""
     page = pair[0].shape[1]
+    window = (model.window_left, 0 if model.window else -1)
     metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
         lens.numel(), q_len, longest, model.heads, model.kv_heads, model.dim, model.dim, torch.bfloat16, lens, q_indptr,
-        None, None, None, None, page, 0, causal, -1, -1, False, 0, None, 0,
+        None, None, None, None, page, 0, causal, *window, model.cap > 0, 0, None, 0,
     )  # fmt: skip
 
     def call() -> torch.Tensor:
         return torch.ops._vllm_fa3_C.fwd(
             q, *pair, None, None, None, out, q_indptr, None, None, None, lens, q_len, longest, table, None, None, None,
-            None, None, None, None, None, model.scale, causal, -1, -1, 0.0, True, metadata, 0, None, 0, None, 1, 0,
-            None,
+            None, None, None, None, None, model.scale, causal, *window, model.cap, True, metadata, 0, None, 0, sinks, 1,
+            0, None,
         )[1]  # fmt: skip
 
     return call
@@ -64,12 +66,17 @@ def fa3(inputs: Inputs) -> Peer:
     case, model = inputs.case, inputs.case.model
     _load(model)
     draft = case.tree and case.q_len != case.tail_len
+    if draft and model.window:
+        raise Absent("its window counts rows, and a draft step's are at one depth")
+    sinks = None if inputs.sinks is None else inputs.sinks.to(inputs.q.dtype)
     causal = not draft and case.q_len > 1
     lens = inputs.prefix_lens if draft else inputs.prefix_lens + inputs.tails
     longest = max(case.lens) + (0 if draft else case.tail_len)
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
     calls = [
-        _forward(model, inputs.q, pair, out, inputs.q_indptr, case.q_len, lens, longest, inputs.page_table, causal)
+        _forward(
+            model, inputs.q, pair, out, inputs.q_indptr, case.q_len, lens, longest, inputs.page_table, causal, sinks
+        )
         for pair, out in zip(inputs.caches, outs, strict=True)
     ]
     return Peer(list(calls), outs, "none" if draft else "causal" if case.tree else "exact")
@@ -80,6 +87,8 @@ def composed(inputs: Inputs) -> Peer:
     case, model = inputs.case, inputs.case.model
     if not case.tree or inputs.seen is None:
         raise Absent("no tree in this case")
+    if model.window or model.sinks:
+        raise Absent("its window counts rows, where a tree's counts depths; of two parts each would count the sinks")
     _load(model)
     rows = inputs.q.shape[0]
     ancestors, counts = _ancestors(inputs)

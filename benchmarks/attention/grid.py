@@ -3,7 +3,8 @@
 How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM's default), 32, 64 and 128; contexts of
 a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
 single GPU holds; decode, a draft step, trees of 4 to 256 nodes, chains of 5 rows (EAGLE's) and of 1 to 5 (n-grams'),
-prefill, and chunks of it behind a context, as a conversation's next turn brings them. A pair of factors is enough to
+prefill, and chunks of it behind a context, as a conversation's next turn brings them; windows, soft caps and sinks as
+models have them. A pair of factors is enough to
 show where a kernel falls off, so the grid varies one or two of them from Llama-3-8B's and leaves out what no 141 GB
 hold.
 """
@@ -11,6 +12,7 @@ hold.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +23,10 @@ Q7, Q5, G8, D64, D256, RANK = (
     Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(64, 8, 64), Model(16, 4, 256),
     Model(8, 1, 128, 16),
 )  # fmt: skip
+GPT_OSS, GEMMA_2, GEMMA_3, CAPPED = (
+    Model(64, 8, 64, 16, window=128, sinks=True), Model(32, 16, 128, 16, window=4096, cap=50.0),
+    Model(32, 16, 128, 16, window=1024), Model(16, 8, 256, 16, cap=50.0),
+)  # fmt: skip
 MOST_BYTES = 40 << 30
 """KV of a case at most: several sets of it, and the reference, fit a GPU."""
 
@@ -29,7 +35,7 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
     """A case of one kind; its name says the shape too, unless that is the standard one."""
     told = said or f"{len(lens)}x{lens[0]}"
     number = "" if kind in ("decode", "extend") else str(rows)
-    own = "" if model == STANDARD else f"@{model.shape}-p{model.page}" + ("-e4m3" if "float8" in model.kv_dtype else "")
+    own = "" if model == STANDARD else f"@{model.shape}-p{model.page}{model.kind}"
     name = f"{kind}{number}-{told}{own}"
     if kind == "decode":
         return Case(name, lens, 1, 1, model=model)
@@ -44,14 +50,15 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, said: str = 
 NAME = re.compile(
     r"(?P<kind>decode|draft|verify|chain|uneven|extend|chunks?)(?P<rows>\d*)"
     r"-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
-    r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?)?"
+    r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?"
+    r"(?:-w(?P<window>[1-9]\d*))?(?:-cap(?P<cap>[1-9]\d*(?:\.\d+)?))?(?P<sinks>-sinks)?)?"
 )
 MOST_RAGGED = 8192
 """Tokens of the longest request of a case of ragged lengths, where its name does not say it."""
 
 
 def named(name: str) -> Case:
-    """The case of a name, in the grid or not: ``verify16-64x8192@32/8x160-p16-e4m3``.
+    """The case of a name, in the grid or not: ``verify16-64x8192@32/8x160-p16-e4m3-w4096-cap50-sinks``.
 
     Raises:
         ValueError: no case has such a name.
@@ -62,12 +69,16 @@ def named(name: str) -> Case:
     if told is None or not counted or not one_length or not (told["ragged"] or told["length"]):
         raise ValueError(
             f"{name!r} is no case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
-            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; kinds are decode and extend (of one length), which "
-            "have no ROWS, and draft, verify, chain, uneven, chunk, chunks"
+            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -wWINDOW, -capCAP, -sinks may follow; "
+            "kinds are decode and extend (of one length), which have no ROWS, and draft, verify, chain, uneven, chunk, "
+            "chunks"
         )
     model = STANDARD
     if told["heads"]:
         model = Model(*(int(told[part]) for part in ("heads", "kv_heads", "dim", "page")))
+    model = replace(
+        model, window=int(told["window"] or 0), cap=float(told["cap"] or 0), sinks=told["sinks"] is not None
+    )
     model = model.narrow() if told["narrow"] else model
     count, length = int(told["count"]), int(told["length"] or MOST_RAGGED)
     said = name.split("@")[0].partition("-")[2]
@@ -129,6 +140,14 @@ SUBSET = (
     case(D256, "chunk", (8192,), 64),
     case(RANK, "chunk", (8192,) * 8, 64),
     case(RANK, "chunks", ragged_lens(8, 16384), 100, "8xragged16384"),
+    *four(GPT_OSS),
+    case(GPT_OSS, "decode", (8192,), 1),
+    case(GPT_OSS, "chain", (8192,) * 64, 5),
+    case(GPT_OSS, "chunk", (8192,), 256),
+    *four(GEMMA_2),
+    case(GEMMA_2, "chunk", (8192,), 256),
+    *four(GEMMA_3),
+    *four(CAPPED),
 )
 
 
@@ -150,7 +169,7 @@ def grid() -> tuple[Case, ...]:
         ragged = ragged_lens(64, 8192)
         for one in (case(model, "decode", ragged, 1, "64xragged"), case(model, "verify", ragged, 16, "64xragged")):
             found.setdefault(one.name, one)
-    return tuple(one for one in found.values() if one.kv_bytes <= MOST_BYTES)
+    return tuple(one for one in found.values() if one.held_bytes <= MOST_BYTES)
 
 
 def _trees(model: Model, lens: tuple[int, ...]) -> list[Case]:

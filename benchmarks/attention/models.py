@@ -1,4 +1,4 @@
-"""Attention shapes of real models and of their ranks: heads, head_dim, page size, dtype of KV."""
+"""Attention shapes of real models and of their ranks: heads, head_dim, page size, dtype of KV; window, cap, sinks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ class Model:
     Attributes:
         heads, kv_heads, dim, page: query heads, KV heads, head_dim, tokens of a page.
         kv_dtype: bfloat16, or float8_e4m3fn with one scale a tensor.
+        window: tokens that a row sees, its own counted, as models' configurations say it; 0: all before it.
+        cap: of the soft cap of scores; 0.0: none.
+        sinks: each query head has one.
     """
 
     heads: int
@@ -21,11 +24,26 @@ class Model:
     dim: int
     page: int = 64
     kv_dtype: str = "bfloat16"
+    window: int = 0
+    cap: float = 0.0
+    sinks: bool = False
 
     @property
     def shape(self) -> str:
         """As rows name it: 32/8x128."""
         return f"{self.heads}/{self.kv_heads}x{self.dim}"
+
+    @property
+    def kind(self) -> str:
+        """What is not usual about it, as names of cases say it: -e4m3-w128-cap50-sinks."""
+        narrow = "-e4m3" if "float8" in self.kv_dtype else ""
+        window = f"-w{self.window}" if self.window else ""
+        return narrow + window + (f"-cap{self.cap:g}" if self.cap else "") + ("-sinks" if self.sinks else "")
+
+    @property
+    def window_left(self) -> int:
+        """Positions that a row sees to its left; -1: all, as kernels take it."""
+        return self.window - 1
 
     @property
     def scale(self) -> float:
@@ -41,6 +59,10 @@ class Model:
         """The same with another page size."""
         return replace(self, page=page)
 
+    def seen(self, length: int) -> int:
+        """Tokens of so many before a tail that its first row sees."""
+        return min(length, self.window_left) if self.window else length
+
     def narrow(self) -> Model:
         """The same with e4m3 KV."""
         return replace(self, kv_dtype="float8_e4m3fn")
@@ -54,6 +76,8 @@ MODELS = {
     "qwen2.5-14b, -32b (group 5)": Model(40, 8, 128),
     "llama-3-70b (group 8)": Model(64, 8, 128),
     "gpt-oss, without its sinks (group 8)": Model(64, 8, 64),
+    "gpt-oss, every other layer (group 8)": Model(64, 8, 64, sinks=True),
+    "gpt-oss, its layers with a window (group 8)": Model(64, 8, 64, window=128, sinks=True),
     "llama-3.2-1b (group 4)": Model(32, 8, 64),
     "llama-3.2-3b (group 3)": Model(24, 8, 128),
     "phi-3-mini (group 1)": Model(32, 32, 96),
@@ -65,7 +89,13 @@ MODELS = {
     "llama-3-70b on 4 ranks (group 8)": Model(16, 2, 128),
     "llama-3-70b on 8 ranks (group 8)": Model(8, 1, 128),
     "qwen3-235b on 4 ranks (group 16)": Model(16, 1, 128),
-    "gemma-2-9b (group 2)": Model(16, 8, 256),
+    "gemma-2-9b, without its cap (group 2)": Model(16, 8, 256),
+    "gemma-2-9b, every other layer (group 2)": Model(16, 8, 256, cap=50.0),
+    "gemma-2-9b, its layers with a window (group 2)": Model(16, 8, 256, window=4096, cap=50.0),
+    "gemma-2-27b, every other layer (group 2)": Model(32, 16, 128, cap=50.0),
+    "gemma-3-12b, its layers with a window (group 2)": Model(16, 8, 256, window=1024),
+    "gemma-3-27b, its layers with a window (group 2)": Model(32, 16, 128, window=1024),
+    "mistral-7b-v0.1 (group 4)": Model(32, 8, 128, window=4096),
     "qwen3-next (group 8)": Model(16, 2, 256),
     "16/4 of 256 (group 4)": Model(16, 4, 256),
     "32/16 of 256 (group 2)": Model(32, 16, 256),

@@ -30,7 +30,10 @@ STEPS = (("decode", Mode.DECODE, DraftShape()), ("verify64", Mode.VERIFY, DraftS
 
 def attention(model: Model) -> AttentionShape:
     """A model's layer as a geometry names it."""
-    return AttentionShape(model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype)
+    return AttentionShape(
+        model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype, window_left=model.window_left,
+        logits_soft_cap=model.cap, sinks=model.sinks,
+    )  # fmt: skip
 
 
 def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
@@ -77,8 +80,8 @@ def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
     backend.plan(batch)
     backend.write_metadata(batch)
     outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
-    scales = () if inputs.case.model.kv_dtype == "bfloat16" else (torch.ones(1, device=inputs.q.device),) * 2
-    layers = [KVCache(*pair, *scales) for pair in inputs.caches]
+    scale = None if inputs.case.model.kv_dtype == "bfloat16" else torch.ones(1, device=inputs.q.device)
+    layers = [KVCache(*pair, scale, scale, inputs.sinks) for pair in inputs.caches]
     calls = [
         lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)
     ]

@@ -48,9 +48,14 @@ def _csr(inputs: Inputs, tails: tuple[int, ...]) -> tuple[torch.Tensor, torch.Te
     return indptr.cuda(), indices.int(), last.cuda()
 
 
-def _dtypes(model: Model) -> dict[str, torch.dtype]:
-    """What FlashInfer is told of q and of KV; e4m3 KV has scale 1 here."""
-    return {"q_data_type": torch.bfloat16, "kv_data_type": getattr(torch, model.kv_dtype)}
+def _options(model: Model) -> dict[str, object]:
+    """What FlashInfer is told of q, KV and scores; e4m3 KV has scale 1 here."""
+    if model.sinks:
+        raise Absent("its kernels of fa2 do not count sinks")
+    return {
+        "q_data_type": torch.bfloat16, "kv_data_type": getattr(torch, model.kv_dtype),
+        "window_left": model.window_left, "logits_soft_cap": model.cap,
+    }  # fmt: skip
 
 
 def import_flashinfer() -> object:
@@ -76,7 +81,7 @@ def flashinfer(inputs: Inputs) -> Peer:
              for r, n in enumerate(case.lens)]
         )  # fmt: skip
     wrapper.plan(inputs.q_indptr, indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page,
-                 custom_mask=mask, causal=mask is None, sm_scale=model.scale, **_dtypes(model))  # fmt: skip
+                 custom_mask=mask, causal=mask is None, sm_scale=model.scale, **_options(model))  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
@@ -87,7 +92,7 @@ def flashinfer_decode(inputs: Inputs) -> Peer:
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(_workspace(), "NHD", use_tensor_cores=True, backend="fa2")
     indptr, indices, last = _csr(inputs, inputs.case.tail_lens)
     wrapper.plan(indptr, indices, last, model.heads, model.kv_heads, model.dim, model.page, sm_scale=model.scale,
-                 **_dtypes(model))  # fmt: skip
+                 **_options(model))  # fmt: skip
     return _runs(wrapper, inputs.q, inputs.caches)
 
 
@@ -107,7 +112,7 @@ def _flashinfer_branches(fi: object, inputs: Inputs) -> Peer:
     indptr = torch.tensor([0, *counts]).cumsum(0).int().cuda()
     ones = torch.ones(len(counts), dtype=torch.int32, device="cuda")
     wrapper.plan(indptr, torch.cat(rows).int(), ones, model.heads, model.kv_heads, model.dim, 1, sm_scale=model.scale,
-                 **_dtypes(model))  # fmt: skip
+                 **_options(model))  # fmt: skip
     return _runs(wrapper, inputs.q, [as_tokens(pair) for pair in inputs.caches])
 
 
@@ -117,10 +122,12 @@ def flashinfer_once(inputs: Inputs) -> Peer:
     fi, case = import_flashinfer(), inputs.case
     if not case.tree:
         raise Absent("no tree in this case")
+    if model.window:
+        raise Absent("its window counts rows, where a tree's counts depths")
     prefix = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     committed = _csr(inputs, (0,) * len(case.lens))
     prefix.plan(inputs.q_indptr, *committed, model.heads, model.kv_heads, model.dim, model.page,
-                causal=False, sm_scale=model.scale, **_dtypes(model))  # fmt: skip
+                causal=False, sm_scale=model.scale, **_options(model))  # fmt: skip
     tail = fi.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa2")
     requests = len(case.lens)
     offset = torch.arange(case.tail_len, device="cuda")
@@ -129,7 +136,7 @@ def flashinfer_once(inputs: Inputs) -> Peer:
     tail.plan(inputs.q_indptr, torch.arange(requests + 1, dtype=torch.int32, device="cuda") * case.tail_len,
               slots.int(), torch.ones(requests, dtype=torch.int32, device="cuda"), model.heads, model.kv_heads,
               model.dim, 1, custom_mask=inputs.seen.flatten(), sm_scale=model.scale,
-              **_dtypes(model))  # fmt: skip
+              **_options(model))  # fmt: skip
     shape = inputs.q.shape
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
     lses = [[torch.empty(shape[:2], dtype=torch.float32, device="cuda") for _ in range(2)] for _ in outs]
@@ -152,6 +159,8 @@ def xqa(inputs: Inputs) -> Peer:
     """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
+    if model.cap:
+        raise Absent("XQA has no soft cap")
     if case.ragged or case.uneven or case.q_len != case.tail_len:
         raise Absent(
             "XQA's mask is q x q: a tail longer than the query rows, other rows each, or a prefill cannot be asked"
@@ -174,6 +183,7 @@ def xqa(inputs: Inputs) -> Peer:
         fi.decode.xqa_batch_decode_with_kv_cache(
             inputs.q, inputs.caches[i], workspace, inputs.page_table, lens, longest, bmm1_scale=model.scale,
             bmm2_scale=1.0, out=out, kv_layout="NHD", q_len_per_req=case.q_len, mask=mask,
+            window_left=model.window_left, sinks=inputs.sinks,
         )  # fmt: skip
 
     return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
@@ -197,7 +207,10 @@ def _workspace() -> torch.Tensor:
 
 
 def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
-    """Peers to ask in one case, by the name they have in the results: of a chain's verification the fastest alone."""
+    """Peers to ask in one case, by the name they have in the results.
+
+    Of a chain's verification, and of a layer with a window, a soft cap or sinks, the fastest alone.
+    """
     from . import engines, fa3
 
     found: dict[str, Callable[[Inputs], Peer]] = {
@@ -213,4 +226,6 @@ def backends(case: Case) -> dict[str, Callable[[Inputs], Peer]]:
     }
     if case.q_len > 1 and not case.tree and (any(case.lens) or not case.ragged):
         return {name: found[name] for name in ("flashinfer", "xqa", "fa3")}
+    if case.model.window or case.model.cap or case.model.sinks:
+        return {name: found[name] for name in ("flashinfer", "flashinfer-once", "xqa", "fa3", "fa3-composed")}
     return found

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ SMALL = Model(4, 2, 16, 16)
 LENS = (40, 15, 64)
 
 
+@pytest.mark.parametrize("model", [SMALL, Model(4, 2, 16, 16, window=20, cap=2.0, sinks=True)], ids=["plain", "else"])
 @pytest.mark.parametrize(
     ("kind", "rows", "mode"),
     [
@@ -46,15 +48,19 @@ LENS = (40, 15, 64)
         ("chunks", 6, Mode.EXTEND),
     ],
 )
-def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode) -> None:
+def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode, model: Model) -> None:
     """A plugin that is right has the answer, and the mode is the one in which engines ask."""
-    inputs = build(case(SMALL, kind, LENS, rows), "cpu", 1)
+    inputs = build(case(model, kind, LENS, rows), "cpu", 1)
     assert batch_of(inputs)[1].mode is mode
     peer = ours("reference", inputs)
     peer.calls[0]()
     wanted = reference(inputs, tuple(cleared(one) for one in inputs.caches[0]))
     assert relative_error(peer.outs[0], wanted) < 1e-2
     assert not torch.allclose(wanted.float(), reference(inputs, inputs.caches[0], "none").nan_to_num().float())
+    if model.window:
+        bare = replace(inputs, case=replace(inputs.case, model=replace(model, window=0)))
+        assert not torch.allclose(wanted, reference(bare, tuple(cleared(one) for one in inputs.caches[0])))
+        assert inputs.case.kv_bytes < inputs.case.held_bytes or not any(inputs.case.lens)
 
 
 @pytest.mark.parametrize("of", [lambda: SUBSET, grid], ids=["subset", "grid"])
@@ -72,6 +78,9 @@ def test_a_name_says_the_whole_case(of: Callable[[], tuple[Case, ...]]) -> None:
     other = named("verify24-3xragged500@12/2x160-p16-e4m3")
     assert (other.q_len, other.tree, len(other.lens), max(other.lens) <= 500) == (24, True, 3, True)
     assert other.model == Model(12, 2, 160, 16).narrow() and other.name == "verify24-3xragged500@12/2x160-p16-e4m3"
+    other = named("chain5-2x90@4/2x64-p16-e4m3-w128-cap2.5-sinks")
+    assert other.model == Model(4, 2, 64, 16, window=128, cap=2.5, sinks=True).narrow()
+    assert other.name == "chain5-2x90@4/2x64-p16-e4m3-w128-cap2.5-sinks"
 
 
 @pytest.mark.parametrize(

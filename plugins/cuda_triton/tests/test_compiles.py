@@ -47,8 +47,9 @@ class Case:
         """The same, as a geometry says it."""
         name = str(self.dtype).removeprefix("torch.")
         return AttentionShape(
-            *self.heads, self.head_dim, self.page_size, q_dtype=name, kv_dtype="float8_e4m3fn" if self.fp8 else name
-        )
+            *self.heads, self.head_dim, self.page_size, q_dtype=name, kv_dtype="float8_e4m3fn" if self.fp8 else name,
+            window_left=self.window,
+        )  # fmt: skip
 
 
 USUAL = [

@@ -82,8 +82,18 @@ SHAPES = [
     ((8, 2), 160, 64, 40, 40, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 16, 16, True, -1, 0.0, torch.bfloat16, None),
     ((10, 2), 112, 8, 9, 18, True, 70, 30.0, torch.float16, None),
+    # Trees deeper than the window, windows of several tiles, and scores about as large as the cap.
+    ((8, 2), 128, 16, 40, 40, True, 3, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 1, 40, 40, True, 3, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 6, 6, True, 2, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((16, 4), 128, 64, 64, 64, True, 300, 0.0, torch.bfloat16, None),
+    ((64, 8), 64, 16, 16, 16, True, 127, 0.0, torch.float16, None),
+    ((16, 8), 256, 16, 16, 16, True, 200, 1.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 5, 5, False, 250, 0.8, torch.bfloat16, None),
+    ((8, 2), 128, 64, 40, 40, True, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 2), 128, 16, 9, 9, False, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
 ]
-BATCHES_PER_SHAPE = 30  # 71 · 30 > 2,000
+BATCHES_PER_SHAPE = 30  # 78 · 30 > 2,000
 REQUESTS = (1, 40, 528)
 """Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 

@@ -145,11 +145,13 @@ def source(name, **more):
     """A function of `hopper.mask`, over integers."""
     mask = boxes.hopper().mask
     language = SimpleNamespace(
-        where=np.where, load=lambda pointer, mask, other: pointer.read(mask & np.ones(ROWS, bool), other),
+        where=np.where, minimum=np.minimum, maximum=np.maximum,
+        load=lambda pointer, mask, other: pointer.read(mask & np.ones((pointer.at + mask).shape, bool), other),
+        SliceLayout=lambda *_: None, arange=lambda begin, end, _: np.arange(begin, end),
         static_range=range, inline_asm_elementwise=run_instructions, float32=None, int32=None,
     )  # fmt: skip
     plain = {one: getattr(mask, one).fn for one in ("hide_unset", "hide_outside", "score_registers")}
-    known = {"gl": language, "TREE": TREE, "CAUSAL": CAUSAL, "scores_of": None, **plain, **more}
+    known = {"gl": language, "TREE": TREE, "CAUSAL": CAUSAL, "scores_of": lambda _: None, **plain, **more}
     return FunctionType(getattr(mask, name).fn.__code__, known)
 
 
@@ -157,14 +159,17 @@ def hide(scores, tile, view, constants, is_crowded):
     """`hopper.mask.hide`, of what `ask_for_words` brought."""
     small = {name: source(name) for name in ("below", "funnel", "shifted", "ends_of", "slots_of")}
     small |= {"is_crowded": lambda _: is_crowded}
-    small |= {name: source(name, **small) for name in ("words_of", "tree_words")}
+    small |= {"shown_from": source("shown_from")}
+    for name in ("key_positions", "hide_shallow", "differs", "words_of", "tree_words", "hide_branches"):
+        small[name] = source(name, **small)
     asked = source("ask_for_words", **small)(tile, view, constants)
     assert len(asked) == (constants.BLOCK_N // 16 if constants.TAIL == TREE and not is_crowded else 0)
     return source("hide", **small)(scores, tile, view, asked, constants)
 
 
 @pytest.mark.parametrize(
-    ("tail", "windowed"), [(CAUSAL, False), (CAUSAL, True), (TREE, False), (BLOCK, False), (BLOCK, True)]
+    ("tail", "windowed"),
+    [(CAUSAL, False), (CAUSAL, True), (TREE, False), (TREE, True), (BLOCK, False), (BLOCK, True)],
 )
 @pytest.mark.parametrize(
     ("block_n", "box"), [(64, 8), (64, 16), (64, 32), (64, 64), (128, 8), (128, 16), (128, 32), (128, 64), (128, 128)]
@@ -172,7 +177,7 @@ def hide(scores, tile, view, constants, is_crowded):
 def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
     """Of tiles before the tail, beside it and at the end; keys of a last box that is not full end with the box.
 
-    A tree under a window, where depths decide, is left to the compiler (`visible`).
+    Of trees under a window some are deeper than it is wide.
     """
     constants = SimpleNamespace(BLOCK_N=block_n, BOX=box, TAIL=tail, WINDOW=windowed)
     chance = np.random.default_rng(1000 * block_n + 10 * box + tail)
@@ -189,8 +194,12 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
         last_tile = (kv_len + block_n - 1) // block_n - 1
         tile = int(chance.choice([last_tile, max(0, prefix_len // block_n), int(chance.integers(0, last_tile + 1))]))
         scores = chance.standard_normal((ROWS, block_n))
+        depth = chance.integers(0, slots + int(chance.integers(0, 3)) * window, slots)
+        own = depth[np.clip(slot_of_row, 0, slots - 1)] if tail == TREE else slot_of_row
+        row_position = np.where(live, prefix_len + own, 0)
         view = (
-            prefix_len, slots, slot_of_row, prefix_len + slot_of_row, live, row_words, None, mask_words, window,
+            prefix_len, slots, slot_of_row, row_position, live, row_words, Words(depth, np.array(0)),
+            mask_words, window, row_position.max(), prefix_len // block_n,
         )  # fmt: skip
         got = hide(scores, tile, view, constants, bool(chance.integers(0, 2)))
         start = tile * block_n + np.arange(block_n) // box * box
@@ -204,7 +213,8 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
             bits = words[np.where(live, row, 0)][:, at // 32] >> (at % 32) & 1
             seen &= (slot < 0) | (bits == 1)
         if windowed:
-            seen &= (prefix_len + slot_of_row)[:, None] - position <= window
+            at = prefix_len + depth[np.clip(slot, 0, slots - 1)] if tail == TREE else position
+            seen &= row_position[:, None] - np.where(slot < 0, position, at) <= window
         assert np.array_equal(got[live], np.where(seen, scores, -np.inf)[live])
 
 

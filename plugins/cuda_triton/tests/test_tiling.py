@@ -91,3 +91,15 @@ def test_a_cache_that_no_box_describes_is_not_gathered_either():
     device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(32, 8, 128, 1)
     tile = tiling.for_cache(attention, device, tiling.choose(attention, device, 1), True, False)
     assert (tile.members, tile.gather) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("dim", "window", "keys"),
+    [(64, -1, 128), (64, 127, 64), (64, 1022, 64), (64, 4095, 128), (128, 127, 64), (128, 511, 128), (256, 4095, 64)],
+)
+def test_tiles_of_short_windows_have_fewer_keys(dim, window, keys):
+    """As many keys as are faster for prefill and for trees; what sizing looks at is cut alike."""
+    device, attention = DeviceProfile("cuda", 90, 132), AttentionShape(64, 8, dim, 64, window_left=window)
+    tiles = [tiling.choose(attention, device, 4096, extend=True), tiling.choose(attention, device, 64)]
+    assert [tile.block_n for tile in tiles] == [keys, keys]
+    assert set(tiles) <= {*tiling.candidates(attention, device), *tiling.extend_candidates(attention, device)}

@@ -43,6 +43,10 @@ MOST_STAGES = 6
 """Tiles of K and V in flight at most."""
 LEAST_COLUMNS = 64
 """Columns of a tile of `hopper` at least."""
+SHORT_WINDOWS = {80: 1024, 256: 256}
+"""Positions to the left, below which a window's keys are so few tiles of 128 that those of 64 are faster, by the
+columns up to which that is so.
+"""
 LEAST_BOX = 32
 """Bytes of a row of a box that it swizzles at least."""
 ABOVE = (0, LEAST_ROWS, 64, 128)
@@ -173,7 +177,8 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
     share it, and one fetches while the other begins or ends a request; of more than 128 columns they would have too few
     tiles in flight, and one does. Else one program has tiles of 128 keys, of 64 where there is no room for two of
     those. A row tile alone (up to 128 rows) is work of bytes still, and what it waits for at either end of a request is
-    shorter with tiles of 64 keys; with heads of 64, whose softmax is the work, it is not.
+    shorter with tiles of 64 keys; with heads of 64, whose softmax is the work, it is not. Short windows leave tiles of
+    128 keys half empty.
     """
     block_d = next_power_of_two(shape.head_dim)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
@@ -188,6 +193,8 @@ def _hopper(shape: AttentionShape, above: int) -> Tile:
         tile = Tile(64, 128, 4, 0, 1, members=1)
     else:
         tile = Tile(64, 128 if wide == 64 else 64, 4, 0, 1 if wide > 128 else 2, members=1)
+    if 0 <= shape.window_left < next(short for most, short in SHORT_WINDOWS.items() if wide <= most):
+        tile = replace(tile, block_n=64)
     return replace(tile, num_stages=_stages(tile, wide))
 
 

@@ -141,10 +141,8 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
             first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
         lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
         clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
-        if C.WINDOW:
-            clear = first
         view = (
-            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left,
+            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left, 0, clear,
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_tiles(
             own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, C, MEMBER

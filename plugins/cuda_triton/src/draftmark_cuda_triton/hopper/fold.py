@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .constants import output_of, parts_of, scores_of, takes_turns, width_of
 from .mask import ask_for_words, hide
 from .ring import leave, next_slot, of_slot
-from .softmax import capped, paired, parts, rescaled, settled, weigh, whole
+from .softmax import capped, paired, parts, rescaled, settled, unit_of, weigh, whole
 
 
 @gluon.jit
@@ -134,7 +134,7 @@ def fold_beside(
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide(s, tile, view, asked, C)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
+        p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         mass = settled(mass)
         acc = summed(folded, weights)
         leave(v_free.index(slot), C)
@@ -155,7 +155,7 @@ def fold_in_turn(
         s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
         if MASKED:
             s = hide(s, tile, view, asked, C)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
+        p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         weights = operand(p, q, C)
         acc = rescaled_parts(acc, shrink, moved)
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
@@ -183,7 +183,8 @@ def no_sums(C: gl.constexpr):
 def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr):
     """Fold tiles [first, stop) of one request into 64 rows; from tile `clear` on these differ in what they see.
 
-    Masked tiles have a loop of their own: what they take in registers would be every tile's.
+    Masked tiles have a loop of their own: what they take in registers would be every tile's. With a window that is the
+    only one, for most requests end before code that is there three times has been read.
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_of(C))
     acc = no_sums(C)
@@ -194,12 +195,14 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
         asked = ask_for_words(first, view, C)
         s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
         s = hide(s, first, view, asked, C)
-        p, shrink, top, mass, moved = weigh(s, scale, top, mass, C.CAP)
+        p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         weights = operand(p, q, C)
-        between = gl.maximum(first + 1, gl.minimum(clear, stop))
-        acc, top, mass, weights, slot, phase = fold_beside(
-            acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
-        )  # fmt: skip
+        between = first + 1
+        if not C.WINDOW:
+            between = gl.maximum(between, gl.minimum(clear, stop))
+            acc, top, mass, weights, slot, phase = fold_beside(
+                acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
+            )  # fmt: skip
         acc, top, mass, weights, slot, phase = fold_beside(
             acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
@@ -207,10 +210,12 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
         leave(v_free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     else:
-        between = gl.maximum(first, gl.minimum(clear, stop))
-        acc, top, mass, slot, phase = fold_in_turn(
-            acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, C
-        )  # fmt: skip
+        between = first
+        if not C.WINDOW:
+            between = gl.maximum(between, gl.minimum(clear, stop))
+            acc, top, mass, slot, phase = fold_in_turn(
+                acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, C
+            )  # fmt: skip
         acc, top, mass, slot, phase = fold_in_turn(
             acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, C
         )  # fmt: skip

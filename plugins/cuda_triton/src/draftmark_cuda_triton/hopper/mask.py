@@ -102,9 +102,11 @@ def slots_of(tile, run: gl.constexpr, prefix_len, hole, width, C: gl.constexpr):
 @gluon.jit
 def words_of(tile, view, C: gl.constexpr):
     """Words of a tree's mask on their way: two of each row for 32 columns."""
-    prefix_len, _, slot_of_row, _, row_live, row_words, _, mask_words, _ = view
+    prefix_len, _, slot_of_row, _, row_live, row_words, _, mask_words, _, _, _ = view
     _, hole, width = ends_of(tile, view, C)
     words = ()
+    if C.WINDOW:
+        row_live = row_live & differs(tile, view, C)
     for run in gl.static_range(C.BLOCK_N // 32):
         at = (slots_of(tile, run, prefix_len, hole, width, C) >> 5) + slot_of_row * 0
         low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
@@ -117,9 +119,33 @@ def words_of(tile, view, C: gl.constexpr):
 def ask_for_words(tile, view, C: gl.constexpr):
     """What `hide` takes of a tree's mask, before the tile's scores are asked for: the words travel beside these."""
     words = ()
-    if C.TAIL == TREE and not C.WINDOW and not is_crowded(C):
+    if C.TAIL == TREE and not is_crowded(C):
         words = words_of(tile, view, C)
     return words
+
+
+@gluon.jit
+def hide_shallow(s, tile, view, C: gl.constexpr):
+    """Hide slots of a tree that are further left of a row than a window shows, by their depths."""
+    prefix_len, tail_len, _, row_position, _, _, depths, _, window_left, _, _ = view
+    position, stored = key_positions(tile, prefix_len + tail_len, C.BLOCK_N, C.BOX, gl.SliceLayout(0, scores_of(C)))
+    slot = position - prefix_len
+    depth = gl.load(depths + slot, mask=stored & (slot >= 0) & (slot < tail_len), other=1 << 30)
+    least = row_position - prefix_len - window_left
+    return gl.where(depth[None, :] < least[:, None], float("-inf"), s)
+
+
+@gluon.jit
+def shown_from(highest, window_left, C: gl.constexpr):
+    """The first tile of which a window shows all keys to rows up to the position `highest`."""
+    return (gl.maximum(highest - window_left, 0) + C.BLOCK_N - 1) // C.BLOCK_N
+
+
+@gluon.jit
+def differs(tile, view, C: gl.constexpr):
+    """Whether rows of a tree under a window differ in what they see of a tile: at either end of what they see."""
+    _, _, _, _, _, _, _, _, window_left, highest, clear = view
+    return (tile < shown_from(highest, window_left, C)) | (tile >= clear)
 
 
 @gluon.jit
@@ -129,14 +155,18 @@ def tree_words(tile, view, asked, C: gl.constexpr):
     Args:
         asked: of `words_of`.
     """
-    prefix_len, _, slot_of_row, _, _, _, _, _, _ = view
+    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
     rest, hole, width = ends_of(tile, view, C)
     words = ()
     none = slot_of_row * 0
+    # Of the prefix; whether slots are in the window is said by their depths.
+    least = gl.minimum(row_position - prefix_len - window_left, 0)
     end = (rest + C.BOX - 1) & -C.BOX
     for run in gl.static_range(C.BLOCK_N // 32):
         first = slots_of(tile, run, prefix_len, hole, width, C)
         word = funnel(asked[2 * run], asked[2 * run + 1], none + first) | below(-first)
+        if C.WINDOW:
+            word = word & ~below(least - first)
         before = below(hole - run * 32)
         if C.BOX < 32:
             word = (word & before) | ((word << (none + width)) & ~before)
@@ -227,6 +257,24 @@ def shifted(column, hole, width):
 
 
 @gluon.jit
+def hide_branches(s, tile, view, asked, C: gl.constexpr):
+    """`hide` of a tree."""
+    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    if is_crowded(C):
+        asked = words_of(tile, view, C)
+    given = (s,) + tree_words(tile, view, asked, C)  # noqa: RUF005
+    s = gl.inline_asm_elementwise(
+        hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
+    )
+    if C.WINDOW:
+        prefix_len, _, _, _, _, _, _, _, window_left, highest, _ = view
+        # Else the root is in every row's window, and the tail with it. Trees are seldom deeper than a window is wide.
+        if highest - prefix_len > window_left:
+            s = hide_shallow(s, tile, view, C)
+    return s
+
+
+@gluon.jit
 def hide(s, tile, view, asked, C: gl.constexpr):
     """Scores of a tile, -inf where a row does not see the key: `visible`, in a third of its instructions.
 
@@ -234,27 +282,18 @@ def hide(s, tile, view, asked, C: gl.constexpr):
     columns differ from its first one by constants, though, which an instruction takes as they are.
 
     Args:
-        view: what a request and its rows are, as `visible` takes it. asked: of `ask_for_words`.
+        view: what a request and its rows are, as `visible` takes it; of a tree under a window the highest position of
+            any of these rows; and the first tile at or behind which they differ. asked: of `ask_for_words`.
     """
-    (
-        prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-    ) = view  # fmt: skip
+    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
     # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
     rest, hole, width = ends_of(tile, view, C)
     if C.TAIL == TREE and C.WINDOW:
-        seen = visible(
-            tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-            C, scores_of(C),
-        )  # fmt: skip
-        s = gl.where(seen, s, float("-inf"))
+        if differs(tile, view, C):
+            s = hide_branches(s, tile, view, asked, C)
     elif C.TAIL == TREE:
-        if is_crowded(C):
-            asked = words_of(tile, view, C)
-        given = (s,) + tree_words(tile, view, asked, C)  # noqa: RUF005
-        s = gl.inline_asm_elementwise(
-            hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
-        )
+        s = hide_branches(s, tile, view, asked, C)
     else:
         last = slot_of_row * 0 + rest - 1
         if C.TAIL == CAUSAL:

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .constants import constants, moving_of
-from .mask import CAUSAL
+from .mask import CAUSAL, TREE, shown_from
 from .ring import launch_dependents, make_ring
 from .roles import start
 from .rows import apart, columns_of, inverse_of
@@ -40,6 +40,7 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     packed = m * C.BLOCK_M + gl.arange(0, C.BLOCK_M, rows_at)
     row, member = apart(skipped + gl.arange(0, C.BLOCK_M, rows_at), group, inverse)
     row += first_row
+    last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
     asking = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, asked))
     moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C.BLOCK_D)))
     k_factor = 1.0
@@ -64,8 +65,6 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             clear = gl.minimum(seen_by_all, prefix_len + slots) // C.BLOCK_N
             if C.TAIL == BLOCK:
                 clear = (prefix_len + slots) // C.BLOCK_N
-            if C.WINDOW:
-                clear = tile
             live = (rows - first_row) * group
             row_live = row < rows
             size = bring_queries(
@@ -78,13 +77,25 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             mass = parts(gl.full([C.BLOCK_N, C.BLOCK_M], 0.0, gl.float32, scores))
             unit = size * (scale * k_factor)
             between = gl.minimum(gl.maximum(clear, tile), stop)
+            low = tile
+            if C.WINDOW:
+                # One loop for all: that of clear tiles knows no row that has seen no key yet.
+                highest = prefix_len + slots - rows + gl.minimum(first_row + last, rows - 1)
+                if C.TAIL == TREE:
+                    depth = gl.load(depths + slots - rows + row, mask=row_live, other=0)
+                    highest = prefix_len + gl.max(depth, 0)
+                low = shown_from(highest, window_left, C)
+                between = tile
             at_first = gl.where(between > tile, 0.0, UNSEEN)
             pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + at_first
             state = (even, odd, pivot, mass)
+            view = (
+                first_row, skipped, group, inverse, begin, rows, prefix_len, slots, tail_mask, depths, mask_words,
+                window_left,
+            )  # fmt: skip
             if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, first_row, skipped, group, inverse,
-                    begin, rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, C, False,
+                    state, own, weights, flags, ring, slot, phase, tile, low, clear, between, view, unit, cap, C, False,
                     scores,
                 )  # fmt: skip
             elif not C.WINDOW:
@@ -92,8 +103,8 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
                     state, own, weights, flags, ring, slot, phase, tile, between, unit, cap, C, scores
                 )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, stop, first_row, skipped, group, inverse, begin,
-                rows, prefix_len, slots, tail_mask, depths, mask_words, window_left, unit, cap, C, True, scores,
+                state, own, weights, flags, ring, slot, phase, between, low, clear, stop, view, unit, cap, C, True,
+                scores,
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.

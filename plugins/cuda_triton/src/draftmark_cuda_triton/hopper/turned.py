@@ -26,7 +26,7 @@ from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
 from .ring import next_slot
 from .rows import apart, columns_of, rows_between
-from .softmax import capped
+from .softmax import capped, unit_of
 
 UNSEEN = gl.constexpr(-1e30)
 """Exponent that a row's weights stand at before it has seen a key; finite, for -inf - -inf is NaN."""
@@ -71,13 +71,17 @@ def widened_values(x):
 
 
 @gluon.jit
-def hide_turned(
-    s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
-    window_left, C: gl.constexpr, scores: gl.constexpr,
-):  # fmt: skip
+def hide_turned(s, tile, view, C: gl.constexpr, scores: gl.constexpr):
     """`mask.hide` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each: those
     of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
+
+    Args:
+        view: what a request and its row tile are, which `mask.visible` is told of each row.
     """
+    (
+        first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
+        window_left,
+    ) = view  # fmt: skip
     HEIGHT: gl.constexpr = s.shape[1]
     lined: gl.constexpr = gl.BlockedLayout([1, HEIGHT // 2], [HEIGHT // 4, 128 // HEIGHT], [4, 1], [1, 0])
     row, _ = apart(skipped + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), group, inverse)
@@ -150,12 +154,9 @@ def any_above(x, most, flags):
 
 
 @gluon.jit
-def weigh_narrow(state, s, is_first, weights, flags, scale, MASKED: gl.constexpr, CAP: gl.constexpr):
+def weigh_narrow(state, s, is_first, weights, flags, unit, MASKED: gl.constexpr):
     """Scores to weights in shared memory; the state stands at 2**pivot, which rarely moves."""
     even, odd, pivot, mass = state
-    unit = scale
-    if CAP:
-        unit = 1.4426950408889634
     x = s * unit - pivot[None, :]
     if is_first | any_above(x, HEADROOM, flags):
         if MASKED:
@@ -203,7 +204,7 @@ def fold_clear_tiles(
             mbarrier.wait(v_full.index(slot), phase)
             low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
             s = capped(s, scale, cap, C.CAP)
-            state = weigh_narrow(state, s, tile == first + 1, weights, flags, scale, False, C.CAP)
+            state = weigh_narrow(state, s, tile == first + 1, weights, flags, unit_of(scale, cap, C.CAP), False)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
@@ -220,7 +221,7 @@ def fold_clear_tiles(
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         s = capped(s, scale, cap, C.CAP)
-        state = weigh_narrow(state, s, stop == first + 1, weights, flags, scale, False, C.CAP)
+        state = weigh_narrow(state, s, stop == first + 1, weights, flags, unit_of(scale, cap, C.CAP), False)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
@@ -233,11 +234,11 @@ def fold_clear_tiles(
 
 @gluon.jit
 def fold_narrow_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, first_row, skipped, group, inverse, begin, rows,
-    prefix_len, tail_len, tail_mask, depths, mask_words, window_left, scale, cap, C: gl.constexpr, MASKED: gl.constexpr,
-    scores: gl.constexpr,
+    state, own, weights, flags, ring, slot, phase, first, shown, clear, stop, view, scale, cap, C: gl.constexpr,
+    MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop) into the state of the rows, one after the other.
+    """Fold tiles [first, stop) into the state of the rows, one after the other. If MASKED, these differ in what they
+    see: with a window in tiles below `shown`, and from `clear` on.
 
     Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
     that, it reads back in the loop of clear tiles too.
@@ -253,12 +254,12 @@ def fold_narrow_tiles(
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
         mbarrier.arrive(k_free.index(slot), count=1)
         s = capped(s, scale, cap, C.CAP)
-        if MASKED:
-            s = hide_turned(
-                s, tile, first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths,
-                mask_words, window_left, C, scores,
-            )  # fmt: skip
-        state = weigh_narrow(state, s, tile == first, weights, flags, scale, MASKED, C.CAP)
+        if MASKED and not C.WINDOW:
+            s = hide_turned(s, tile, view, C, scores)
+        elif MASKED:  # noqa: SIM102  the one is decided by the compiler, the other on the device
+            if (tile < shown) | (tile >= clear):
+                s = hide_turned(s, tile, view, C, scores)
+        state = weigh_narrow(state, s, tile == first, weights, flags, unit_of(scale, cap, C.CAP), MASKED)
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         even, odd, pivot, mass = state

@@ -178,17 +178,18 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             clear = gl.minimum(seen_by_all, prefix_len + slots) // C.BLOCK_N
             if C.TAIL == BLOCK:
                 clear = (prefix_len + slots) // C.BLOCK_N
-            if C.WINDOW:
-                clear = tile
             row_live = row < rows
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
+            highest = prefix_len
             depths = tail_depth + (begin if C.RAGGED else request * tail_len)
             if C.TAIL == TREE and C.WINDOW:
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
+                highest = gl.max(row_position, 0)
             row_words = tail_mask + (begin + row).to(gl.int64) * mask_words
             view = (
                 prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
+                highest, clear,
             )  # fmt: skip
             acc, top, mass, slot, phase = fold_tiles(
                 own_q, ring, slot, phase, tile, clear, stop, view, scale * k_factor, cap, C, MEMBER
