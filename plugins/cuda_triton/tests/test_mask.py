@@ -159,7 +159,7 @@ def hide(scores, tile, view, constants, is_crowded):
     """`hopper.mask.hide`, of what `ask_for_words` brought."""
     small = {name: source(name) for name in ("below", "funnel", "shifted", "ends_of", "slots_of")}
     small |= {"is_crowded": lambda _: is_crowded}
-    small |= {"shown_from": source("shown_from")}
+    small |= {"reached_by": source("reached_by")}
     for name in ("key_positions", "hide_shallow", "differs", "words_of", "tree_words", "hide_branches"):
         small[name] = source(name, **small)
     asked = source("ask_for_words", **small)(tile, view, constants)

@@ -128,9 +128,15 @@ class Extend:
             self._launch(num_rows, way.tile, cut, *tensors, nothing)  # type: ignore[call-arg,arg-type]
 
     def _way_of(self, batch: ForwardBatch) -> Way:
+        """The schedule, which knows the lengths, says if row tiles are cut; but where it is asked a merge is launched,
+        and the kernel is slower by 3 to 15 % than that which never cuts. So the host says no where it knows better.
+        """
         a, device = self._geometry.attention, self._geometry.device
         tile = None if self._buffers is None else tiling.cut_tile(a, device, self._tile, batch.q_lens)
-        return self._whole if tile is None or not self._may_pay(tile, batch) else self._cut[tile]
+        lens = None if isinstance(batch.host, Unknown) else batch.host.upper_bound()
+        if tile is None or not tiling.pays_cutting(a, device, tile, batch.q_lens, lens):
+            return self._whole
+        return self._cut[tile]
 
     def _cut_ways(self) -> dict[tiling.Tile, Way]:
         """By the tile, how batches are worked on whose row tiles may be cut."""
@@ -138,16 +144,6 @@ class Extend:
         tiles = () if self._buffers is None else tiling.cut_tiles(a, self._tile)
         pieces = {tile: tiling.shares(a, device, tile) for tile in tiles}
         return {tile: self._way(tile, count) for tile, count in pieces.items() if count > 1}
-
-    def _may_pay(self, tile: tiling.Tile, batch: ForwardBatch) -> bool:
-        """Whether to leave it to the schedule, which knows the lengths, if row tiles are cut: for that a merge is
-        launched, and the kernel is slower by 3 to 15 % than that which never cuts. Not where the host knows better.
-        """
-        a, device = self._geometry.attention, self._geometry.device
-        if not isinstance(batch.host, Unknown):
-            return tiling.pays_cutting(a, device, tile, batch.q_lens, batch.host.upper_bound())
-        items = sum(tiling.row_tiles(tile, rows, a.group_size) for rows in batch.q_lens) * a.num_kv_heads
-        return bool(items <= device.num_sms * tile.programs_per_sm)
 
     def _way(self, tile: tiling.Tile, pieces: int) -> Way:
         if not self._slots.is_cuda:

@@ -518,7 +518,7 @@ def cut_tiles(shape: AttentionShape, tile: Tile) -> tuple[Tile, ...]:
 
 
 def pays_cutting(
-    shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...]
+    shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...] | None
 ) -> bool:
     """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one (`kernels.schedule.pieces_of`
     says the same of what the device knows).
@@ -527,14 +527,19 @@ def pays_cutting(
     whole row tiles: one, or as many as all have, or last a long one.
 
     Args:
-        lens: of live requests, what the host knows of their prefixes.
+        lens: of live requests, what the host knows of their prefixes. None where it knows nothing: cutting may pay then
+            if each program has one row tile at most.
     """
+    programs = device.num_sms * tile.programs_per_sm
+    if lens is None:
+        items = sum(row_tiles(tile, rows, shape.group_size) for rows in q_lens) * shape.num_kv_heads
+        return bool(items <= programs)
     lengths = [
         _keys_seen(shape, tile, rows, prefix, m) + ITEM_COST
         for rows, prefix in zip(q_lens, lens, strict=False)
         for m in range(row_tiles(tile, rows, shape.group_size))
     ]
-    count, line, programs = len(lengths), sum(lengths), device.num_sms * tile.programs_per_sm
+    count, line = len(lengths), sum(lengths)
     if line // LEAST_SHARE <= count:
         return False
     share = ceil_div(line * shape.num_kv_heads, programs)

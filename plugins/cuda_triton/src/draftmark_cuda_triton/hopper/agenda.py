@@ -146,21 +146,43 @@ def walk(
 
 
 @gluon.jit
-def next_cut(
-    item, by_line, place, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left,
-    C: gl.constexpr,
-):  # fmt: skip
-    """The next item of a program's piece, or all that an item of the agenda sees; and the place behind it."""
-    if by_line > 0:
-        found, place = walk(
-            place, row_tiles, tiles, by_line, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C
-        )  # fmt: skip
+def first_item(work, row_tiles, pieces, num_kv_heads, C: gl.constexpr):
+    """Where a program begins: the item of the agenda that it has without taking one; its place on its piece, as `walk`
+    takes it; and `high` of the line where row tiles are cut, else 0.
+    """
+    item, by_line = gl.program_id(0), num_kv_heads * 0
+    place = (by_line, by_line, by_line, by_line)
+    if C.CUT:
+        by_line = gl.load(row_tiles + 3)
+        number = item // num_kv_heads
+        piece = work + gl.minimum(number, pieces - 1) * 4
+        left = gl.where(number < pieces, gl.load(piece + 2), 0)
+        place = (gl.load(piece), gl.load(piece + 1), left, by_line * 0)
+    return item, place, by_line
+
+
+@gluon.jit
+def tell_item(item, place, by_line, batch, agenda, at, turn, C: gl.constexpr):
+    """Look up an item of the agenda, or walk to the next one of a program's piece, and tell the other roles of it.
+
+    Args:
+        batch: what both take of it.
+    """
+    row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left = batch
+    if C.CUT:
+        if by_line > 0:
+            found, place = walk(
+                place, row_tiles, tiles, by_line, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C
+            )  # fmt: skip
+        else:
+            found = whole_of(
+                looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M),
+                group, inverse, window_left, C,
+            )  # fmt: skip
     else:
-        found = whole_of(
-            looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M), group,
-            inverse, window_left, C,
-        )  # fmt: skip
-    return found, place
+        found = looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M)
+    at, turn = tell_next(found, agenda, at, turn, C)
+    return found, place, at, turn
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ of the next one travel while a result is stored. Worked size, 8 requests x 4096 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .agenda import hear_next, looked_up, make_agenda, next_cut, take, tell_next, tiles_of
+from .agenda import first_item, hear_next, make_agenda, take, tell_item, tiles_of
 from .bring import bring_tiles
 from .constants import constants, leavers, parts_of, scores_of, takes_turns
 from .fetch import leads
@@ -32,25 +32,12 @@ def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
     TAKES: gl.constexpr = leads(WHAT)
     inverse = inverse_of(group)
     tiles, together = gl.load(row_tiles + 1), gl.load(row_tiles + 2)
+    batch = (row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left)
     at, turn = tiles * 0, tiles * 0
     place = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
-    behind = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
     if TAKES:
-        if C.CUT:
-            by_line = gl.load(row_tiles + 3)
-            number = gl.program_id(0) // num_kv_heads
-            piece = work + gl.minimum(number, pieces - 1) * 4
-            left = gl.where(number < pieces, gl.load(piece + 2), 0)
-            behind = (gl.load(piece), gl.load(piece + 1), left, tiles * 0)
-            found, behind = next_cut(
-                gl.program_id(0), by_line, behind, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads,
-                group, inverse, window_left, C,
-            )  # fmt: skip
-        else:
-            found = looked_up(
-                gl.program_id(0), row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
-            )
-        at, turn = tell_next(found, agenda, at, turn, C)
+        item, behind, by_line = first_item(work, row_tiles, pieces, num_kv_heads, C)
+        found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
     else:
         found, at, turn = hear_next(agenda, at, turn, C)
     while found[5] > 0:
@@ -59,27 +46,19 @@ def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
             first, stop = found[7], found[8]
         else:
             first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
-        page_row = page_table + request.to(gl.int64) * stride_table
-        place = bring_tiles(
-            k_source, v_source, fetched, ring, place, page_row, head, first, stop, prefix_len + rows, num_pages, WHAT,
-            C,
-        )  # fmt: skip
-        if TAKES:
-            if C.CUT:
-                item = tiles * 0
-                if by_line == 0:
-                    item = take(row_tiles, tiles * num_kv_heads)
-                found, behind = next_cut(
-                    item, by_line, behind, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group,
-                    inverse, window_left, C,
-                )  # fmt: skip
-            else:
+        # The next item of a piece is this program's whenever it is looked up: beside the tiles of this one.
+        if TAKES and C.CUT:
+            if by_line == 0:
                 item = take(row_tiles, tiles * num_kv_heads)
-                found = looked_up(
-                    item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M
-                )  # fmt: skip
-            at, turn = tell_next(found, agenda, at, turn, C)
-        else:
+            found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
+        place = bring_tiles(
+            k_source, v_source, fetched, ring, place, page_table + request.to(gl.int64) * stride_table, head, first,
+            stop, prefix_len + rows, num_pages, WHAT, C,
+        )  # fmt: skip
+        if TAKES and not C.CUT:
+            item = take(row_tiles, tiles * num_kv_heads)
+            found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
+        elif not TAKES:
             found, at, turn = hear_next(agenda, at, turn, C)
 
 

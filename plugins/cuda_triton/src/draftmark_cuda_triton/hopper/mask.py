@@ -136,16 +136,16 @@ def hide_shallow(s, tile, view, C: gl.constexpr):
 
 
 @gluon.jit
-def shown_from(highest, window_left, C: gl.constexpr):
-    """The first tile of which a window shows all keys to rows up to the position `highest`."""
-    return (gl.maximum(highest - window_left, 0) + C.BLOCK_N - 1) // C.BLOCK_N
+def reached_by(highest, window_left, C: gl.constexpr):
+    """The first tile of which, and of the last key before which, a window shows all to rows up to this position."""
+    return gl.where(highest > window_left, (highest - window_left) // C.BLOCK_N + 1, 0)
 
 
 @gluon.jit
 def differs(tile, view, C: gl.constexpr):
     """Whether rows of a tree under a window differ in what they see of a tile: at either end of what they see."""
     _, _, _, _, _, _, _, _, window_left, highest, clear = view
-    return (tile < shown_from(highest, window_left, C)) | (tile >= clear)
+    return (tile < reached_by(highest, window_left, C)) | (tile >= clear)
 
 
 @gluon.jit

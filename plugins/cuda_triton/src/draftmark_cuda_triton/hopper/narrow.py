@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .constants import constants, moving_of
-from .mask import CAUSAL, TREE, shown_from
+from .mask import CAUSAL, TREE, reached_by
 from .ring import launch_dependents, make_ring
 from .roles import start
 from .rows import apart, columns_of, inverse_of
@@ -29,6 +29,8 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.BLOCK_M, 16])
     asked: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
     rows_at: gl.constexpr = gl.SliceLayout(0, scores)
+    # Whether tiles within a window have a loop of their own: beside rows of 256 one more would be spilled.
+    PARTED: gl.constexpr = C.WINDOW and C.BLOCK_D <= 128
     m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
     request = gl.load(work + number * 4)
@@ -76,35 +78,43 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             odd = gl.full([C.BLOCK_D // 2, C.BLOCK_M], 0.0, gl.float32, scores)
             mass = parts(gl.full([C.BLOCK_N, C.BLOCK_M], 0.0, gl.float32, scores))
             unit = size * (scale * k_factor)
-            between = gl.minimum(gl.maximum(clear, tile), stop)
-            low = tile
-            if C.WINDOW:
-                # One loop for all: that of clear tiles knows no row that has seen no key yet.
+            shown = tile
+            if PARTED:
                 highest = prefix_len + slots - rows + gl.minimum(first_row + last, rows - 1)
                 if C.TAIL == TREE:
                     depth = gl.load(depths + slots - rows + row, mask=row_live, other=0)
                     highest = prefix_len + gl.max(depth, 0)
-                low = shown_from(highest, window_left, C)
-                between = tile
-            at_first = gl.where(between > tile, 0.0, UNSEEN)
+                # Every row has seen a key before the first tile that is clear.
+                shown = gl.minimum(gl.maximum(reached_by(highest, window_left, C), tile), stop)
+            elif C.WINDOW:
+                clear = tile
+            between = gl.minimum(gl.maximum(clear, shown), stop)
+            begins = shown == tile
+            at_first = gl.where(begins & (between > tile), 0.0, UNSEEN)
             pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + at_first
             state = (even, odd, pivot, mass)
             view = (
                 first_row, skipped, group, inverse, begin, rows, prefix_len, slots, tail_mask, depths, mask_words,
                 window_left,
             )  # fmt: skip
+            if PARTED:
+                state, slot, phase = fold_narrow_tiles(
+                    state, own, weights, flags, ring, slot, phase, tile, shown, True, view, unit, cap, C, True, scores
+                )  # fmt: skip
+                even, odd, pivot, mass = state
+                # Rows that are none may have seen nothing, and stand somewhere nevertheless.
+                state = (even, odd, gl.where(row_live, pivot, 0.0), mass)
             if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, low, clear, between, view, unit, cap, C, False,
+                    state, own, weights, flags, ring, slot, phase, shown, between, begins, view, unit, cap, C, False,
                     scores,
                 )  # fmt: skip
-            elif not C.WINDOW:
+            elif C.BLOCK_D <= 128:
                 state, slot, phase = fold_clear_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, unit, cap, C, scores
+                    state, own, weights, flags, ring, slot, phase, shown, between, begins, unit, cap, C, scores
                 )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, low, clear, stop, view, unit, cap, C, True,
-                scores,
+                state, own, weights, flags, ring, slot, phase, between, stop, True, view, unit, cap, C, True, scores
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.

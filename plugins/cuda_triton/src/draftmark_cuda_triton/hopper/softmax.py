@@ -12,8 +12,8 @@ from triton.experimental.gluon import language as gl
 def capped(s, scale, cap, CAP: gl.constexpr):
     """Scores under the soft cap, if there is one, as shares of it; they are masked afterwards: of -inf it is finite.
 
-    By the one instruction there is for it, which is wrong by 2**-11 of a score at most: each further one costs a prefill
-    several percent of its time (NOTES.md).
+    By the one instruction there is for it, which is wrong by 2**-11 of a score at most: a prefill takes several percent
+    more of time for each further one (NOTES.md).
 
     Args:
         scale: to base-2 units (`unit_of`).

@@ -183,11 +183,13 @@ def weigh_narrow(state, s, is_first, weights, flags, unit, MASKED: gl.constexpr)
 
 @gluon.jit
 def fold_clear_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, scale, cap, C: gl.constexpr, scores: gl.constexpr
+    state, own, weights, flags, ring, slot, phase, first, stop, begins, scale, cap, C: gl.constexpr,
+    scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows. A tile's keys are
-    widened, and its scores asked for, while the last tile's values are folded in. A tile is given back when a product
-    has taken what was read of it: a barrier says nothing of loads that are under way.
+    """Fold tiles [first, stop), of which every row sees all keys, into the state of the rows, which `begins` with them
+    or has seen a key in every row. A tile's keys are widened, and its scores asked for, while the last tile's values
+    are folded in. A tile is given back when a product has taken what was read of it: a barrier says nothing of loads
+    that are under way.
     """
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
@@ -204,7 +206,8 @@ def fold_clear_tiles(
             mbarrier.wait(v_full.index(slot), phase)
             low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
             s = capped(s, scale, cap, C.CAP)
-            state = weigh_narrow(state, s, tile == first + 1, weights, flags, unit_of(scale, cap, C.CAP), False)
+            is_first = begins & (tile == first + 1)
+            state = weigh_narrow(state, s, is_first, weights, flags, unit_of(scale, cap, C.CAP), False)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
@@ -221,7 +224,8 @@ def fold_clear_tiles(
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         s = capped(s, scale, cap, C.CAP)
-        state = weigh_narrow(state, s, stop == first + 1, weights, flags, unit_of(scale, cap, C.CAP), False)
+        is_first = begins & (stop == first + 1)
+        state = weigh_narrow(state, s, is_first, weights, flags, unit_of(scale, cap, C.CAP), False)
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
@@ -234,11 +238,10 @@ def fold_clear_tiles(
 
 @gluon.jit
 def fold_narrow_tiles(
-    state, own, weights, flags, ring, slot, phase, first, shown, clear, stop, view, scale, cap, C: gl.constexpr,
+    state, own, weights, flags, ring, slot, phase, first, stop, begins, view, scale, cap, C: gl.constexpr,
     MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop) into the state of the rows, one after the other. If MASKED, these differ in what they
-    see: with a window in tiles below `shown`, and from `clear` on.
+    """Fold tiles [first, stop) into the state of the rows, one after the other; see `fold_clear_tiles`.
 
     Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
     that, it reads back in the loop of clear tiles too.
@@ -254,12 +257,9 @@ def fold_narrow_tiles(
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
         mbarrier.arrive(k_free.index(slot), count=1)
         s = capped(s, scale, cap, C.CAP)
-        if MASKED and not C.WINDOW:
+        if MASKED:
             s = hide_turned(s, tile, view, C, scores)
-        elif MASKED:  # noqa: SIM102  the one is decided by the compiler, the other on the device
-            if (tile < shown) | (tile >= clear):
-                s = hide_turned(s, tile, view, C, scores)
-        state = weigh_narrow(state, s, tile == first, weights, flags, unit_of(scale, cap, C.CAP), MASKED)
+        state = weigh_narrow(state, s, begins & (tile == first), weights, flags, unit_of(scale, cap, C.CAP), MASKED)
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         even, odd, pivot, mass = state

@@ -246,6 +246,7 @@ def write_ragged(
     tiles = row_tiles + HEADER
     tl.store(tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
     tl.store(tiles + entry * 2 + 1, tl.where(here, m, 0), mask=entry < num_tiles)
+    cut_from = pid * 0
     if CUT:  # noqa: SIM102
         if pid * BLOCK_PIECES < pieces:
             item = tl.arange(0, BLOCK_TILES)
@@ -265,12 +266,12 @@ def write_ragged(
             start = tl.minimum(number, made) * line // made
             share = tl.where(by_line, tl.minimum(number + 1, made) * line // made - start, 0)
             write_pieces(work, number, start, share, pieces, first, place, length, is_one, item)
+            cut_from = tl.where(by_line, high, 0)
             if pid == 0:
                 holder = ((place + 1) * made + line - 1) // line - 1
                 parts = ((place + stop - first) * made + line - 1) // line - holder
                 is_cut = is_one & (parts > 1) & by_line
                 write_cuts(work, pieces, is_cut, item, holder, parts, holder * line // made < place)
-                tl.store(row_tiles + 3, tl.where(by_line, high, 0))
     if pid == 0:
         keys = tl.load(prefix_lens + index, mask=exists, other=0) + end - begin
         side_by_side = tl.maximum(room // tl.maximum(largest(tl.where(exists, keys, 0), 0), 1), 1)
@@ -278,5 +279,4 @@ def write_ragged(
         tl.store(row_tiles, 0)
         tl.store(row_tiles + 1, total(height, 0))
         tl.store(row_tiles + 2, (num_kv_heads + rounds - 1) // rounds)
-        if not CUT:
-            tl.store(row_tiles + 3, 0)
+        tl.store(row_tiles + 3, cut_from)
