@@ -155,16 +155,12 @@ def source(name, **more):
     return FunctionType(getattr(mask, name).fn.__code__, known)
 
 
-def hide(scores, tile, view, constants, is_crowded):
-    """`hopper.mask.hide`, of what `ask_for_words` brought."""
-    small = {name: source(name) for name in ("below", "funnel", "shifted", "ends_of", "slots_of")}
-    small |= {"is_crowded": lambda _: is_crowded}
-    small |= {"reached_by": source("reached_by")}
-    for name in ("key_positions", "hide_shallow", "differs", "words_of", "tree_words", "hide_branches"):
+def hide(scores, tile, view, constants):
+    """`hopper.mask.hide`."""
+    small = {name: source(name) for name in ("below", "funnel", "shifted", "ends_of", "slots_of", "reached_by")}
+    for name in ("key_positions", "hide_shallow", "differs", "words_of", "tree_words", "hide_branches", "hide_ends"):
         small[name] = source(name, **small)
-    asked = source("ask_for_words", **small)(tile, view, constants)
-    assert len(asked) == (constants.BLOCK_N // 16 if constants.TAIL == TREE and not is_crowded else 0)
-    return source("hide", **small)(scores, tile, view, asked, constants)
+    return source("hide", **small)(scores, tile, view, constants)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
             prefix_len, slots, slot_of_row, row_position, live, row_words, Words(depth, np.array(0)),
             mask_words, window, row_position.max(), prefix_len // block_n,
         )  # fmt: skip
-        got = hide(scores, tile, view, constants, bool(chance.integers(0, 2)))
+        got = hide(scores, tile, view, constants)
         start = tile * block_n + np.arange(block_n) // box * box
         position = start + np.arange(block_n) % box - box + np.minimum(kv_len - start, box)
         slot = position - prefix_len

@@ -119,12 +119,15 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
         else:
             first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
         lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
+        last, _ = apart(skipped + MEMBER * 64 + 63, group, inverse)
         clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
+        highest = prefix_len + gl.minimum(first_row + last, rows - 1)
         view = (
-            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left, 0, clear,
+            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left, highest,
+            clear,
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_tiles(
-            own_q, ring, slot, phase, first, clear, stop, view, scale * k_factor, cap, C, MEMBER
+            own_q, ring, slot, phase, first, stop, view, scale * k_factor, cap, C, MEMBER
         )  # fmt: skip
         # The next rows of q travel while these are stored.
         found, at, turn = hear_next(agenda, at, turn, C)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .constants import output_of, parts_of, scores_of, takes_turns, width_of
-from .mask import ask_for_words, hide
+from .mask import hide
 from .ring import leave, next_slot, of_slot
 from .softmax import capped, paired, parts, rescaled, settled, unit_of, weigh, whole
 
@@ -114,14 +114,12 @@ def operand(p, q, C: gl.constexpr):
 
 @gluon.jit
 def fold_beside(
-    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, C: gl.constexpr,
-    MEMBER: gl.constexpr,
+    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr
 ):  # fmt: skip
     """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
         next, next_phase = next_slot(slot, phase, C.STAGES)
-        asked = ask_for_words(tile, view, C) if MASKED else ()
         wait_for_tile(k_full.index(next), next_phase, C.ONE_BY_ONE)
         if takes_turns(C):
             take_turn(MEMBER)
@@ -131,9 +129,7 @@ def fold_beside(
             give_turn(MEMBER)
         s = warpgroup_mma_wait(parts_of(C), deps=[s])
         leave(k_free.index(next), C)
-        s = capped(s, scale, cap, C.CAP)
-        if MASKED:
-            s = hide(s, tile, view, asked, C)
+        s = hide(capped(s, scale, cap, C.CAP), tile, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         mass = settled(mass)
         acc = summed(folded, weights)
@@ -145,16 +141,11 @@ def fold_beside(
 
 
 @gluon.jit
-def fold_in_turn(
-    acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, C: gl.constexpr
-):  # fmt: skip
+def fold_in_turn(acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr):
     """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
-        asked = ask_for_words(tile, view, C) if MASKED else ()
-        s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
-        if MASKED:
-            s = hide(s, tile, view, asked, C)
+        s = hide(scores_of_tile(q, ring, slot, phase, scale, cap, C), tile, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         weights = operand(p, q, C)
         acc = rescaled_parts(acc, shrink, moved)
@@ -180,11 +171,11 @@ def no_sums(C: gl.constexpr):
 
 
 @gluon.jit
-def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr):
-    """Fold tiles [first, stop) of one request into 64 rows; from tile `clear` on these differ in what they see.
+def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr):
+    """Fold tiles [first, stop) of one request into 64 rows, of which `view` says what they see (`mask.hide`).
 
-    Masked tiles have a loop of their own: what they take in registers would be every tile's. With a window that is the
-    only one, for most requests end before code that is there three times has been read.
+    One loop for tiles that are masked and for those that are not: code that is there once more is read once more, and
+    requests of few tiles end before that has paid (NOTES.md).
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_of(C))
     acc = no_sums(C)
@@ -192,31 +183,16 @@ def fold_tiles(q, ring, slot, phase, first, clear, stop, view, scale, cap, C: gl
     mass = parts(gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C)))
     if C.OVERLAP:
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-        asked = ask_for_words(first, view, C)
-        s = scores_of_tile(q, ring, slot, phase, scale, cap, C)
-        s = hide(s, first, view, asked, C)
+        s = hide(scores_of_tile(q, ring, slot, phase, scale, cap, C), first, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
-        weights = operand(p, q, C)
-        between = first + 1
-        if not C.WINDOW:
-            between = gl.maximum(between, gl.minimum(clear, stop))
-            acc, top, mass, weights, slot, phase = fold_beside(
-                acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
-            )  # fmt: skip
         acc, top, mass, weights, slot, phase = fold_beside(
-            acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
+            acc, top, mass, operand(p, q, C), q, ring, slot, phase, first + 1, stop, view, scale, cap, C, MEMBER
         )  # fmt: skip
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
         leave(v_free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     else:
-        between = first
-        if not C.WINDOW:
-            between = gl.maximum(between, gl.minimum(clear, stop))
-            acc, top, mass, slot, phase = fold_in_turn(
-                acc, top, mass, q, ring, slot, phase, first, between, view, scale, cap, False, C
-            )  # fmt: skip
         acc, top, mass, slot, phase = fold_in_turn(
-            acc, top, mass, q, ring, slot, phase, between, stop, view, scale, cap, True, C
+            acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, C
         )  # fmt: skip
     return acc, top, whole(mass, rows), slot, phase

@@ -10,7 +10,7 @@ the page begins before the box, its other rows are keys that the request has; th
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .constants import is_crowded, scores_of
+from .constants import scores_of
 
 CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
 
@@ -101,26 +101,15 @@ def slots_of(tile, run: gl.constexpr, prefix_len, hole, width, C: gl.constexpr):
 
 @gluon.jit
 def words_of(tile, view, C: gl.constexpr):
-    """Words of a tree's mask on their way: two of each row for 32 columns."""
+    """Words of a tree's mask: two of each row for 32 columns."""
     prefix_len, _, slot_of_row, _, row_live, row_words, _, mask_words, _, _, _ = view
     _, hole, width = ends_of(tile, view, C)
     words = ()
-    if C.WINDOW:
-        row_live = row_live & differs(tile, view, C)
     for run in gl.static_range(C.BLOCK_N // 32):
         at = (slots_of(tile, run, prefix_len, hole, width, C) >> 5) + slot_of_row * 0
         low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
         high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
         words = words + (low, high)  # type: ignore[assignment]  # noqa: RUF005
-    return words
-
-
-@gluon.jit
-def ask_for_words(tile, view, C: gl.constexpr):
-    """What `hide` takes of a tree's mask, before the tile's scores are asked for: the words travel beside these."""
-    words = ()
-    if C.TAIL == TREE and not is_crowded(C):
-        words = words_of(tile, view, C)
     return words
 
 
@@ -143,20 +132,20 @@ def reached_by(highest, window_left, C: gl.constexpr):
 
 @gluon.jit
 def differs(tile, view, C: gl.constexpr):
-    """Whether rows of a tree under a window differ in what they see of a tile: at either end of what they see."""
+    """Whether rows may differ in what they see of a tile: at the end of what they see, and where a window begins."""
     _, _, _, _, _, _, _, _, window_left, highest, clear = view
-    return (tile < reached_by(highest, window_left, C)) | (tile >= clear)
+    found = tile >= clear
+    if C.WINDOW:
+        found = found | (tile < reached_by(highest, window_left, C))
+    return found
 
 
 @gluon.jit
-def tree_words(tile, view, asked, C: gl.constexpr):
-    """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run.
-
-    Args:
-        asked: of `words_of`.
-    """
+def tree_words(tile, view, C: gl.constexpr):
+    """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run."""
     prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
     rest, hole, width = ends_of(tile, view, C)
+    asked = words_of(tile, view, C)
     words = ()
     none = slot_of_row * 0
     # Of the prefix; whether slots are in the window is said by their depths.
@@ -257,12 +246,10 @@ def shifted(column, hole, width):
 
 
 @gluon.jit
-def hide_branches(s, tile, view, asked, C: gl.constexpr):
-    """`hide` of a tree."""
+def hide_branches(s, tile, view, C: gl.constexpr):
+    """`hide` of a tree, in a tile in which rows differ."""
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    if is_crowded(C):
-        asked = words_of(tile, view, C)
-    given = (s,) + tree_words(tile, view, asked, C)  # noqa: RUF005
+    given = (s,) + tree_words(tile, view, C)  # noqa: RUF005
     s = gl.inline_asm_elementwise(
         hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
     )
@@ -275,33 +262,34 @@ def hide_branches(s, tile, view, asked, C: gl.constexpr):
 
 
 @gluon.jit
-def hide(s, tile, view, asked, C: gl.constexpr):
+def hide_ends(s, tile, view, C: gl.constexpr):
+    """`hide` of a chain or a block, in a tile in which rows differ."""
+    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
+    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
+    # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
+    rest, hole, width = ends_of(tile, view, C)
+    last = slot_of_row * 0 + rest - 1
+    if C.TAIL == CAUSAL:
+        last = slot_of_row + prefix_len - tile * C.BLOCK_N
+    last = shifted(last, hole, width)
+    least = shifted(row_position - window_left - tile * C.BLOCK_N, hole, width)
+    return gl.inline_asm_elementwise(
+        hide_outside(OWN, C.WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
+        dtype=gl.float32, is_pure=True, pack=OWN,
+    )  # fmt: skip
+
+
+@gluon.jit
+def hide(s, tile, view, C: gl.constexpr):
     """Scores of a tile, -inf where a row does not see the key: `visible`, in a third of its instructions.
 
     The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
     columns differ from its first one by constants, though, which an instruction takes as they are.
 
     Args:
-        view: what a request and its rows are, as `visible` takes it; of a tree under a window the highest position of
-            any of these rows; and the first tile at or behind which they differ. asked: of `ask_for_words`.
+        view: what a request and its rows are, as `visible` takes it; the highest position of any of these rows; and the
+            first tile from which on they differ.
     """
-    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
-    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
-    rest, hole, width = ends_of(tile, view, C)
-    if C.TAIL == TREE and C.WINDOW:
-        if differs(tile, view, C):
-            s = hide_branches(s, tile, view, asked, C)
-    elif C.TAIL == TREE:
-        s = hide_branches(s, tile, view, asked, C)
-    else:
-        last = slot_of_row * 0 + rest - 1
-        if C.TAIL == CAUSAL:
-            last = slot_of_row + prefix_len - tile * C.BLOCK_N
-        last = shifted(last, hole, width)
-        least = shifted(row_position - window_left - tile * C.BLOCK_N, hole, width)
-        s = gl.inline_asm_elementwise(
-            hide_outside(OWN, C.WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
-            dtype=gl.float32, is_pure=True, pack=OWN,
-        )  # fmt: skip
+    if differs(tile, view, C):
+        s = hide_branches(s, tile, view, C) if C.TAIL == TREE else hide_ends(s, tile, view, C)
     return s

@@ -145,6 +145,7 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     row, member = apart(skipped + gl.arange(0, 64, rows_at), group, inverse)
     row += first_row
     lowest, _ = apart(skipped, group, inverse)
+    last, _ = apart(skipped + 63, group, inverse)
     own_q = of_slot(q_ring, MEMBER)
     k_factor = 1.0
     v_factor = 1.0
@@ -181,7 +182,7 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             row_live = row < rows
             slot_of_row = slots - rows + row
             row_position = prefix_len + slot_of_row
-            highest = prefix_len
+            highest = prefix_len + slots - rows + gl.minimum(first_row + last, rows - 1)
             depths = tail_depth + (begin if C.RAGGED else request * tail_len)
             if C.TAIL == TREE and C.WINDOW:
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
@@ -192,7 +193,7 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 highest, clear,
             )  # fmt: skip
             acc, top, mass, slot, phase = fold_tiles(
-                own_q, ring, slot, phase, tile, clear, stop, view, scale * k_factor, cap, C, MEMBER
+                own_q, ring, slot, phase, tile, stop, view, scale * k_factor, cap, C, MEMBER
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
