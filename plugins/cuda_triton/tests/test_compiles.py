@@ -318,22 +318,31 @@ def loops_of(cubin: bytes, folder, name="HGMMA") -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True), Case(0, head_dim=160)], ids=str
+    "case",
+    [
+        *(Case(0, page_size=64), Case(64, tree=True), Case(16, tree=True), Case(0, head_dim=160)),
+        *(Case(0, heads=(32, 16), cap=50.0), Case(64, tree=True, window=1000)),
+        *(Case(16, heads=(40, 8), tree=True), Case(16, heads=(40, 8), tree=True, window=100)),
+    ],
+    ids=str,
 )
 def test_exponentials_run_beside_a_product(compiled, case, tmp_path):
     """The machine code asks for scores and for sums at once, waits for the scores, works out a tile's weights, and only
-    then waits for the sums in flight, of both parts if columns have two (`softmax.settled`, `softmax.paired`).
+    then waits for the sums in flight, of both parts if columns have two (`softmax.settled`, `softmax.paired`). A group
+    has one such loop, of tiles that are masked and of those that are not, or two (`constants.parts_loops`).
     """
     widths = [width for width in tiling.columns(case.head_dim) if width]
-    products = sum(widths) // 16 + len(widths) * tile_of(case, 90).block_n // 16
+    tile = tile_of(case, 90)
+    products = sum(widths) // 16 + len(widths) * tile.block_n // 16
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
-    assert loops
+    apart = (tile.members, tile.block_n) == (2, 64) and case.window < 0
+    assert len(loops) == tile.members * (1 + apart)
     for loop in loops:
         waits = [n for n, what in enumerate(loop) if "DEPBAR" in what]
         assert [WAIT.search(loop[n])[1] for n in waits] == [str(len(widths)), "0"]
         asked, weighed, added = loop[: waits[0]], loop[waits[0] : waits[1]], loop[waits[1] :]
         assert [counted("HGMMA", part) for part in (asked, weighed, added)] == [products, 0, 0]
-        assert counted("MUFU.EX2", weighed) == counted("MUFU.EX2", loop) >= 64
+        assert counted("MUFU.EX2", weighed) == counted("MUFU.EX2", loop) >= tile.block_n // 2
         assert counted("PRMT", asked) < 8, "pairs of weights are swapped between the products"
 
 

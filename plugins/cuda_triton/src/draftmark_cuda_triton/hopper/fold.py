@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .constants import output_of, parts_of, scores_of, takes_turns, width_of
+from .constants import output_of, parts_loops, parts_of, scores_of, takes_turns, width_of
 from .mask import hide
 from .ring import leave, next_slot, of_slot
 from .softmax import capped, paired, parts, rescaled, settled, unit_of, weigh, whole
@@ -114,7 +114,8 @@ def operand(p, q, C: gl.constexpr):
 
 @gluon.jit
 def fold_beside(
-    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr
+    acc, top, mass, weights, q, ring, slot, phase, first, stop, view, scale, cap, MASKED: gl.constexpr, C: gl.constexpr,
+    MEMBER: gl.constexpr,
 ):  # fmt: skip
     """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
     k_ring, v_ring, k_full, v_full, k_free, v_free = ring
@@ -129,7 +130,9 @@ def fold_beside(
             give_turn(MEMBER)
         s = warpgroup_mma_wait(parts_of(C), deps=[s])
         leave(k_free.index(next), C)
-        s = hide(capped(s, scale, cap, C.CAP), tile, view, C)
+        s = capped(s, scale, cap, C.CAP)
+        if MASKED:
+            s = hide(s, tile, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         mass = settled(mass)
         acc = summed(folded, weights)
@@ -174,8 +177,8 @@ def no_sums(C: gl.constexpr):
 def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MEMBER: gl.constexpr):
     """Fold tiles [first, stop) of one request into 64 rows, of which `view` says what they see (`mask.hide`).
 
-    One loop for tiles that are masked and for those that are not: code that is there once more is read once more, and
-    requests of few tiles end before that has paid (NOTES.md).
+    One loop for tiles that are masked and for those that are not, unless `parts_loops`: code that is there once more is
+    read once more, and requests of few tiles end before that has paid (NOTES.md).
     """
     rows: gl.constexpr = gl.SliceLayout(1, scores_of(C))
     acc = no_sums(C)
@@ -185,8 +188,15 @@ def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.conste
         k_ring, v_ring, k_full, v_full, k_free, v_free = ring
         s = hide(scores_of_tile(q, ring, slot, phase, scale, cap, C), first, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
+        weights = operand(p, q, C)
+        between = first + 1
+        if parts_loops(C):
+            between = gl.maximum(between, gl.minimum(view[10], stop))
+            acc, top, mass, weights, slot, phase = fold_beside(
+                acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
+            )  # fmt: skip
         acc, top, mass, weights, slot, phase = fold_beside(
-            acc, top, mass, operand(p, q, C), q, ring, slot, phase, first + 1, stop, view, scale, cap, C, MEMBER
+            acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
         leave(v_free.index(slot), C)
