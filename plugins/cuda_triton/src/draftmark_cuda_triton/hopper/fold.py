@@ -191,7 +191,8 @@ def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.conste
         weights = operand(p, q, C)
         between = first + 1
         if parts_loops(C):
-            between = gl.maximum(between, gl.minimum(view[10], stop))
+            _, _, _, _, _, _, _, _, _, _, clear = view
+            between = gl.maximum(between, gl.minimum(clear, stop))
             acc, top, mass, weights, slot, phase = fold_beside(
                 acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
             )  # fmt: skip
