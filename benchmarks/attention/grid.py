@@ -4,9 +4,8 @@ How they were chosen: `models.MODELS` are what engines serve; pages of 16 (vLLM'
 a chat (256 to 2048), of documents (8192, 32768) and the longest usual one (131072); batches that an 8-rank or a
 single GPU holds; decode, a draft step, trees of 4 to 256 nodes, chains of 5 rows (EAGLE's) and of 1 to 5 (n-grams'),
 prefill, and chunks of it behind a context, as a conversation's next turn brings them; windows, soft caps and sinks as
-models have them. A pair of factors is enough to
-show where a kernel falls off, so the grid varies one or two of them from Llama-3-8B's and leaves out what no 141 GB
-hold.
+models have them. A pair of factors is enough to show where a kernel falls off, so the grid varies one or two of them
+from Llama-3-8B's and leaves out what no 141 GB hold.
 """
 
 from __future__ import annotations

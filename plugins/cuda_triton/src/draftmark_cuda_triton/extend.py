@@ -133,10 +133,10 @@ class Extend:
         """
         a, device = self._geometry.attention, self._geometry.device
         tile = None if self._buffers is None else tiling.cut_tile(a, device, self._tile, batch.q_lens)
-        lens = None if isinstance(batch.host, Unknown) else batch.host.upper_bound()
-        if tile is None or not tiling.pays_cutting(a, device, tile, batch.q_lens, lens):
+        if tile is None:
             return self._whole
-        return self._cut[tile]
+        lens = None if isinstance(batch.host, Unknown) else batch.host.upper_bound()
+        return self._cut[tile] if tiling.pays_cutting(a, device, tile, batch.q_lens, lens) else self._whole
 
     def _cut_ways(self) -> dict[tiling.Tile, Way]:
         """By the tile, how batches are worked on whose row tiles may be cut."""

@@ -99,22 +99,21 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             )  # fmt: skip
             if PARTED:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, shown, True, view, unit, cap, C, True, scores
+                    state, own, weights, flags, ring, slot, phase, tile, shown, view, unit, cap, C, True, scores
                 )  # fmt: skip
                 even, odd, pivot, mass = state
                 # Rows that are none may have seen nothing, and stand somewhere nevertheless.
                 state = (even, odd, gl.where(row_live, pivot, 0.0), mass)
             if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, shown, between, begins, view, unit, cap, C, False,
-                    scores,
+                    state, own, weights, flags, ring, slot, phase, tile, between, view, unit, cap, C, False, scores
                 )  # fmt: skip
             elif C.BLOCK_D <= 128:
                 state, slot, phase = fold_clear_tiles(
                     state, own, weights, flags, ring, slot, phase, shown, between, begins, unit, cap, C, scores
                 )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, stop, True, view, unit, cap, C, True, scores
+                state, own, weights, flags, ring, slot, phase, between, stop, view, unit, cap, C, True, scores
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.

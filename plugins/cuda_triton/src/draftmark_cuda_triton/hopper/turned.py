@@ -238,10 +238,10 @@ def fold_clear_tiles(
 
 @gluon.jit
 def fold_narrow_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, begins, view, scale, cap, C: gl.constexpr,
-    MASKED: gl.constexpr, scores: gl.constexpr,
+    state, own, weights, flags, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MASKED: gl.constexpr,
+    scores: gl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first, stop) into the state of the rows, one after the other; see `fold_clear_tiles`.
+    """Fold tiles [first, stop) into the state of the rows, one after the other; if not MASKED, the first ones of all.
 
     Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
     that, it reads back in the loop of clear tiles too.
@@ -259,7 +259,7 @@ def fold_narrow_tiles(
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide_turned(s, tile, view, C, scores)
-        state = weigh_narrow(state, s, begins & (tile == first), weights, flags, unit_of(scale, cap, C.CAP), MASKED)
+        state = weigh_narrow(state, s, tile == first, weights, flags, unit_of(scale, cap, C.CAP), MASKED)
         mbarrier.wait(v_full.index(slot), phase)
         low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
         even, odd, pivot, mass = state
