@@ -185,10 +185,13 @@ def gathered(
     model = Model(memory)
     block_d, rest = tiling.columns(beside * dim)
     widths = [one for one in (block_d, rest) if one]
-    k_ring, v_ring = (
-        tuple(Slots([np.full((block_n, one), -7, ELEMENT) for _ in range(stages)]) for one in widths) for _ in range(2)
-    )
-    bars = [Slots([(name, i) for i in range(stages)]) for name in ("k", "v", "k free", "v free")]
+    ring = boxes.hopper().ring.Ring(*(
+        boxes.hopper().ring.Half(
+            tiles=tuple(Slots([np.full((block_n, one), -7, ELEMENT) for _ in range(stages)]) for one in widths),
+            full=Slots([(name, i) for i in range(stages)]), free=Slots([(f"{name} free", i) for i in range(stages)]),
+        )
+        for name in ("k", "v")
+    ))  # fmt: skip
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
     constants = SimpleNamespace(
@@ -196,10 +199,9 @@ def gathered(
     )
     for tile in range(first, end):
         slot, phase = role(
-            source, source, (k_ring, v_ring, *bars), slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1,
-            kv_len, constants,
+            source, source, ring, slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, kv_len, constants,
         )  # fmt: skip
-        tiles.append([np.hstack([one.each[(tile - first) % stages] for one in ring]) for ring in (k_ring, v_ring)])
+        tiles.append([np.hstack([one.each[(tile - first) % stages] for one in half.tiles]) for half in ring])
     expected = []
     for tile in range(first, end):
         rows = np.zeros((block_n, sum(widths)), ELEMENT)

@@ -193,9 +193,10 @@ def test_rows_see_what_they_are_to_see(block_n, box, tail, windowed):
         depth = chance.integers(0, slots + int(chance.integers(0, 3)) * window, slots)
         own = depth[np.clip(slot_of_row, 0, slots - 1)] if tail == TREE else slot_of_row
         row_position = np.where(live, prefix_len + own, 0)
-        view = (
-            prefix_len, slots, slot_of_row, row_position, live, row_words, Words(depth, np.array(0)),
-            mask_words, window, row_position.max(), prefix_len // block_n,
+        view = boxes.hopper().mask.View(
+            prefix_len=prefix_len, tail_len=slots, slot_of_row=slot_of_row, row_position=row_position, row_live=live,
+            row_words=row_words, depths=Words(depth, np.array(0)), mask_words=mask_words, window_left=window,
+            highest=row_position.max(), clear=prefix_len // block_n,
         )  # fmt: skip
         got = hide(scores, tile, view, constants)
         start = tile * block_n + np.arange(block_n) // box * box

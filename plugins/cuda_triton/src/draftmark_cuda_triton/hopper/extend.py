@@ -14,7 +14,7 @@ from .bring import bring_tiles
 from .constants import constants, leavers, parts_of, scores_of, takes_turns
 from .fetch import leads
 from .fold import fold_tiles, give_turn, shared_out
-from .mask import CAUSAL
+from .mask import CAUSAL, View
 from .ring import launch_dependents, make_ring, make_room, of_slot
 from .roles import start
 from .rows import apart, inverse_of, load_rows, put_rows, store_rows
@@ -122,9 +122,11 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
         last, _ = apart(skipped + MEMBER * 64 + 63, group, inverse)
         clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
         highest = prefix_len + gl.minimum(first_row + last, rows - 1)
-        view = (
-            prefix_len, rows, row, prefix_len + row, row_live, row_tiles + row * 0, row_tiles, 0, window_left, highest,
-            clear,
+        # Rows of EXTEND are no tree: there are neither words nor depths.
+        view = View(
+            prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
+            row_words=row_tiles + row * 0, depths=row_tiles, mask_words=0, window_left=window_left, highest=highest,
+            clear=clear,
         )  # fmt: skip
         acc, top, mass, slot, phase = fold_tiles(
             own_q, ring, slot, phase, first, stop, view, scale * k_factor, cap, C, MEMBER

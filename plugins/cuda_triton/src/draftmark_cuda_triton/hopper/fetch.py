@@ -54,11 +54,8 @@ def fetch_boxes(
     C: gl.constexpr,
 ):  # fmt: skip
     """FULL: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     boxes, others = source
-    tiles, full, free = k_ring, k_full, k_free
-    if WHAT == VALUES:
-        tiles, full, free = v_ring, v_full, v_free
+    tiles, full, free = ring.v if WHAT == VALUES else ring.k
     KEYS_OF_BOX: gl.constexpr = keys_of(boxes.block_shape)
     BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
     BYTES: gl.constexpr = C.BLOCK_N * (C.BLOCK_D + C.REST) * boxes.dtype.primitive_bitwidth // 8
@@ -162,34 +159,32 @@ def widened(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def widen_tile(narrow, came, left, near, near_phase, tiles, full, free, slot, phase, C: gl.constexpr):
-    """Bring K, or V, of one tile to the rows' dtype.
+def widen_tile(narrow, near, near_phase, wide, slot, phase, C: gl.constexpr):
+    """Bring K, or V, of one tile to the rows' dtype, from a half of one ring to that of another.
 
     A narrow tile is left when what was read of it has been written: a barrier says nothing of loads that are under way,
     and products that take all of shared memory's bandwidth can hold them up for longer than the copy engine takes.
     """
-    mbarrier.wait(came.index(near), near_phase)
-    wide = ()
+    mbarrier.wait(narrow.full.index(near), near_phase)
+    brought = ()
     for part in gl.static_range(parts_of(C)):
         # Eight threads write one row of 128 bytes: 16 values a thread would put two of them on each bank.
-        x = narrow[part].index(near).load(spread_of(width_of(C, part), gl.num_warps()))
-        wide = wide + (widened(x, tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
-    mbarrier.wait(free.index(slot), phase ^ 1)
+        x = narrow.tiles[part].index(near).load(spread_of(width_of(C, part), gl.num_warps()))
+        brought = brought + (widened(x, wide.tiles[part].dtype),)  # type: ignore[assignment]  # noqa: RUF005
+    mbarrier.wait(wide.free.index(slot), phase ^ 1)
     for part in gl.static_range(parts_of(C)):
-        tiles[part].index(slot).store(wide[part])
+        wide.tiles[part].index(slot).store(brought[part])
     fence_async_shared()
-    mbarrier.arrive(full.index(slot), count=1)
-    mbarrier.arrive(left.index(near), count=1)
+    mbarrier.arrive(wide.full.index(slot), count=1)
+    mbarrier.arrive(narrow.free.index(near), count=1)
 
 
 @gluon.jit
 def widen_tiles(narrow, ring, near, near_phase, slot, phase, first, stop, C: gl.constexpr):
     """Bring e4m3 tiles [first, stop) to the rows' dtype: once a tile, whatever the number of rows."""
-    k_narrow, v_narrow, k_came, v_came, k_left, v_left = narrow
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for _ in range(first, stop):
-        widen_tile(k_narrow, k_came, k_left, near, near_phase, k_ring, k_full, k_free, slot, phase, C)
-        widen_tile(v_narrow, v_came, v_left, near, near_phase, v_ring, v_full, v_free, slot, phase, C)
+        widen_tile(narrow.k, near, near_phase, ring.k, slot, phase, C)
+        widen_tile(narrow.v, near, near_phase, ring.v, slot, phase, C)
         near, near_phase = next_slot(near, near_phase, C.DEPTH)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return near, near_phase, slot, phase

@@ -60,8 +60,7 @@ def wait_for_tile(full, phase, ONE_BY_ONE: gl.constexpr):
 @gluon.jit
 def ask_for_scores(q, ring, slot, C: gl.constexpr):
     """q · kᵀ of the tile in a slot."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    keys = of_slot(k_ring, slot)
+    keys = of_slot(ring.k.tiles, slot)
     s = gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C))
     for part in gl.static_range(parts_of(C)):
         s = warpgroup_mma(q[part], keys[part].permute((1, 0)), s, use_acc=part > 0, is_async=True)
@@ -71,11 +70,10 @@ def ask_for_scores(q, ring, slot, C: gl.constexpr):
 @gluon.jit
 def scores_of_tile(q, ring, slot, phase, scale, cap, C: gl.constexpr):
     """Scores of the tile in a slot, under the soft cap, once it is there; with nothing beside."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    wait_for_tile(k_full.index(slot), phase, C.ONE_BY_ONE)
+    wait_for_tile(ring.k.full.index(slot), phase, C.ONE_BY_ONE)
     s = ask_for_scores(q, ring, slot, C)
     s = warpgroup_mma_wait(0, deps=[s])
-    leave(k_free.index(slot), C)
+    leave(ring.k.free.index(slot), C)
     return capped(s, scale, cap, C.CAP)
 
 
@@ -85,9 +83,8 @@ def ask_for_sums(acc, weights, ring, slot, phase, C: gl.constexpr):
 
     Layouts of the parts differ by name: the weights of all are the same registers, which `summed` keeps.
     """
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
-    wait_for_tile(v_full.index(slot), phase, C.ONE_BY_ONE)
-    values, folded = of_slot(v_ring, slot), ()
+    wait_for_tile(ring.v.full.index(slot), phase, C.ONE_BY_ONE)
+    values, folded = of_slot(ring.v.tiles, slot), ()
     for part in gl.static_range(parts_of(C)):
         own = gl.convert_layout(weights, gl.DotOperandLayout(0, output_of(width_of(C, part)), 2))
         folded = folded + (warpgroup_mma(own, values[part], acc[part], is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
@@ -118,10 +115,9 @@ def fold_beside(
     MEMBER: gl.constexpr,
 ):  # fmt: skip
     """Fold the values of tiles [first - 1, stop - 1) in, whose `weights` are known, and weigh tiles [first, stop)."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
         next, next_phase = next_slot(slot, phase, C.STAGES)
-        wait_for_tile(k_full.index(next), next_phase, C.ONE_BY_ONE)
+        wait_for_tile(ring.k.full.index(next), next_phase, C.ONE_BY_ONE)
         if takes_turns(C):
             take_turn(MEMBER)
         s = ask_for_scores(q, ring, next, C)
@@ -129,14 +125,14 @@ def fold_beside(
         if takes_turns(C):
             give_turn(MEMBER)
         s = warpgroup_mma_wait(parts_of(C), deps=[s])
-        leave(k_free.index(next), C)
+        leave(ring.k.free.index(next), C)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide(s, tile, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         mass = settled(mass)
         acc = summed(folded, weights)
-        leave(v_free.index(slot), C)
+        leave(ring.v.free.index(slot), C)
         acc = rescaled_parts(acc, shrink, moved)
         weights = operand(p, q, C)
         slot, phase = next, next_phase
@@ -146,14 +142,13 @@ def fold_beside(
 @gluon.jit
 def fold_in_turn(acc, top, mass, q, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr):
     """Fold tiles [first, stop), one step after the other: other warp groups have work for the tensor cores."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     for tile in range(first, stop):
         s = hide(scores_of_tile(q, ring, slot, phase, scale, cap, C), tile, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         weights = operand(p, q, C)
         acc = rescaled_parts(acc, shrink, moved)
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
-        leave(v_free.index(slot), C)
+        leave(ring.v.free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return acc, top, mass, slot, phase
 
@@ -185,14 +180,12 @@ def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.conste
     top = gl.full([64], float("-inf"), gl.float32, rows)
     mass = parts(gl.full([64, C.BLOCK_N], 0.0, gl.float32, scores_of(C)))
     if C.OVERLAP:
-        k_ring, v_ring, k_full, v_full, k_free, v_free = ring
         s = hide(scores_of_tile(q, ring, slot, phase, scale, cap, C), first, view, C)
         p, shrink, top, mass, moved = weigh(s, unit_of(scale, cap, C.CAP), top, mass)
         weights = operand(p, q, C)
         between = first + 1
         if parts_loops(C):
-            _, _, _, _, _, _, _, _, _, _, clear = view
-            between = gl.maximum(between, gl.minimum(clear, stop))
+            between = gl.maximum(between, gl.minimum(view.clear, stop))
             acc, top, mass, weights, slot, phase = fold_beside(
                 acc, top, mass, weights, q, ring, slot, phase, first + 1, between, view, scale, cap, False, C, MEMBER
             )  # fmt: skip
@@ -200,7 +193,7 @@ def fold_tiles(q, ring, slot, phase, first, stop, view, scale, cap, C: gl.conste
             acc, top, mass, weights, q, ring, slot, phase, between, stop, view, scale, cap, True, C, MEMBER
         )  # fmt: skip
         acc = summed(ask_for_sums(acc, weights, ring, slot, phase, C), weights)
-        leave(v_free.index(slot), C)
+        leave(ring.v.free.index(slot), C)
         slot, phase = next_slot(slot, phase, C.STAGES)
     else:
         acc, top, mass, slot, phase = fold_in_turn(

@@ -115,18 +115,17 @@ def copy_part(source, place, pages, tile, head, kv_len, part: gl.constexpr, C: g
 @gluon.jit
 def gather_tiles(k_source, v_source, ring, slot, phase, page_row, head, first, stop, kv_len, C: gl.constexpr):
     """Bring tiles [first, stop) of one request; columns without a key become zeros, and nothing is read for them."""
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     asked: gl.constexpr = asked_of(C.BLOCK_N, C.BLOCK_D, gl.num_warps())
     coming = ask_for_pages(page_row, first, kv_len, C, asked)
     for tile in range(first, stop):
         pages = pages_of(coming, C)
         # Ids of the next tile travel while this one's keys do, and while the ring is full.
         coming = ask_for_pages(page_row, gl.minimum(tile + 1, stop - 1), kv_len, C, asked)
-        mbarrier.wait(k_free.index(slot), phase ^ 1)
-        copy_keys(k_source, k_ring, slot, pages, tile, head, kv_len, C)
-        async_copy.mbarrier_arrive(k_full.index(slot), increment_count=False)
-        mbarrier.wait(v_free.index(slot), phase ^ 1)
-        copy_keys(v_source, v_ring, slot, pages, tile, head, kv_len, C)
-        async_copy.mbarrier_arrive(v_full.index(slot), increment_count=False)
+        mbarrier.wait(ring.k.free.index(slot), phase ^ 1)
+        copy_keys(k_source, ring.k.tiles, slot, pages, tile, head, kv_len, C)
+        async_copy.mbarrier_arrive(ring.k.full.index(slot), increment_count=False)
+        mbarrier.wait(ring.v.free.index(slot), phase ^ 1)
+        copy_keys(v_source, ring.v.tiles, slot, pages, tile, head, kv_len, C)
+        async_copy.mbarrier_arrive(ring.v.full.index(slot), increment_count=False)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return slot, phase

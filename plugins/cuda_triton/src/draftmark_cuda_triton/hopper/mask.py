@@ -7,12 +7,41 @@ behind the last key is ever read (0 · NaN is NaN, vllm#43961), and no value has
 the page begins before the box, its other rows are keys that the request has; they are masked, and finite.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .constants import scores_of
 
 CAUSAL, TREE = gl.constexpr(0), gl.constexpr(1)
+
+
+class View(NamedTuple):
+    """What 64 packed rows see of one request, int32 where nothing is said.
+
+    Attributes:
+        prefix_len, tail_len: its keys before the tail, and in it.
+        slot_of_row, row_position: ``[64]``, each row's slot in the tail, and the position at which its token stands.
+        row_live: bool ``[64]``, whether it is a row of the request.
+        row_words, mask_words: of a tree, pointers ``[64]`` to each row's mask, and its words.
+        depths: of a tree, pointer to the depths of the tail's slots.
+        window_left: tokens left of its own that a row sees.
+        highest: the highest `row_position` of any.
+        clear: the first tile from which on rows may differ in what they see at its end.
+    """
+
+    prefix_len: gl.tensor
+    tail_len: gl.tensor
+    slot_of_row: gl.tensor
+    row_position: gl.tensor
+    row_live: gl.tensor
+    row_words: gl.tensor
+    depths: gl.tensor
+    mask_words: gl.tensor
+    window_left: gl.tensor
+    highest: gl.tensor
+    clear: gl.tensor
 
 
 @gluon.jit
@@ -86,7 +115,7 @@ def ends_of(tile, view, C: gl.constexpr):
     """Keys from a tile's first one on, of which a last box that is not full begins at a column behind some that are
     none: those keys, that column, how many are none.
     """
-    rest = view[0] + view[1] - tile * C.BLOCK_N
+    rest = view.prefix_len + view.tail_len - tile * C.BLOCK_N
     return rest, rest & -C.BOX, gl.where(rest < C.BLOCK_N, -rest & (C.BOX - 1), 0)
 
 
@@ -102,13 +131,14 @@ def slots_of(tile, run: gl.constexpr, prefix_len, hole, width, C: gl.constexpr):
 @gluon.jit
 def words_of(tile, view, C: gl.constexpr):
     """Words of a tree's mask: two of each row for 32 columns."""
-    prefix_len, _, slot_of_row, _, row_live, row_words, _, mask_words, _, _, _ = view
     _, hole, width = ends_of(tile, view, C)
     words = ()
     for run in gl.static_range(C.BLOCK_N // 32):
-        at = (slots_of(tile, run, prefix_len, hole, width, C) >> 5) + slot_of_row * 0
-        low = gl.load(row_words + at, mask=row_live & (at >= 0) & (at < mask_words), other=0)
-        high = gl.load(row_words + at + 1, mask=row_live & (at >= -1) & (at + 1 < mask_words), other=0)
+        at = (slots_of(tile, run, view.prefix_len, hole, width, C) >> 5) + view.slot_of_row * 0
+        there = view.row_live & (at >= 0) & (at < view.mask_words)
+        low = gl.load(view.row_words + at, mask=there, other=0)
+        there = view.row_live & (at >= -1) & (at + 1 < view.mask_words)
+        high = gl.load(view.row_words + at + 1, mask=there, other=0)
         words = words + (low, high)  # type: ignore[assignment]  # noqa: RUF005
     return words
 
@@ -116,11 +146,11 @@ def words_of(tile, view, C: gl.constexpr):
 @gluon.jit
 def hide_shallow(s, tile, view, C: gl.constexpr):
     """Hide slots of a tree that are further left of a row than a window shows, by their depths."""
-    prefix_len, tail_len, _, row_position, _, _, depths, _, window_left, _, _ = view
-    position, stored = key_positions(tile, prefix_len + tail_len, C.BLOCK_N, C.BOX, gl.SliceLayout(0, scores_of(C)))
-    slot = position - prefix_len
-    depth = gl.load(depths + slot, mask=stored & (slot >= 0) & (slot < tail_len), other=1 << 30)
-    least = row_position - prefix_len - window_left
+    kv_len = view.prefix_len + view.tail_len
+    position, stored = key_positions(tile, kv_len, C.BLOCK_N, C.BOX, gl.SliceLayout(0, scores_of(C)))
+    slot = position - view.prefix_len
+    depth = gl.load(view.depths + slot, mask=stored & (slot >= 0) & (slot < view.tail_len), other=1 << 30)
+    least = view.row_position - view.prefix_len - view.window_left
     return gl.where(depth[None, :] < least[:, None], float("-inf"), s)
 
 
@@ -133,26 +163,24 @@ def reached_by(highest, window_left, C: gl.constexpr):
 @gluon.jit
 def differs(tile, view, C: gl.constexpr):
     """Whether rows may differ in what they see of a tile: at the end of what they see, and where a window begins."""
-    _, _, _, _, _, _, _, _, window_left, highest, clear = view
-    found = tile >= clear
+    found = tile >= view.clear
     if C.WINDOW:
-        found = found | (tile < reached_by(highest, window_left, C))
+        found = found | (tile < reached_by(view.highest, view.window_left, C))
     return found
 
 
 @gluon.jit
 def tree_words(tile, view, C: gl.constexpr):
     """What rows of a tree see of a tile: a word for 32 columns each, bit c of which is column c of the run."""
-    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
     rest, hole, width = ends_of(tile, view, C)
     asked = words_of(tile, view, C)
     words = ()
-    none = slot_of_row * 0
+    none = view.slot_of_row * 0
     # Of the prefix; whether slots are in the window is said by their depths.
-    least = gl.minimum(row_position - prefix_len - window_left, 0)
+    least = gl.minimum(view.row_position - view.prefix_len - view.window_left, 0)
     end = (rest + C.BOX - 1) & -C.BOX
     for run in gl.static_range(C.BLOCK_N // 32):
-        first = slots_of(tile, run, prefix_len, hole, width, C)
+        first = slots_of(tile, run, view.prefix_len, hole, width, C)
         word = funnel(asked[2 * run], asked[2 * run + 1], none + first) | below(-first)
         if C.WINDOW:
             word = word & ~below(least - first)
@@ -253,10 +281,9 @@ def hide_branches(s, tile, view, C: gl.constexpr):
     s = gl.inline_asm_elementwise(
         hide_unset(OWN), score_registers(OWN, C.BLOCK_N // 32), given, dtype=gl.float32, is_pure=True, pack=OWN
     )
-    if C.WINDOW:
-        prefix_len, _, _, _, _, _, _, _, window_left, highest, _ = view
+    if C.WINDOW:  # noqa: SIM102  one is decided by the compiler, the other on the device
         # Else the root is in every row's window, and the tail with it. Trees are seldom deeper than a window is wide.
-        if highest - prefix_len > window_left:
+        if view.highest - view.prefix_len > view.window_left:
             s = hide_shallow(s, tile, view, C)
     return s
 
@@ -264,15 +291,14 @@ def hide_branches(s, tile, view, C: gl.constexpr):
 @gluon.jit
 def hide_ends(s, tile, view, C: gl.constexpr):
     """`hide` of a chain or a block, in a tile in which rows differ."""
-    prefix_len, _, slot_of_row, row_position, _, _, _, _, window_left, _, _ = view
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
     # Of a last box that is not full the first columns are none: the page's rows before its keys, or zeros.
     rest, hole, width = ends_of(tile, view, C)
-    last = slot_of_row * 0 + rest - 1
+    last = view.slot_of_row * 0 + rest - 1
     if C.TAIL == CAUSAL:
-        last = slot_of_row + prefix_len - tile * C.BLOCK_N
+        last = view.slot_of_row + view.prefix_len - tile * C.BLOCK_N
     last = shifted(last, hole, width)
-    least = shifted(row_position - window_left - tile * C.BLOCK_N, hole, width)
+    least = shifted(view.row_position - view.window_left - tile * C.BLOCK_N, hole, width)
     return gl.inline_asm_elementwise(
         hide_outside(OWN, C.WINDOW), score_registers(OWN, 4), [s, last[:, None], least[:, None], hole, width],
         dtype=gl.float32, is_pure=True, pack=OWN,
@@ -285,10 +311,6 @@ def hide(s, tile, view, C: gl.constexpr):
 
     The compiler works out each column's number, and what it makes of it, for each of a thread's scores. A thread's
     columns differ from its first one by constants, though, which an instruction takes as they are.
-
-    Args:
-        view: what a request and its rows are, as `visible` takes it; the highest position of any of these rows; and the
-            first tile from which on they differ.
     """
     if differs(tile, view, C):
         s = hide_branches(s, tile, view, C) if C.TAIL == TREE else hide_ends(s, tile, view, C)

@@ -14,7 +14,7 @@ from .ring import launch_dependents, make_ring
 from .roles import start
 from .rows import apart, columns_of, inverse_of
 from .softmax import sink_mass
-from .turned import UNSEEN, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
+from .turned import UNSEEN, RowTile, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
 from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
 
 
@@ -93,27 +93,28 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             at_first = gl.where(begins & (between > tile), 0.0, UNSEEN)
             pivot = gl.full([C.BLOCK_M], 0.0, gl.float32, rows_at) + at_first
             state = (even, odd, pivot, mass)
-            view = (
-                first_row, skipped, group, inverse, begin, rows, prefix_len, slots, tail_mask, depths, mask_words,
-                window_left,
+            row_tile = RowTile(
+                first_row=first_row, skipped=skipped, group=group, inverse=inverse, begin=begin, rows=rows,
+                prefix_len=prefix_len, tail_len=slots, tail_mask=tail_mask, depths=depths, mask_words=mask_words,
+                window_left=window_left,
             )  # fmt: skip
             if PARTED:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, shown, view, unit, cap, C, True, scores
+                    state, own, weights, flags, ring, slot, phase, tile, shown, row_tile, unit, cap, C, True, scores
                 )  # fmt: skip
                 even, odd, pivot, mass = state
                 # Rows that are none may have seen nothing, and stand somewhere nevertheless.
                 state = (even, odd, gl.where(row_live, pivot, 0.0), mass)
             if C.BLOCK_D > 128 and not C.WINDOW:
                 state, slot, phase = fold_narrow_tiles(
-                    state, own, weights, flags, ring, slot, phase, tile, between, view, unit, cap, C, False, scores
+                    state, own, weights, flags, ring, slot, phase, tile, between, row_tile, unit, cap, C, False, scores
                 )  # fmt: skip
             elif C.BLOCK_D <= 128:
                 state, slot, phase = fold_clear_tiles(
                     state, own, weights, flags, ring, slot, phase, shown, between, begins, unit, cap, C, scores
                 )  # fmt: skip
             state, slot, phase = fold_narrow_tiles(
-                state, own, weights, flags, ring, slot, phase, between, stop, view, unit, cap, C, True, scores
+                state, own, weights, flags, ring, slot, phase, between, stop, row_tile, unit, cap, C, True, scores
             )  # fmt: skip
             even, odd, pivot, mass = state
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.

@@ -1,11 +1,33 @@
 """Shared memory of a program: rows of q, a ring of tiles of K and V, and the barriers between the two roles."""
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier
 
 from .constants import leavers, parts_of, width_of
 from .names import thread_barrier
+
+
+class Half(NamedTuple):
+    """K or V of a ring.
+
+    Attributes:
+        tiles: room for as many tiles as there are slots, by the parts of their columns.
+        full, free: of each slot, a barrier that says its tile is there; that its room is.
+    """
+
+    tiles: tuple[gl.shared_memory_descriptor, ...]
+    full: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+
+
+class Ring(NamedTuple):
+    """Slots that tiles pass through, each in K and in V."""
+
+    k: Half
+    v: Half
 
 
 @gluon.constexpr_function
@@ -52,13 +74,13 @@ def make_ring(
     dtype: gl.constexpr, READERS: gl.constexpr, STAGES: gl.constexpr, C: gl.constexpr, WRITERS: gl.constexpr = 1,
     WHOLE: gl.constexpr = False, HELD: gl.constexpr = 1,
 ):  # fmt: skip
-    """STAGES tiles of K and of V, and barriers that say a slot's K, its V, or its room is there.
+    """A `Ring` of STAGES slots.
 
     WRITERS: arrivals that fill a tile. READERS: those that leave it. WHOLE: heads come whole, of 16-bit elements.
     HELD: columns that one element of `dtype` holds.
     """
-    k_ring = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
-    v_ring = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
+    k_tiles = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
+    v_tiles = make_room(dtype, STAGES, C.BLOCK_N, C, WHOLE, HELD)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -70,7 +92,7 @@ def make_ring(
         mbarrier.init(v_free.index(i), count=READERS)
     fence_async_shared()
     thread_barrier()
-    return k_ring, v_ring, k_full, v_full, k_free, v_free
+    return Ring(k=Half(tiles=k_tiles, full=k_full, free=k_free), v=Half(tiles=v_tiles, full=v_full, free=v_free))
 
 
 @gluon.jit

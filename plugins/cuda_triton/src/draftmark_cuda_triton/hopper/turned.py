@@ -12,6 +12,8 @@ fp16 holds e4m3 exactly, NaN too. The rows of q become fp16 after one power of t
 2**-39 of the largest of them, less than fp32 sums do. Weights become fp16, which is finer than bf16.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -34,6 +36,33 @@ HEADROOM = gl.constexpr(15.0)
 """A weight is 2**HEADROOM at most, the largest power of two in fp16."""
 MARGIN = gl.constexpr(6.0)
 """Where the heaviest key seen stands, 2**MARGIN: sums are rescaled when one comes that is 2**9 times as heavy."""
+
+
+class RowTile(NamedTuple):
+    """Of a row tile and its request, what says which keys each row sees, int32 where nothing is said.
+
+    Attributes:
+        first_row, skipped: the request's row at which the tile begins, and how many of its heads are the tile's before.
+        group, inverse: query heads of a KV head, as `rows.apart` takes them.
+        begin, rows: the request's first row, and how many it has.
+        prefix_len, tail_len: its keys before the tail, and in it.
+        tail_mask, mask_words: of a tree, pointer to the mask of all rows, and words of each.
+        depths: of a tree, pointer to the depths of the tail's slots.
+        window_left: tokens left of its own that a row sees.
+    """
+
+    first_row: gl.tensor
+    skipped: gl.tensor
+    group: gl.tensor
+    inverse: gl.tensor
+    begin: gl.tensor
+    rows: gl.tensor
+    prefix_len: gl.tensor
+    tail_len: gl.tensor
+    tail_mask: gl.tensor
+    depths: gl.tensor
+    mask_words: gl.tensor
+    window_left: gl.tensor
 
 
 @gluon.jit
@@ -71,30 +100,23 @@ def widened_values(x):
 
 
 @gluon.jit
-def hide_turned(s, tile, view, C: gl.constexpr, scores: gl.constexpr):
+def hide_turned(s, tile, row_tile, C: gl.constexpr, scores: gl.constexpr):
     """`mask.hide` of scores ``[keys, rows]``. What a row sees is worked out by threads that have one row each: those
     of the scores have a quarter of the rows, whose numbers would take the registers of every tile.
-
-    Args:
-        view: what a request and its row tile are, which `mask.visible` is told of each row.
     """
-    (
-        first_row, skipped, group, inverse, begin, rows, prefix_len, tail_len, tail_mask, depths, mask_words,
-        window_left,
-    ) = view  # fmt: skip
     HEIGHT: gl.constexpr = s.shape[1]
     lined: gl.constexpr = gl.BlockedLayout([1, HEIGHT // 2], [HEIGHT // 4, 128 // HEIGHT], [4, 1], [1, 0])
-    row, _ = apart(skipped + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), group, inverse)
-    row += first_row
-    row_live = row < rows
-    slot_of_row = tail_len - rows + row
-    row_position = prefix_len + slot_of_row
+    row, _ = apart(row_tile.skipped + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), row_tile.group, row_tile.inverse)
+    row += row_tile.first_row
+    row_live = row < row_tile.rows
+    slot_of_row = row_tile.tail_len - row_tile.rows + row
+    row_position = row_tile.prefix_len + slot_of_row
     if C.TAIL == TREE and C.WINDOW:
-        row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
-    words = tail_mask + (begin + row).to(gl.int64) * mask_words
+        row_position = row_tile.prefix_len + gl.load(row_tile.depths + slot_of_row, mask=row_live, other=0)
+    words = row_tile.tail_mask + (row_tile.begin + row).to(gl.int64) * row_tile.mask_words
     seen = visible(
-        tile, prefix_len, tail_len, slot_of_row, row_position, row_live, words, depths, mask_words, window_left, C,
-        lined,
+        tile, row_tile.prefix_len, row_tile.tail_len, slot_of_row, row_position, row_live, words, row_tile.depths,
+        row_tile.mask_words, row_tile.window_left, C, lined,
     )  # fmt: skip
     seen = gl.convert_layout(gl.permute(seen.to(gl.int8), (1, 0)), scores) != 0
     return gl.where(seen, s, float("-inf"))
@@ -191,38 +213,37 @@ def fold_clear_tiles(
     are folded in. A tile is given back when a product has taken what was read of it: a barrier says nothing of loads
     that are under way.
     """
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     if first < stop:
-        mbarrier.wait(k_full.index(slot), phase)
-        left, right = widened_keys(k_ring[0].index(slot).load(operand))
+        mbarrier.wait(ring.k.full.index(slot), phase)
+        left, right = widened_keys(ring.k.tiles[0].index(slot).load(operand))
         s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
-        mbarrier.arrive(k_free.index(slot), count=1)
+        mbarrier.arrive(ring.k.free.index(slot), count=1)
         for tile in range(first + 1, stop):
             next, next_phase = next_slot(slot, phase, C.STAGES)
-            mbarrier.wait(v_full.index(slot), phase)
-            low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
+            mbarrier.wait(ring.v.full.index(slot), phase)
+            low, high = widened_values(ring.v.tiles[0].index(slot).permute((1, 0)).load(operand))
             s = capped(s, scale, cap, C.CAP)
             is_first = begins & (tile == first + 1)
             state = weigh_narrow(state, s, is_first, weights, flags, unit_of(scale, cap, C.CAP), False)
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
-            mbarrier.arrive(v_free.index(slot), count=1)
-            mbarrier.wait(k_full.index(next), next_phase)
-            left, right = widened_keys(k_ring[0].index(next).load(operand))
+            mbarrier.arrive(ring.v.free.index(slot), count=1)
+            mbarrier.wait(ring.k.full.index(next), next_phase)
+            left, right = widened_keys(ring.k.tiles[0].index(next).load(operand))
             s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
             even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
-            mbarrier.arrive(k_free.index(next), count=1)
+            mbarrier.arrive(ring.k.free.index(next), count=1)
             state = (even, odd, pivot, mass)
             slot = next
             phase = next_phase
-        mbarrier.wait(v_full.index(slot), phase)
-        low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
+        mbarrier.wait(ring.v.full.index(slot), phase)
+        low, high = widened_values(ring.v.tiles[0].index(slot).permute((1, 0)).load(operand))
         s = capped(s, scale, cap, C.CAP)
         is_first = begins & (stop == first + 1)
         state = weigh_narrow(state, s, is_first, weights, flags, unit_of(scale, cap, C.CAP), False)
@@ -230,7 +251,7 @@ def fold_clear_tiles(
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(v_free.index(slot), count=1)
+        mbarrier.arrive(ring.v.free.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase
@@ -238,35 +259,34 @@ def fold_clear_tiles(
 
 @gluon.jit
 def fold_narrow_tiles(
-    state, own, weights, flags, ring, slot, phase, first, stop, view, scale, cap, C: gl.constexpr, MASKED: gl.constexpr,
-    scores: gl.constexpr,
+    state, own, weights, flags, ring, slot, phase, first, stop, row_tile, scale, cap, C: gl.constexpr,
+    MASKED: gl.constexpr, scores: gl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first, stop) into the state of the rows, one after the other; if not MASKED, the first ones of all.
 
     Values are read behind the weights: beside a mask there are no registers for them, and what the compiler spills for
     that, it reads back in the loop of clear tiles too.
     """
-    k_ring, v_ring, k_full, v_full, k_free, v_free = ring
     operand: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     zero = gl.full([C.BLOCK_N, state[0].shape[1]], 0.0, gl.float32, scores)
     for tile in range(first, stop):
-        mbarrier.wait(k_full.index(slot), phase)
-        low, high = widened_keys(k_ring[0].index(slot).load(operand))
+        mbarrier.wait(ring.k.full.index(slot), phase)
+        low, high = widened_keys(ring.k.tiles[0].index(slot).load(operand))
         s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
-        mbarrier.arrive(k_free.index(slot), count=1)
+        mbarrier.arrive(ring.k.free.index(slot), count=1)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
-            s = hide_turned(s, tile, view, C, scores)
+            s = hide_turned(s, tile, row_tile, C, scores)
         state = weigh_narrow(state, s, tile == first, weights, flags, unit_of(scale, cap, C.CAP), MASKED)
-        mbarrier.wait(v_full.index(slot), phase)
-        low, high = widened_values(v_ring[0].index(slot).permute((1, 0)).load(operand))
+        mbarrier.wait(ring.v.full.index(slot), phase)
+        low, high = widened_values(ring.v.tiles[0].index(slot).permute((1, 0)).load(operand))
         even, odd, pivot, mass = state
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(v_free.index(slot), count=1)
+        mbarrier.arrive(ring.v.free.index(slot), count=1)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase

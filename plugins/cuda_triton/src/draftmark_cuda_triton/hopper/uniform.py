@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from .bring import bring_tiles
 from .constants import brings_ahead, constants, first_of, leavers, parts_of, scores_of, takes_turns
 from .fold import fold_tiles, give_turn, shared_out
-from .mask import CAUSAL, TREE
+from .mask import CAUSAL, TREE, View
 from .ring import launch_dependents, make_ring, make_room, of_slot
 from .roles import start
 from .rows import (
@@ -188,9 +188,10 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 row_position = prefix_len + gl.load(depths + slot_of_row, mask=row_live, other=0)
                 highest = gl.max(row_position, 0)
             row_words = tail_mask + (begin + row).to(gl.int64) * mask_words
-            view = (
-                prefix_len, slots, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left,
-                highest, clear,
+            view = View(
+                prefix_len=prefix_len, tail_len=slots, slot_of_row=slot_of_row, row_position=row_position,
+                row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
+                highest=highest, clear=clear,
             )  # fmt: skip
             acc, top, mass, slot, phase = fold_tiles(
                 own_q, ring, slot, phase, tile, stop, view, scale * k_factor, cap, C, MEMBER
