@@ -149,16 +149,21 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside,
             box = boxes.SWIZZLED_ROWS if tile.whole else boxes.box(page, tile)
             widths = [one for one in tiling.columns(heads * dim) if one]
             rooms = [[np.full(block_n * width, -7, np.float16) for _ in range(STAGES)] for width in widths]
-            ring = tuple(map(Room, rooms))
-            bars = [Room([(name, slot) for slot in range(STAGES)]) for name in ("k", "v", "k free", "v free")]
+            ring = boxes.hopper().ring.Ring(*(
+                boxes.hopper().ring.Half(
+                    tiles=tuple(map(Room, rooms)), full=Room([(name, slot) for slot in range(STAGES)]),
+                    free=Room([(f"{name} free", slot) for slot in range(STAGES)]),
+                )
+                for name in ("k", "v")
+            ))  # fmt: skip
             copies = Copies()
             first, rest = tiling.columns(heads * dim)
             constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, BLOCK_D=first, REST=rest, BOX=box, DEPTH=STAGES)
             fetch = copies.environment()["fetch_tiles"]
             for number in range(-(-kv_len // block_n)):
                 fetch(
-                    source, (ring, ring, *bars), number % STAGES, 0, Table(ids), head, number, number + 1,
-                    kv_len, columns + 3, what, constants,
+                    source, ring, number % STAGES, 0, Table(ids), head, number, number + 1, kv_len, columns + 3, what,
+                    constants,
                 )  # fmt: skip
                 assert set(copies.bytes.values()) == {0}
                 parts = zip(rooms, widths, strict=True)

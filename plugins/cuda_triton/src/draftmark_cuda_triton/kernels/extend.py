@@ -18,7 +18,7 @@ import triton.language as tl
 from .convert import convert
 from .schedule import HEADER
 from .split import in_line, tiles_of
-from .tile import CAUSAL, attend_range, sink_mass
+from .tile import CAUSAL, Source, View, attend_range, sink_mass
 
 ALL = tl.constexpr(1 << 30)
 """Tiles of keys, more than there are."""
@@ -100,6 +100,8 @@ def attend_ragged(
         k_factor = tl.load(k_scale)
     if SCALED & 2:
         v_factor = tl.load(v_scale)
+    keys = Source(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
+    values = Source(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
     half = number * 0
     while left > 0:
         row_tile = row_tiles + HEADER + in_line(entry, count, by_line) * 2
@@ -126,14 +128,14 @@ def attend_ragged(
             queries = tl.load(q + q_rows + col[None, :], mask=cell_live, other=0.0)
             clear = (prefix_len + m * BLOCK_M // group + 1) // BLOCK_N
             clear = tl.minimum(tl.maximum(clear, tile), stop)
-            acc = tl.full([HEIGHT, BLOCK_D], 0.0, tl.float32)
-            top = tl.full([HEIGHT], float("-inf"), tl.float32)
-            mass = tl.full([HEIGHT], 0.0, tl.float32)
             page_row = page_table + request.to(tl.int64) * stride_table
+            # No tree: there are neither words nor depths.
+            view = View(
+                prefix_len=prefix_len, tail_len=rows, slot_of_row=row, row_position=prefix_len + row, row_live=row_live,
+                row_words=row_tiles, depths=row_tiles, mask_words=0, window_left=window_left,
+            )  # fmt: skip
             acc, top, mass = attend_range(
-                acc, top, mass, queries, tile, clear, stop, k_source, v_source, page_row, head, prefix_len, rows,
-                row, prefix_len + row, row_live, row_tiles, row_tiles, 0, window_left, scale * k_factor, cap,
-                stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
+                queries, tile, clear, stop, keys, values, page_row, head, view, scale * k_factor, cap, PAGE, BLOCK_N,
                 HEAD_DIM, BLOCK_D, CAUSAL, WINDOW, CAP, USE_TMA, STAGES,
             )  # fmt: skip
             log_mass = tl.where(mass > 0, top + tl.log2(mass), float("-inf"))

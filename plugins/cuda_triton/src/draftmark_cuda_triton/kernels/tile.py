@@ -7,10 +7,12 @@
     rows    └──────────────┘
 
 Keys [0, L) are the prefix, [L, L+T) the tail. A tile that lies in what all rows see needs no mask; only the
-last one or two tiles, where the tail is, pay for one (`MASKED`).
+last one or two tiles, where the tail is, pay for one, and those in which a window begins.
 
 Running state of a row tile, base 2: acc [M, D] fp32, top [M] the largest scaled logit, mass [M] the sum.
 """
+
+from typing import NamedTuple
 
 import triton.language as tl
 
@@ -20,6 +22,43 @@ from .reduce import largest, total
 
 CAUSAL, TREE, BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """TAIL of a kernel: a row sees the tail up to its own slot, what its mask names, or all of it."""
+
+
+class View(NamedTuple):
+    """What packed rows of one request see, int32 where nothing is said.
+
+    Attributes:
+        prefix_len, tail_len: its keys before the tail, and in it.
+        slot_of_row, row_position: ``[BLOCK_M]``, each row's slot in the tail, and the position at which its token is.
+        row_live: bool ``[BLOCK_M]``, whether it is a row of the request.
+        row_words, mask_words: of a tree, pointers ``[BLOCK_M]`` to each row's mask, and its words.
+        depths: of a tree, pointer to the depths of the tail's slots.
+        window_left: tokens left of its own that a row sees.
+    """
+
+    prefix_len: tl.tensor
+    tail_len: tl.tensor
+    slot_of_row: tl.tensor
+    row_position: tl.tensor
+    row_live: tl.tensor
+    row_words: tl.tensor
+    depths: tl.tensor
+    mask_words: tl.tensor
+    window_left: tl.tensor
+
+
+class Source(NamedTuple):
+    """K or V of a cache.
+
+    Attributes:
+        data: pointer, or a descriptor of ``[slots, heads · dim]``.
+        stride_page, stride_slot, stride_head: elements.
+    """
+
+    data: tl.tensor
+    stride_page: tl.tensor
+    stride_slot: tl.tensor
+    stride_head: tl.tensor
 
 
 @inline
@@ -43,30 +82,32 @@ def pages_of(page_row, tile, kv_len, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @inline
-def load_keys(
+def load_tile(
     source,
     page,
     tile,
     head,
     kv_len,
-    stride_page,
-    stride_slot,
-    stride_head,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    USE_TMA: tl.constexpr,
 ):
-    """K or V of one tile through pointers, ``[BLOCK_N, BLOCK_D]``; zeros at and above kv_len."""
-    col = tl.arange(0, BLOCK_D)
-    position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    # 64-bit: page · stride passes 2**31 in a large pool (vllm#47671).
-    rows = page.to(tl.int64) * stride_page + (position % PAGE) * stride_slot
-    pointers = source + rows[:, None] + head * stride_head + col[None, :]
-    live = (position < kv_len)[:, None]
-    if HEAD_DIM != BLOCK_D:
-        live = live & (col < HEAD_DIM)[None, :]
-    return tl.load(pointers, mask=live, other=0.0)
+    """K or V of one tile, ``[BLOCK_N, BLOCK_D]``; at and above kv_len zeros, or in a box what the page holds."""
+    if USE_TMA:
+        # The cache is described as [slots, heads · dim]: a tile lies in one page, so one box is one tile.
+        return source.data.load([page * PAGE + tile * BLOCK_N % PAGE, head * HEAD_DIM])
+    else:
+        col = tl.arange(0, BLOCK_D)
+        position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        # 64-bit: page · stride passes 2**31 in a large pool (vllm#47671).
+        rows = page.to(tl.int64) * source.stride_page + (position % PAGE) * source.stride_slot
+        pointers = source.data + rows[:, None] + head * source.stride_head + col[None, :]
+        live = (position < kv_len)[:, None]
+        if HEAD_DIM != BLOCK_D:
+            live = live & (col < HEAD_DIM)[None, :]
+        return tl.load(pointers, mask=live, other=0.0)
 
 
 @inline
@@ -89,97 +130,70 @@ def sink_mass(sinks, heads, live, top):
 
 
 @inline
-def with_word(bits, i: tl.constexpr, first, shift, column, slot_of_row, row_live, row_words, mask_words):
+def with_word(bits, i: tl.constexpr, first, shift, column, view):
     """`bits` with the 32 keys from 32i of a tile filled in: of each row, two neighbouring words shifted into one."""
-    index = (first >> 5) + i + slot_of_row * 0
-    low = tl.load(row_words + index, mask=row_live & (index >= 0) & (index < mask_words), other=0)
-    high = tl.load(row_words + index + 1, mask=row_live & (index >= -1) & (index + 1 < mask_words), other=0)
+    index = (first >> 5) + i + view.slot_of_row * 0
+    there = view.row_live & (index >= 0) & (index < view.mask_words)
+    low = tl.load(view.row_words + index, mask=there, other=0)
+    there = view.row_live & (index >= -1) & (index + 1 < view.mask_words)
+    high = tl.load(view.row_words + index + 1, mask=there, other=0)
     both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
     word = (both >> shift).to(tl.int32)
     return tl.where((column // 32 == i)[None, :], word[:, None], bits)
 
 
 @inline
-def visible(
-    tile,
-    prefix_len,
-    tail_len,
-    slot_of_row,
-    row_position,
-    row_live,
-    row_words,
-    depths,
-    mask_words,
-    window_left,
-    BLOCK_N: tl.constexpr,
-    TAIL: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
+def visible(tile, view, BLOCK_N: tl.constexpr, TAIL: tl.constexpr, WINDOW: tl.constexpr):
     """bool ``[BLOCK_M, BLOCK_N]``: which keys of a tile each packed row sees."""
     position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    slot = position - prefix_len
+    slot = position - view.prefix_len
     if TAIL == TREE:
         # A row's words are shifted so that bit c of word i is key 32i + c of this tile: registers per row, not per
         # (row, key). Words that do not exist read as zero, and keys left of slot 0 are prefix.
-        first = tile * BLOCK_N - prefix_len
+        first = tile * BLOCK_N - view.prefix_len
         shift = (first & 31).to(tl.int64)
         column = tl.arange(0, BLOCK_N)
-        bits = tl.full([slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
+        bits = tl.full([view.slot_of_row.shape[0], BLOCK_N], 0, tl.int32)
         for i in tl.static_range((BLOCK_N + 31) // 32):
             if INTERPRETED:
                 # A word is dozens of operations there, so 32 keys among which no tail slot is are left out.
-                if -32 < bound(first) + 32 * i < bound(tail_len):
-                    bits = with_word(bits, i, first, shift, column, slot_of_row, row_live, row_words, mask_words)
+                if -32 < bound(first) + 32 * i < bound(view.tail_len):
+                    bits = with_word(bits, i, first, shift, column, view)
             else:
-                bits = with_word(bits, i, first, shift, column, slot_of_row, row_live, row_words, mask_words)
-        seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < tail_len)[None, :]
+                bits = with_word(bits, i, first, shift, column, view)
+        seen = (((bits >> (column % 32)[None, :]) & 1) != 0) & (slot < view.tail_len)[None, :]
         seen = seen | (slot < 0)[None, :]
     elif TAIL == BLOCK:
-        seen = (slot < tail_len)[None, :] & (slot_of_row == slot_of_row)[:, None]
+        seen = (slot < view.tail_len)[None, :] & (view.slot_of_row == view.slot_of_row)[:, None]
     else:
-        seen = slot[None, :] <= slot_of_row[:, None]
+        seen = slot[None, :] <= view.slot_of_row[:, None]
     if WINDOW:
         if TAIL == TREE:
-            depth = tl.load(depths + slot, mask=(slot >= 0) & (slot < tail_len), other=0)
-            key_position = tl.where(slot < 0, position, prefix_len + depth)
+            depth = tl.load(view.depths + slot, mask=(slot >= 0) & (slot < view.tail_len), other=0)
+            key_position = tl.where(slot < 0, position, view.prefix_len + depth)
         else:
             key_position = position
-        seen = seen & (row_position[:, None] - key_position[None, :] <= window_left)
+        seen = seen & (view.row_position[:, None] - key_position[None, :] <= view.window_left)
     return seen
 
 
 @inline
 def attend_tiles(
-    acc,
-    top,
-    mass,
+    state,
     q,
     begin,
+    shown,
     clear,
     end,
     fetch,
     last,
-    k_source,
-    v_source,
+    keys,
+    values,
     page_row,
     head,
-    prefix_len,
-    tail_len,
-    slot_of_row,
-    row_position,
-    row_live,
-    row_words,
-    depths,
-    mask_words,
-    window_left,
+    view,
     scale,
     cap,
-    stride_k_page,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_page,
-    stride_v_slot,
-    stride_v_head,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -191,47 +205,33 @@ def attend_tiles(
     MASK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Fold tiles [begin, end) into the running state of one row tile.
+    """Fold tiles [begin, end) into the running state of one row tile: acc, top, mass.
 
-    MASK says where rows differ in what they see: in no tile (0), in all (1), or from tile `clear` on (2).
+    MASK says where rows differ in what they see: in no tile (0), in all (1), or from tile `clear` on and, with a
+    window, before tile `shown` (2).
     `fetch` is begin, or any tile if there is none to fold; `last` bounds the look-ahead.
     """
-    kv_len = prefix_len + tail_len
+    acc, top, mass = state
+    kv_len = view.prefix_len + view.tail_len
     unit = 1.4426950408889634 if CAP else scale
     # Page ids are fetched a tile ahead, outside the pipeline: inside it they would take half of its stages.
     page = pages_of(page_row, fetch, kv_len, PAGE, BLOCK_N)
     for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
-        if USE_TMA:
-            # The cache is described as [slots, heads · dim]: a tile lies in one page, so one box is one tile.
-            slot = page * PAGE + tile * BLOCK_N % PAGE
-            k = k_source.load([slot, head * HEAD_DIM])
-            v = v_source.load([slot, head * HEAD_DIM])
-        else:
-            k = load_keys(
-                k_source, page, tile, head, kv_len, stride_k_page, stride_k_slot, stride_k_head,
-                PAGE, BLOCK_N, HEAD_DIM, BLOCK_D,
-            )  # fmt: skip
-            v = load_keys(
-                v_source, page, tile, head, kv_len, stride_v_page, stride_v_slot, stride_v_head,
-                PAGE, BLOCK_N, HEAD_DIM, BLOCK_D,
-            )  # fmt: skip
+        k = load_tile(keys, page, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
+        v = load_tile(values, page, tile, head, kv_len, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, USE_TMA)
         page = pages_of(page_row, tl.minimum(tile + 1, last), kv_len, PAGE, BLOCK_N)
         if MASK == 1:
             # Before the product, so that the mask's words travel while the keys do.
-            seen = visible(
-                tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths,
-                mask_words, window_left, BLOCK_N, TAIL, WINDOW,
-            )  # fmt: skip
+            seen = visible(tile, view, BLOCK_N, TAIL, WINDOW)
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
             s = soft_cap(s, scale, cap)
-        if MASK == 2:  # noqa: SIM102  one is decided by the compiler, the other on the device
-            if tile >= clear:
-                seen = visible(
-                    tile, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths,
-                    mask_words, window_left, BLOCK_N, TAIL, WINDOW,
-                )  # fmt: skip
-                s = tl.where(seen, s, float("-inf"))
+        if MASK == 2:
+            differs = tile >= clear
+            if WINDOW:
+                differs = differs | (tile < shown)
+            if differs:
+                s = tl.where(visible(tile, view, BLOCK_N, TAIL, WINDOW), s, float("-inf"))
         if MASK == 1:
             s = tl.where(seen, s, float("-inf"))
             if USE_TMA:
@@ -253,34 +253,17 @@ def attend_tiles(
 
 @inline
 def attend_range(
-    acc,
-    top,
-    mass,
     q,
     begin,
     clear,
     end,
-    k_source,
-    v_source,
+    keys,
+    values,
     page_row,
     head,
-    prefix_len,
-    tail_len,
-    slot_of_row,
-    row_position,
-    row_live,
-    row_words,
-    depths,
-    mask_words,
-    window_left,
+    view,
     scale,
     cap,
-    stride_k_page,
-    stride_k_slot,
-    stride_k_head,
-    stride_v_page,
-    stride_v_slot,
-    stride_v_head,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -291,35 +274,38 @@ def attend_range(
     USE_TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Fold tiles [begin, end); rows differ in what they see from tile `clear` on, or everywhere with a window.
+    """The state of a row tile after tiles [begin, end): acc, top, mass. Rows differ in what they see from tile `clear`
+    on, and where a window begins.
 
     Through pointers one loop does both, for a masked load brings zeros. A box brings all that a page holds, so
-    its last tiles have a loop of their own, which zeroes V in registers.
+    its last tiles have a loop of their own, which zeroes V in registers; and so have those in which a window begins.
     """
+    acc = tl.full([q.shape[0], BLOCK_D], 0.0, tl.float32)
+    top = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    mass = tl.full([q.shape[0]], 0.0, tl.float32)
+    state = (acc, top, mass)
+    shown = begin
     if WINDOW:
+        # From the first tile on that the highest row sees whole, every row sees every key before the tail.
+        highest = largest(tl.where(view.row_live, view.row_position, 0), 0)
+        hidden = tl.maximum(highest - view.window_left, 0)
+        shown = tl.minimum(tl.maximum((hidden + BLOCK_N - 1) // BLOCK_N, begin), clear)
+    if not USE_TMA:
         return attend_tiles(
-            acc, top, mass, q, begin, begin, end, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
-            tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
-            stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, STAGES,
-        )  # fmt: skip
-    elif not USE_TMA:
-        return attend_tiles(
-            acc, top, mass, q, begin, clear, end, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
-            tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
-            stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 2, STAGES,
+            state, q, begin, shown, clear, end, begin, end - 1, keys, values, page_row, head, view, scale, cap, PAGE,
+            BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 2, STAGES,
         )  # fmt: skip
     else:
-        acc, top, mass = attend_tiles(
-            acc, top, mass, q, begin, clear, clear, begin, end - 1, k_source, v_source, page_row, head, prefix_len,
-            tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale, cap,
-            stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
-            HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 0, STAGES,
+        if WINDOW:
+            state = attend_tiles(
+                state, q, begin, shown, clear, shown, begin, end - 1, keys, values, page_row, head, view, scale, cap,
+                PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
+            )  # fmt: skip
+        state = attend_tiles(
+            state, q, shown, shown, clear, clear, tl.minimum(shown, end - 1), end - 1, keys, values, page_row, head,
+            view, scale, cap, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 0, STAGES,
         )  # fmt: skip
         return attend_tiles(
-            acc, top, mass, q, clear, clear, end, tl.minimum(clear, end - 1), end - 1, k_source, v_source, page_row,
-            head, prefix_len, tail_len, slot_of_row, row_position, row_live, row_words, depths, mask_words,
-            window_left, scale, cap, stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot,
-            stride_v_head, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
+            state, q, clear, shown, clear, end, tl.minimum(clear, end - 1), end - 1, keys, values, page_row, head,
+            view, scale, cap, PAGE, BLOCK_N, HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, 1, 2,
         )  # fmt: skip

@@ -17,7 +17,7 @@ import triton.language as tl
 from .convert import convert
 from .inline import bound, inline
 from .split import rows_of, surplus, tile_range
-from .tile import BLOCK, CAUSAL, TREE, attend_range, sink_mass
+from .tile import BLOCK, CAUSAL, TREE, Source, View, attend_range, sink_mass
 
 
 @inline
@@ -135,6 +135,8 @@ def attend_uniform(
         k_factor = tl.load(k_scale)
     if SCALED & 2:
         v_factor = tl.load(v_scale)
+    keys = Source(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
+    values = Source(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
     half = 0
     while left > 0:
         prefix_len = tl.load(prefix_lens + request)
@@ -169,13 +171,12 @@ def attend_uniform(
                 row_position = prefix_len + tl.load(depths + slot_of_row, mask=row_live, other=0)
             row_words = tail_mask + row_index.to(tl.int64) * mask_words
             page_row = page_table + request.to(tl.int64) * stride_table
-            acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
-            top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            mass = tl.full([BLOCK_M], 0.0, tl.float32)
+            view = View(
+                prefix_len=prefix_len, tail_len=slots, slot_of_row=slot_of_row, row_position=row_position,
+                row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
+            )  # fmt: skip
             acc, top, mass = attend_range(
-                acc, top, mass, queries, tile, clear, stop, k_source, v_source, page_row, head, prefix_len, slots,
-                slot_of_row, row_position, row_live, row_words, depths, mask_words, window_left, scale * k_factor, cap,
-                stride_k_page, stride_k_slot, stride_k_head, stride_v_page, stride_v_slot, stride_v_head, PAGE, BLOCK_N,
+                queries, tile, clear, stop, keys, values, page_row, head, view, scale * k_factor, cap, PAGE, BLOCK_N,
                 HEAD_DIM, BLOCK_D, TAIL, WINDOW, CAP, USE_TMA, STAGES,
             )  # fmt: skip
 
