@@ -1,4 +1,4 @@
-"""One core for an engine's own thread while it is asked.
+"""One core for an engine's own thread while it is asked, and one for each of its ranks.
 
 A host's virtual cores differ in speed, each by itself and over time, by more than backends do: with runner V1, whose
 steps wait for the host, turns of one engine lay 13 % apart as its thread came to stand on one core or another. Engines
@@ -23,19 +23,21 @@ ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
 
 
 def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Engine) -> Any:
-    """Let an engine work on the core of a turn.
-
-    Ranks of several GPUs are processes of their own, and stay where the system puts them.
-    """
-    if engine.num_gpus == 1 and len(ALL) >= LEAST:
-        _pin(ALL[turn % len(ALL)])
+    """Let an engine work on the cores of a turn: its own thread on one, each rank of several GPUs on another."""
+    ranks = engine.num_gpus if engine.num_gpus > 1 else 0
+    taken = 1 + ranks
+    if len(ALL) >= LEAST + ranks:
+        cores = [ALL[(turn * taken + number) % len(ALL)] for number in range(taken)]
+        rest = [core for core in ALL if core not in cores]
+        pin(cores[0], rest)
+        if ranks:
+            llm.collective_rpc("take_core", args=(cores[1:], rest))
     return work(llm, engine)
 
 
-def _pin(core: int) -> None:
+def pin(core: int, rest: list[int]) -> None:
     """Give the process's first thread a core, and all its other threads the rest."""
-    rest = set(ALL) - {core}
     for path in THREADS.iterdir():
         thread = int(path.name)
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(thread, {core} if thread == os.getpid() else rest)
+            os.sched_setaffinity(thread, {core} if thread == os.getpid() else set(rest))

@@ -10,7 +10,6 @@ import pickle
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -458,8 +457,7 @@ def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(len(cores.ALL) < 2, reason="one core")
 def test_an_engine_stands_on_the_core_of_its_turn() -> None:
-    """Its first thread alone does, and the others on the rest; where there is none to spare, or a rank is a process of
-    its own, all stay where they are."""
+    """Its first thread alone does, and the others on the rest; where there is none to spare all stay where they are."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_stand, args=(theirs,))
@@ -469,7 +467,7 @@ def test_an_engine_stands_on_the_core_of_its_turn() -> None:
     process.join()
     every = found["before"]
     assert found["pinned"] == [({every[turn % len(every)]}, set(every) - {every[turn % len(every)]}) for turn in (0, 3)]
-    assert found["ranks"] == found["few"] == found["pinned"][-1]
+    assert found["few"] == found["pinned"][-1]
 
 
 def _stand(link: Any) -> None:
@@ -484,8 +482,30 @@ def _stand(link: Any) -> None:
     found: dict[str, Any] = {"before": cores.ALL}
     cores.LEAST = 2
     found["pinned"] = [cores.on_core(turn, here, None, engine) for turn in (0, 3)]
-    found["ranks"] = cores.on_core(0, here, None, replace(engine, num_gpus=2))
     cores.LEAST = len(cores.ALL) + 1
     found["few"] = cores.on_core(0, here, None, engine)
     stop.set()
     link.send(found)
+
+
+def test_each_rank_stands_on_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the engine on another: turn after turn on the next ones, with the rest for all other threads."""
+    monkeypatch.setattr(cores, "ALL", list(range(8)))
+    pinned: list[tuple[int, list[int]]] = []
+    for module in (cores, ranks):
+        monkeypatch.setattr(module, "pin", lambda core, rest: pinned.append((core, rest)))
+
+    def call(method: str, args: tuple[Any, ...]) -> None:
+        for number in range(2):
+            rank = ranks.Rank()
+            rank.rank = number
+            getattr(rank, method)(*args)
+
+    engine = Engine("small-shape", backend="A", page_size=16, num_gpus=2)
+    for turn in (0, 1, 2):
+        cores.on_core(turn, lambda llm, engine: None, SimpleNamespace(collective_rpc=call), engine)
+    turns = [(0, 1, 2), (3, 4, 5), (6, 7, 0)]
+    assert pinned == [(core, [one for one in range(8) if one not in turn]) for turn in turns for core in turn]
+    monkeypatch.setattr(cores, "ALL", list(range(5)))
+    cores.on_core(0, lambda llm, engine: None, None, engine)
+    assert len(pinned) == 9
