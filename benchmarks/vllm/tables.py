@@ -60,7 +60,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             _line(
                 [
                     _phase(ours),
-                    ours["case"].replace("-uneven", ", uneven"),
+                    ours["case"].replace("-uneven", ", uneven").replace("+", " + "),
                     *(MADE_OF[name](ours) for name in varied),
                     f"{ours['tokens_per_s']:,.0f}",
                     theirs["backend"],
@@ -156,12 +156,14 @@ def _phase(row: dict[str, Any]) -> str:
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     requests, _, tokens = row["case"].partition("-")[0].partition("x")
+    context, _, new = tokens.partition("+")
     uneven = "uneven" in row["case"]
     return (
         PHASES[row["phase"]],
         row.get("drafter", ""),
         uneven,
-        int(tokens.removesuffix("k")),
+        bool(new),
+        int(context.removesuffix("k")),
         int(requests),
         row["page_size"],
     )
