@@ -246,7 +246,7 @@ def _about(engine: Engine) -> dict[str, Any]:
 
 
 def elements(engine: Engine) -> int:
-    """Weights of a Llama of the engine's shape, and room to align them."""
+    """Weights of a model of the engine's shape, and room to align them."""
     one = SHAPES[engine.shape]
     hidden, layers = one["hidden_size"], one["num_hidden_layers"]
     heads = (one["num_attention_heads"] * 2 + one["num_key_value_heads"] * 2) * one["head_dim"]

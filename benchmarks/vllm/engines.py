@@ -13,7 +13,7 @@ from typing import Any
 
 from .memory import LOAD_FORMAT
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "Llama-3-8B-shape": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -22,6 +22,20 @@ SHAPES = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": 128256,
+    },
+    "Gemma-2-9B-shape": {
+        "model_type": "gemma2",
+        "hidden_size": 3584,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 256000,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 256,
     },
     "small-shape": {
         "hidden_size": 512,
@@ -32,7 +46,23 @@ SHAPES = {
         "head_dim": 64,
         "vocab_size": 512,
     },
+    "small-windows-shape": {
+        "model_type": "gemma2",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 512,
+        "sliding_window": 64,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 64,
+    },
 }
+"""Of a Llama where nothing else is said. Of Gemma 2 every other layer has a window."""
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM"}
 OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
 """What `draftmark_vllm.heads.convert` names a head."""
@@ -156,9 +186,10 @@ class Engine:
     @property
     def architectures(self) -> tuple[str, ...]:
         """Models that its process makes, as vLLM names them."""
+        target = ARCHITECTURES[SHAPES[self.shape].get("model_type", "llama")]
         if not self.drafts or self.drafter == "ngram":
-            return ("LlamaForCausalLM",)
-        return ("LlamaForCausalLM", HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
+            return (target,)
+        return (target, HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
 
     def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
         """`LLM`'s `speculative_config`."""
@@ -187,25 +218,27 @@ def _tree_worker() -> str:
 
 
 def model(folder: Path, engine: Engine) -> Path:
-    """Write the folder of a Llama of this shape; with weights where they are random, for vLLM fills dummy ones."""
+    """Write the folder of a model of this shape; with weights where they are random, for vLLM fills dummy ones."""
     path = folder / f"{engine.shape}-{engine.dtype}"
     if not (path / "config.json").exists():
-        from transformers import LlamaConfig
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = LlamaConfig(
-            **SHAPES[engine.shape],
-            max_position_embeddings=131072,
+        usual = {"model_type": "llama", "max_position_embeddings": 131072, "initializer_range": 0.08}
+        told = usual | SHAPES[engine.shape]
+        kind = told.pop("model_type")
+        config = AutoConfig.for_model(
+            kind,
+            **told,
             rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
             torch_dtype=engine.dtype,
-            architectures=["LlamaForCausalLM"],
-            initializer_range=0.08,
+            architectures=[ARCHITECTURES[kind]],
         )
         if engine.random_weights:
             import torch
-            from transformers import LlamaForCausalLM
 
             torch.manual_seed(0)
-            LlamaForCausalLM(config).to(getattr(torch, engine.dtype)).save_pretrained(path)
+            made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            made.to(getattr(torch, engine.dtype)).save_pretrained(path)
         config.save_pretrained(path)
     return path
 

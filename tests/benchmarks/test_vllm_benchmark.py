@@ -20,6 +20,7 @@ import torch
 from benchmarks.spans import covered
 from benchmarks.vllm import cores, fleet, judged, ranks
 from benchmarks.vllm.engines import SHAPES, Engine, head
+from benchmarks.vllm.engines import model as model_of
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
@@ -95,6 +96,29 @@ def test_a_head_drafts_fewer_tokens_where_its_output_is_its_own(tmp_path: Path) 
     for shared, tokens in ((True, 128), (False, 512)):
         config = json.loads((head(tmp_path, Engine(**HEAD, shared=shared)) / "config.json").read_text())
         assert (config["draft_vocab_size"], config["vocab_size"], config["num_hidden_layers"]) == (tokens, 512, 1)
+
+
+def test_a_shape_is_a_llamas_unless_it_says_so(tmp_path: Path) -> None:
+    """Gemma 2's has a window in every other layer, and is loaded as such; random weights are those of a seed."""
+    pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    read = {}
+    for shape, random in (("small-windows-shape", False), ("small-shape", True)):
+        engine = Engine(shape, backend="A", page_size=16, random_weights=random)
+        read[shape] = json.loads((model_of(tmp_path, engine) / "config.json").read_text())
+        assert read[shape]["architectures"] == list(engine.architectures)
+    windows = read["small-windows-shape"]
+    assert windows["architectures"] == ["Gemma2ForCausalLM"] and windows["sliding_window"] == 64
+    assert windows["layer_types"] == 2 * ["sliding_attention", "full_attention"]
+    assert read["small-shape"]["architectures"] == ["LlamaForCausalLM"] and "sliding_window" not in read["small-shape"]
+    kept = load_file(model_of(tmp_path, Engine("small-shape", backend="A", page_size=16)) / "model.safetensors")
+    torch.manual_seed(0)
+    config = LlamaConfig.from_pretrained(tmp_path / "small-shape-bfloat16")
+    config.dtype = torch.float32
+    for name, tensor in LlamaForCausalLM(config).state_dict().items():
+        assert torch.equal(kept[name], tensor.to(torch.bfloat16)), name
 
 
 def memory() -> Memory:
