@@ -13,8 +13,10 @@ from typing import Any
 
 from .memory import LOAD_FORMAT
 
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 SHAPES: dict[str, dict[str, Any]] = {
     "Llama-3-8B-shape": {
+        "model_type": "llama",
         "hidden_size": 4096,
         "intermediate_size": 14336,
         "num_hidden_layers": 32,
@@ -33,11 +35,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 256,
         "vocab_size": 256000,
         "sliding_window": 4096,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+        **CAPS,
         "query_pre_attn_scalar": 256,
     },
     "small-shape": {
+        "model_type": "llama",
         "hidden_size": 512,
         "intermediate_size": 1024,
         "num_hidden_layers": 4,
@@ -56,12 +58,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "vocab_size": 512,
         "sliding_window": 64,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+        **CAPS,
         "query_pre_attn_scalar": 64,
     },
 }
-"""Of a Llama where nothing else is said. Of Gemma 2 every other layer has a window."""
+"""As transformers' configurations have them. Of Gemma 2 every other layer has the window."""
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM"}
 OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
@@ -186,7 +187,7 @@ class Engine:
     @property
     def architectures(self) -> tuple[str, ...]:
         """Models that its process makes, as vLLM names them."""
-        target = ARCHITECTURES[SHAPES[self.shape].get("model_type", "llama")]
+        target = ARCHITECTURES[SHAPES[self.shape]["model_type"]]
         if not self.drafts or self.drafter == "ngram":
             return (target,)
         return (target, HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
@@ -223,15 +224,13 @@ def model(folder: Path, engine: Engine) -> Path:
     if not (path / "config.json").exists():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        usual = {"model_type": "llama", "max_position_embeddings": 131072, "initializer_range": 0.08}
-        told = usual | SHAPES[engine.shape]
-        kind = told.pop("model_type")
         config = AutoConfig.for_model(
-            kind,
-            **told,
+            **SHAPES[engine.shape],
+            max_position_embeddings=131072,
             rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
             torch_dtype=engine.dtype,
-            architectures=[ARCHITECTURES[kind]],
+            architectures=[engine.architectures[0]],
+            initializer_range=0.08,
         )
         if engine.random_weights:
             import torch
@@ -254,7 +253,6 @@ def head(folder: Path, engine: Engine) -> Path:
         shape, layers = SHAPES[engine.shape] | {"num_hidden_layers": 1}, SHAPES[engine.shape]["num_hidden_layers"]
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
             **shape,
             "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
             # vLLM's own choice has a layer twice in a shallow model, and then too few hidden states.

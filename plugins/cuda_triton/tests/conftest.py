@@ -199,6 +199,29 @@ def bench() -> Bench:
 
 
 @dataclass
+class Slots:
+    """What of each slot of a ring there is: a tile in NumPy, or the name of a barrier."""
+
+    each: list[Any]
+
+    def index(self, slot: Any) -> Any:
+        """That of one slot, itself: a tile is written into."""
+        return self.each[slot]
+
+
+@pytest.fixture(scope="session")
+def ring_of() -> Callable[..., Any]:
+    """Hopper's `Ring` for roles that run over NumPy, of the parts of K's and V's tiles, slot after slot each; barriers
+    are "k", "v", "k free" and "v free", with their slot."""
+
+    def half(name: str, parts: list[list[Any]]) -> Any:
+        full, free = (Slots([(one, slot) for slot in range(len(parts[0]))]) for one in (name, f"{name} free"))
+        return boxes.hopper().ring.Half(tiles=tuple(map(Slots, parts)), full=full, free=free)
+
+    return lambda k, v: boxes.hopper().ring.Ring(k=half("k", k), v=half("v", v))
+
+
+@dataclass
 class Result:
     """What a uniform forward wrote."""
 

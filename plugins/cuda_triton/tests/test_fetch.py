@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -18,16 +17,6 @@ pytestmark = pytest.mark.skipif(not boxes.available(), reason="this Triton has n
 
 HOPPER = DeviceProfile("cuda", 90, 132)
 STAGES = 2
-
-
-@dataclass
-class Room:
-    """Slots of shared memory, or a barrier of each: what `index` picks is another view."""
-
-    each: Any
-
-    def index(self, at: int) -> Any:
-        return self.each[at]
 
 
 class Source:
@@ -68,7 +57,7 @@ class Copies:
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": language, "range": range, "async_load": self.load, "VALUES": fetch.VALUES.value,
-            "reinterpret": lambda room, dtype, shape, layout: Room(room.reshape(shape)),
+            "reinterpret": lambda room, dtype, shape, layout: SimpleNamespace(index=room.reshape(shape).__getitem__),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect), "keys_of": fetch.keys_of.fn,
             **{name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "width_of")},
         }  # fmt: skip
@@ -120,7 +109,7 @@ def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
 ])  # fmt: skip
 @pytest.mark.parametrize("block_n", [64, 128])
-def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside, block_n):
+def test_a_tile_has_the_keys_that_its_masks_say_it_has(ring_of, page, dim, heads, beside, block_n):
     """Each at its place, of K's and V's own pages; nothing that lies behind the last key of a request, which is NaN.
     All bytes that a barrier is told of come.
     """
@@ -149,13 +138,7 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(page, dim, heads, beside,
             box = boxes.SWIZZLED_ROWS if tile.whole else boxes.box(page, tile)
             widths = [one for one in tiling.columns(heads * dim) if one]
             rooms = [[np.full(block_n * width, -7, np.float16) for _ in range(STAGES)] for width in widths]
-            ring = boxes.hopper().ring.Ring(*(
-                boxes.hopper().ring.Half(
-                    tiles=tuple(map(Room, rooms)), full=Room([(name, slot) for slot in range(STAGES)]),
-                    free=Room([(f"{name} free", slot) for slot in range(STAGES)]),
-                )
-                for name in ("k", "v")
-            ))  # fmt: skip
+            ring = ring_of(rooms, rooms)
             copies = Copies()
             first, rest = tiling.columns(heads * dim)
             constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, BLOCK_D=first, REST=rest, BOX=box, DEPTH=STAGES)

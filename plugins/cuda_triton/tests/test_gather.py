@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -93,16 +94,6 @@ class Table:
 
 
 @dataclass
-class Slots:
-    """Tiles of a ring, or their barriers."""
-
-    each: list[Any]
-
-    def index(self, slot: Any) -> Any:
-        return self.each[slot]
-
-
-@dataclass
 class Model:
     """The language as far as the role uses it, over one memory of elements.
 
@@ -161,11 +152,13 @@ def _plain(x: Any) -> Any:
 
 
 def gathered(
-    page: int, block_n: int, dim: int, kv_len: int, first: int, head: int, layout: str, seed: int, beside: int = 1,
+    ring_of: Callable[..., Any], page: int, block_n: int, dim: int, kv_len: int, first: int, head: int, layout: str,
+    seed: int, beside: int = 1,
 ):  # fmt: skip
     """Tiles [first, end) that the role brings of one request, what they should be, and what it did at barriers.
 
     Args:
+        ring_of: makes the ring.
         beside: heads that are one of as many times the dim.
     """
     chance, heads, stages = random.Random(seed), 3 * beside, 3
@@ -185,13 +178,8 @@ def gathered(
     model = Model(memory)
     block_d, rest = tiling.columns(beside * dim)
     widths = [one for one in (block_d, rest) if one]
-    ring = boxes.hopper().ring.Ring(*(
-        boxes.hopper().ring.Half(
-            tiles=tuple(Slots([np.full((block_n, one), -7, ELEMENT) for _ in range(stages)]) for one in widths),
-            full=Slots([(name, i) for i in range(stages)]), free=Slots([(f"{name} free", i) for i in range(stages)]),
-        )
-        for name in ("k", "v")
-    ))  # fmt: skip
+    k, v = ([[np.full((block_n, one), -7, ELEMENT) for _ in range(stages)] for one in widths] for _ in range(2))
+    ring = ring_of(k, v)
     end = -(-kv_len // block_n)
     role, tiles, slot, phase = model.environment()["gather_tiles"], [], Value(0), Value(0)
     constants = SimpleNamespace(
@@ -201,7 +189,7 @@ def gathered(
         slot, phase = role(
             source, source, ring, slot, phase, Table(ids), Value(np.int32(head)), tile, tile + 1, kv_len, constants,
         )  # fmt: skip
-        tiles.append([np.hstack([one.each[(tile - first) % stages] for one in half.tiles]) for half in ring])
+        tiles.append([np.hstack([one[(tile - first) % stages] for one in half]) for half in (k, v)])
     expected = []
     for tile in range(first, end):
         rows = np.zeros((block_n, sum(widths)), ELEMENT)
@@ -214,7 +202,7 @@ def gathered(
 
 @pytest.mark.parametrize("layout", ["packed", "heads"])
 @pytest.mark.parametrize("page", [1, 2, 3, 4, 5, 12, 20])
-def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
+def test_a_tile_holds_what_boxes_of_its_size_would_bring(ring_of, page, layout):
     """Keys stand in order and end with the tile, of any page size; before them are zeros, and nothing else is read."""
     chance = random.Random(page)
     for case in range(12):
@@ -222,25 +210,25 @@ def test_a_tile_holds_what_boxes_of_its_size_would_bring(page, layout):
         kv_len = chance.choice((1, block_n - 1, block_n, block_n + 1, chance.randrange(1, 4 * block_n)))
         first = chance.randrange(-(-kv_len // block_n))
         told = (page, block_n, dim, kv_len, first, chance.randrange(3), layout, case)
-        tiles, expected, _ = gathered(*told)
+        tiles, expected, _ = gathered(ring_of, *told)
         for (k, v), rows in zip(tiles, expected, strict=True):
             assert np.array_equal(k, rows) and np.array_equal(v, rows), told
 
 
 @pytest.mark.parametrize("page", [1, 5, 16, 64])
 @pytest.mark.parametrize("dim", [48, 64, 80, 96, 120])
-def test_a_tile_holds_two_heads_beside_each_other(page, dim):
+def test_a_tile_holds_two_heads_beside_each_other(ring_of, page, dim):
     """All elements of both, and zeros behind them."""
     for kv_len in (1, 64, 130):
         for head in range(3):
-            tiles, expected, _ = gathered(page, 64, dim, kv_len, 0, head, "packed", kv_len, beside=2)
+            tiles, expected, _ = gathered(ring_of, page, 64, dim, kv_len, 0, head, "packed", kv_len, beside=2)
             for (k, v), rows in zip(tiles, expected, strict=True):
                 assert np.array_equal(k, rows) and np.array_equal(v, rows)
 
 
-def test_a_slot_is_waited_for_filled_and_told_of_in_turn():
+def test_a_slot_is_waited_for_filled_and_told_of_in_turn(ring_of):
     """Room for K, K, room for V, V, slot after slot; the phase of room flips when the ring comes round."""
-    _, _, done = gathered(4, 64, 64, 300, 0, 0, "packed", 0)
+    _, _, done = gathered(ring_of, 4, 64, 64, 300, 0, 0, "packed", 0)
     expected = []
     for tile in range(5):
         slot, turn = tile % 3, tile // 3
