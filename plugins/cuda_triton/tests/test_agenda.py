@@ -46,15 +46,16 @@ def of_agenda(name, programs):
         load=lambda pointer: pointer.value, store=lambda pointer, word: setattr(pointer, "value", word),
         atomic_add=add, minimum=min, num_programs=lambda axis: programs,
     )  # fmt: skip
-    return FunctionType(getattr(agenda, name).fn.__code__, {"gl": language, "HEADER": agenda.HEADER.value, "max": max})
+    known = {"gl": language, "HEADER": agenda.HEADER.value, "Item": agenda.Item}
+    return FunctionType(getattr(agenda, name).fn.__code__, known)
 
 
 def place_of(item, group):
     """Request, row tile of 128 packed rows, and head of what was looked up: a tile may begin inside a row's heads."""
-    request, head, row, skipped, *_ = item
-    assert 0 <= skipped < group
-    assert (row * group + skipped) % 128 == 0
-    return request, (row * group + skipped) // 128, head
+    assert 0 <= item.skipped < group
+    packed = item.row * group + item.skipped
+    assert packed % 128 == 0
+    return item.request, packed // 128, item.head
 
 
 def test_the_header_is_the_rows_before_the_first_tile():
@@ -86,7 +87,7 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
             free = [(program, looked_up(program, *given)) for program in range(programs)]
             while free:
                 program, one = free.pop(chance.randrange(len(free)))
-                if one[5]:
+                if one.rows:
                     found.append(one)
                     free.append((program, looked_up(take(Words(agenda), number * heads), *given)))
             assert agenda[0] == 0, "the next layer takes from the start"
@@ -94,8 +95,8 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
                 (*tile, head) for tile in tiles for head in range(heads)
             )
             assert all(
-                (begin, count, before) == (starts[request], rows[request], prefix[request])
-                for request, _, _, _, begin, count, before in found
+                (one.begin, one.rows, one.prefix_len) == (starts[one.request], rows[one.request], prefix[one.request])
+                for one in found
             )
         order = [place_of(looked_up(item, *given), group) for item in range(number * heads)]
         assert order == [
@@ -104,7 +105,7 @@ def test_every_row_tile_of_every_head_is_taken_once(programs, heads, together):
             for tile in tiles
             for head in range(first, min(first + together, heads))
         ]
-        assert looked_up(number * heads, *given)[5] == 0
+        assert looked_up(number * heads, *given).rows == 0
 
 
 def walks(program, heads, window_left, rows, prefix, starts, tiles, work, pieces):
@@ -115,7 +116,7 @@ def walks(program, heads, window_left, rows, prefix, starts, tiles, work, pieces
         where=lambda condition, yes, no: yes if condition else no,
     )  # fmt: skip
     apart = FunctionType(boxes.hopper().rows.apart.fn.__code__, {})
-    known = {"gl": language, "HEADER": agenda.HEADER.value, "apart": apart}
+    known = {"gl": language, "HEADER": agenda.HEADER.value, "apart": apart, "Item": agenda.Item, "Span": agenda.Span}
     known["tiles_of"] = FunctionType(agenda.tiles_of.fn.__code__, known)
     walk = FunctionType(agenda.walk.fn.__code__, known)
     constants = SimpleNamespace(WINDOW=window_left >= 0, BLOCK_M=16, BLOCK_N=32, ITEM_COST=tiling.ITEM_COST)
@@ -127,13 +128,13 @@ def walks(program, heads, window_left, rows, prefix, starts, tiles, work, pieces
     given = (Words(words), tiles[0][1], tiles[1][1], Words(prefix), Words(starts), heads, 2, inverse, window_left)
     found = []
     while True:
-        item, place = walk(place, *given, constants)
-        assert min(item) >= 0, "an item is read as a sum, which says whether it is there"
-        if not item[5]:
+        item, span, place = walk(place, *given, constants)
+        assert min(item + span) >= 0, "an item is read as a sum, which says whether it is there"
+        if not item.rows:
             return found
-        request, head, row, skipped, begin, count, before = item[:7]
-        assert (begin, count, before) == (starts[request], rows[request], prefix[request])
-        found.append((request, (row * 2 + skipped) // 16, head, *item[7:]))
+        expected = (starts[item.request], rows[item.request], prefix[item.request])
+        assert (item.begin, item.rows, item.prefix_len) == expected
+        found.append((item.request, (item.row * 2 + item.skipped) // 16, item.head, *span))
 
 
 @pytest.mark.parametrize("window_left", [-1, 300])

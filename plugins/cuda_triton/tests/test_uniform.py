@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from types import FunctionType, SimpleNamespace
+
 import pytest
 import torch
 
@@ -63,6 +66,52 @@ def test_long_tails(bench, run_uniform, tail_len):
     """Mask words are aligned to tiles wherever L ends: tails of one word, of many, and beyond a tile."""
     problem = bench.problem(tail_len, (0, 5, 45), 2, tail_len)
     assert bench.error(run_uniform(problem, tile(), 4).out, problem.out) < 1e-5
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("pieces", [1, 3, 40])
+@pytest.mark.parametrize(("q_len", "tail_len"), [(70, 70), (40, 90)])
+def test_row_tiles_of_a_long_tail_however_it_is_cut(bench, run_uniform, q_len, tail_len, pieces, tree):
+    """Rows see no slot behind their own: of a piece behind all of a row tile's rows nothing is counted."""
+    problem = bench.problem(pieces, (0, 45, 64), q_len, tail_len, tree=tree)
+    result = run_uniform(problem, tile(), pieces)
+    assert bench.error(result.out, problem.out) < 1e-5
+    assert (result.lse.cpu() - problem.lse).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_row_tile_leaves_out_what_lies_behind_its_rows(bench, run_uniform, tree):
+    """Of a prefix of 64 tokens and a tail of 64, rows of slots 0 to 31 are asked for tiles 0 to 2 of 32 keys."""
+    problem = bench.problem(1, (64,), 64, 64, tree=tree, page=32)
+    problem.v[int(problem.page_table[0, 3])] = float("nan")
+    out = run_uniform(problem, tile(), 1).out.cpu()
+    assert bench.error(out[:32], problem.out[:32]) < 1e-5
+    assert out[32:].isnan().all()
+
+
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_the_last_tile_of_a_row_tile_is_the_last_that_a_row_sees(is_hopper):
+    """By counting keys, of rows and pieces of any size; a piece that has no such tile has its first one."""
+    from draftmark_cuda_triton import boxes
+    from draftmark_cuda_triton.kernels import split
+
+    if is_hopper and not boxes.available():
+        pytest.skip("this Triton has no Gluon as `hopper` uses it")
+    code = boxes.hopper().uniform.stop_of.fn.__code__ if is_hopper else getattr(split.stop_of, "fn", split.stop_of).__code__
+    language = SimpleNamespace(minimum=min, maximum=max)
+    stop_of = FunctionType(code, {"gl": language, "tl": language, "BLOCK": 2})
+    chance = random.Random(1)
+    for _ in range(2000):
+        keys, rows, prefix = chance.choice((32, 64, 128)), chance.randrange(1, 90), chance.randrange(300)
+        tail, last = rows + chance.choice((0, chance.randrange(90))), chance.randrange(120)
+        end = -(-(prefix + tail) // keys)
+        tile, left = chance.randrange(end), chance.randrange(1, 2 * end + 1)
+        for is_block in (False, True):
+            how = SimpleNamespace(TAIL=2 if is_block else chance.randrange(2), BLOCK_N=keys)
+            stop = stop_of(tile, left, end, prefix, tail, rows, last, *((how,) if is_hopper else (keys, is_block)))
+            seen = prefix + tail if is_block else prefix + tail - rows + min(last, rows - 1) + 1
+            tiles = {key // keys for key in range(seen)} & set(range(tile, tile + left))
+            assert set(range(tile, stop)) == (tiles or {tile})
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -14,6 +14,8 @@ Of few row tiles some programs would be idle while others walk over a long prefi
 piece for each program as `kernels.split` cuts requests, and merged as there, if the schedule says so.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -27,6 +29,38 @@ HEADER = gl.constexpr(4)
 """Words of `row_tiles` before the first row tile: `tiling.AGENDA_ROWS` rows of two."""
 AHEAD = gl.constexpr(4)
 """Items that the role which takes them may be ahead of the others: a ring full of tiles of short requests."""
+
+
+class Item(NamedTuple):
+    """A row tile of a KV head, int32; there is none where it has no rows.
+
+    Attributes:
+        request, head: which.
+        row, skipped: the request's row at which it begins, and how many of that row's heads are the tile's before.
+        begin, rows: the request's first row, and its rows.
+        prefix_len: tokens before them.
+    """
+
+    request: gl.tensor
+    head: gl.tensor
+    row: gl.tensor
+    skipped: gl.tensor
+    begin: gl.tensor
+    rows: gl.tensor
+    prefix_len: gl.tensor
+
+
+class Span(NamedTuple):
+    """What of an item's keys a program has, where row tiles may be cut, int32.
+
+    Attributes:
+        first, stop: its first tile of them, and the one past the last.
+        where: 0 where those are all that it sees; else one more than the number of its place among partials.
+    """
+
+    first: gl.tensor
+    stop: gl.tensor
+    where: gl.tensor
 
 
 @gluon.constexpr_function
@@ -62,11 +96,10 @@ def take(row_tiles, count):
 
 @gluon.jit
 def looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, BLOCK_M: gl.constexpr):
-    """An item's request and KV head; the request's row at which the row tile begins, and how many of that row's heads
-    are the tile's before; the request's first row, its rows, and the tokens before them.
+    """The item of a number.
 
-    As many heads side by side as have room for their keys in L2; then all row tiles of the next ones. Rows are 0 where
-    there is no item: all row tiles of all heads are taken.
+    As many heads side by side as have room for their keys in L2; then all row tiles of the next ones. There is none
+    when all row tiles of all heads are taken.
     """
     request, head, row, skipped, begin = item * 0, item * 0, item * 0, item * 0, item * 0
     rows, prefix_len = item * 0, item * 0
@@ -81,7 +114,9 @@ def looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_he
         begin = gl.load(q_indptr + request)
         rows = gl.load(q_indptr + request + 1) - begin
         prefix_len = gl.load(prefix_lens + request)
-    return request, head, row, skipped, begin, rows, prefix_len
+    return Item(
+        request=request, head=head, row=row, skipped=skipped, begin=begin, rows=rows, prefix_len=prefix_len
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -96,26 +131,27 @@ def tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C: gl.
 
 
 @gluon.jit
-def whole_of(found, group, inverse, window_left, C: gl.constexpr):
-    """An item of the agenda, as a `walk` has it: all that it sees."""
-    _, _, row, skipped, _, rows, prefix_len = found
-    first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
-    return found + (first, stop, first * 0)  # noqa: RUF005
+def seen_by(item, group, inverse, window_left, C: gl.constexpr):
+    """`tiles_of` an item."""
+    return tiles_of(item.row, item.skipped, item.prefix_len, item.rows, group, inverse, window_left, C)
+
+
+@gluon.jit
+def whole_of(item, group, inverse, window_left, C: gl.constexpr):
+    """The span of an item that is all that it sees."""
+    first, stop = seen_by(item, group, inverse, window_left, C)
+    return Span(first=first, stop=stop, where=first * 0)
 
 
 @gluon.jit
 def walk(
     place, row_tiles, tiles, high, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C: gl.constexpr
 ):  # fmt: skip
-    """The next item of a program's piece, and the place behind it.
+    """The next item of a program's piece, its span there, and the place behind it.
 
     Args:
         place: number of the row tile in line; its first tile of keys that is the piece's, -1 for the first that it
             sees; what is left of the piece; whether another row tile came before.
-
-    Returns:
-        What `looked_up` says of it, then its first tile of keys that is the piece's, the one past the last, and 0 where
-        those are all that it sees, else one more than the number of its place among partials.
     """
     entry, tile, left, half = place
     number, head = gl.program_id(0) // num_kv_heads, gl.program_id(0) % num_kv_heads
@@ -142,59 +178,63 @@ def walk(
         half = half * 0 + 1
         tile = gl.where(rows > 0, tile, -1)
     tile = gl.maximum(tile, 0)
-    return (request, head, row, skipped, begin, rows, prefix_len, tile, stop, where), (entry, tile * 0 - 1, left, half)
+    item = Item(
+        request=request, head=head, row=row, skipped=skipped, begin=begin, rows=rows, prefix_len=prefix_len
+    )  # fmt: skip
+    return item, Span(first=tile, stop=stop, where=where), (entry, tile * 0 - 1, left, half)
 
 
 @gluon.jit
 def first_item(work, row_tiles, pieces, num_kv_heads, C: gl.constexpr):
-    """Where a program begins: the item of the agenda that it has without taking one; its place on its piece, as `walk`
+    """Where a program begins: the number of the item that it has without taking one; its place on its piece, as `walk`
     takes it; and `high` of the line where row tiles are cut, else 0.
     """
-    item, by_line = gl.program_id(0), num_kv_heads * 0
+    number, by_line = gl.program_id(0), num_kv_heads * 0
     place = (by_line, by_line, by_line, by_line)
     if C.CUT:
         by_line = gl.load(row_tiles + 3)
-        number = item // num_kv_heads
-        piece = work + gl.minimum(number, pieces - 1) * 4
-        left = gl.where(number < pieces, gl.load(piece + 2), 0)
+        which = number // num_kv_heads
+        piece = work + gl.minimum(which, pieces - 1) * 4
+        left = gl.where(which < pieces, gl.load(piece + 2), 0)
         place = (gl.load(piece), gl.load(piece + 1), left, by_line * 0)
-    return item, place, by_line
+    return number, place, by_line
 
 
 @gluon.jit
-def tell_item(item, place, by_line, batch, agenda, at, turn, C: gl.constexpr):
+def tell_item(number, place, by_line, batch, agenda, at, turn, C: gl.constexpr):
     """Look up an item of the agenda, or walk to the next one of a program's piece, and tell the other roles of it.
 
     Args:
+        number: of the item that was taken.
         batch: what both take of it.
     """
     row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left = batch
     if C.CUT:
         if by_line > 0:
-            found, place = walk(
+            item, span, place = walk(
                 place, row_tiles, tiles, by_line, prefix_lens, q_indptr, num_kv_heads, group, inverse, window_left, C
             )  # fmt: skip
         else:
-            found = whole_of(
-                looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M),
-                group, inverse, window_left, C,
-            )  # fmt: skip
+            item = looked_up(number, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M)
+            span = whole_of(item, group, inverse, window_left, C)
     else:
-        found = looked_up(item, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M)
-    at, turn = tell_next(found, agenda, at, turn, C)
-    return found, place, at, turn
+        item = looked_up(number, row_tiles, tiles, together, prefix_lens, q_indptr, num_kv_heads, group, C.BLOCK_M)
+        span = ()
+    at, turn = tell_next(item, span, agenda, at, turn, C)
+    return item, span, place, at, turn
 
 
 @gluon.jit
-def tell_next(found, agenda, at, phase, C: gl.constexpr):
-    """Write down an item, `looked_up` or come to by a `walk`, for the other roles."""
+def tell_next(item, span, agenda, at, phase, C: gl.constexpr):
+    """Write down an item, and its span where row tiles may be cut, for the other roles."""
     items, told, heard = agenda
     ROOM: gl.constexpr = room_of(C)
     all_of_it: gl.constexpr = gl.BlockedLayout([ROOM], [32], [gl.num_warps()], [0])
     which = gl.arange(0, ROOM, all_of_it)
     record = gl.full([ROOM], 0, gl.int32, all_of_it)
+    words = item + span
     for i in gl.static_range(words_of(C)):
-        record = gl.where(which == i, found[i], record)
+        record = gl.where(which == i, words[i], record)
     mbarrier.wait(heard.index(at), phase ^ 1)
     items.index(at).store(record)
     mbarrier.arrive(told.index(at), count=1)
@@ -203,17 +243,24 @@ def tell_next(found, agenda, at, phase, C: gl.constexpr):
 
 @gluon.jit
 def hear_next(agenda, at, phase, C: gl.constexpr):
-    """Read the next item that `tell_next` wrote."""
+    """Read the next item that `tell_next` wrote, and its span, nothing where row tiles are not cut."""
     items, told, heard = agenda
     ROOM: gl.constexpr = room_of(C)
     all_of_it: gl.constexpr = gl.BlockedLayout([ROOM], [32], [gl.num_warps()], [0])
     mbarrier.wait(told.index(at), phase)
     record, which = items.index(at).load(all_of_it), gl.arange(0, ROOM, all_of_it)
-    found = ()
+    words = ()
     for i in gl.static_range(words_of(C)):
-        found = found + (gl.sum(gl.where(which == i, record, 0), 0),)  # type: ignore[assignment]  # noqa: RUF005
+        words = words + (gl.sum(gl.where(which == i, record, 0), 0),)  # type: ignore[assignment]  # noqa: RUF005
+    item = Item(
+        request=words[0], head=words[1], row=words[2], skipped=words[3], begin=words[4], rows=words[5],
+        prefix_len=words[6],
+    )  # fmt: skip
+    span = ()
+    if C.CUT:
+        span = Span(first=words[7], stop=words[8], where=words[9])
     # An arrival waits for no load that is under way, but this branch does. Nothing here is negative.
     if gl.sum(record, 0) >= 0:
         mbarrier.arrive(heard.index(at), count=1)
     at, phase = next_slot(at, phase, AHEAD)
-    return found, at, phase
+    return item, span, at, phase

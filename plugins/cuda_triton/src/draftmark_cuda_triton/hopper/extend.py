@@ -9,7 +9,7 @@ of the next one travel while a result is stored. Worked size, 8 requests x 4096 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .agenda import first_item, hear_next, make_agenda, take, tell_item, tiles_of
+from .agenda import first_item, hear_next, make_agenda, seen_by, take, tell_item
 from .bring import bring_tiles
 from .constants import constants, leavers, parts_of, scores_of, takes_turns
 from .fetch import leads
@@ -36,39 +36,38 @@ def bring_ragged(given, WHAT: gl.constexpr, C: gl.constexpr):
     at, turn = tiles * 0, tiles * 0
     place = (tiles * 0, tiles * 0, tiles * 0, tiles * 0)
     if TAKES:
-        item, behind, by_line = first_item(work, row_tiles, pieces, num_kv_heads, C)
-        found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
+        number, behind, by_line = first_item(work, row_tiles, pieces, num_kv_heads, C)
+        item, span, behind, at, turn = tell_item(number, behind, by_line, batch, agenda, at, turn, C)
     else:
-        found, at, turn = hear_next(agenda, at, turn, C)
-    while found[5] > 0:
-        request, head, row, skipped, _, rows, prefix_len = found[:7]
+        item, span, at, turn = hear_next(agenda, at, turn, C)
+    while item.rows > 0:
+        page_row, head = page_table + item.request.to(gl.int64) * stride_table, item.head
+        kv_len = item.prefix_len + item.rows
         if C.CUT:
-            first, stop = found[7], found[8]
+            first, stop = span.first, span.stop
         else:
-            first, stop = tiles_of(row, skipped, prefix_len, rows, group, inverse, window_left, C)
+            first, stop = seen_by(item, group, inverse, window_left, C)
         # The next item of a piece is this program's whenever it is looked up: beside the tiles of this one.
         if TAKES and C.CUT:
             if by_line == 0:
-                item = take(row_tiles, tiles * num_kv_heads)
-            found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
+                number = take(row_tiles, tiles * num_kv_heads)
+            item, span, behind, at, turn = tell_item(number, behind, by_line, batch, agenda, at, turn, C)
         place = bring_tiles(
-            k_source, v_source, fetched, ring, place, page_table + request.to(gl.int64) * stride_table, head, first,
-            stop, prefix_len + rows, num_pages, WHAT, C,
+            k_source, v_source, fetched, ring, place, page_row, head, first, stop, kv_len, num_pages, WHAT, C
         )  # fmt: skip
         if TAKES and not C.CUT:
-            item = take(row_tiles, tiles * num_kv_heads)
-            found, behind, at, turn = tell_item(item, behind, by_line, batch, agenda, at, turn, C)
+            number = take(row_tiles, tiles * num_kv_heads)
+            item, span, behind, at, turn = tell_item(number, behind, by_line, batch, agenda, at, turn, C)
         elif not TAKES:
-            found, at, turn = hear_next(agenda, at, turn, C)
+            item, span, at, turn = hear_next(agenda, at, turn, C)
 
 
 @gluon.jit
-def queries_of(q, found, group, inverse, stride_row, stride_head, MEMBER: gl.constexpr, C: gl.constexpr):
+def queries_of(q, item, group, inverse, stride_row, stride_head, MEMBER: gl.constexpr, C: gl.constexpr):
     """A warp group's rows of q of an item on their way to registers; of no item none, for it has no rows."""
-    _, head, first_row, skipped, begin, rows, _ = found[:7]
     return load_rows(
-        q, begin + first_row, skipped + MEMBER * 64, (rows - first_row) * group, head, group, inverse, stride_row,
-        stride_head, C,
+        q, item.begin + item.row, item.skipped + MEMBER * 64, (item.rows - item.row) * group, item.head, group, inverse,
+        stride_row, stride_head, C,
     )  # fmt: skip
 
 
@@ -106,18 +105,19 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
     own_q = of_slot(q_ring, MEMBER)
     lane = MEMBER * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
     inverse = inverse_of(group)
-    found, at, turn = hear_next(agenda, at, turn, C)
-    queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
-    while found[5] > 0:
-        _, head, first_row, skipped, begin, rows, prefix_len = found[:7]
+    item, span, at, turn = hear_next(agenda, at, turn, C)
+    queries = queries_of(q, item, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
+    while item.rows > 0:
+        head, first_row, skipped, begin = item.head, item.row, item.skipped, item.begin
+        rows, prefix_len = item.rows, item.prefix_len
         put_rows(own_q, queries, C)
         row, member = apart(skipped + lane, group, inverse)
         row += first_row
         row_live = row < rows
         if C.CUT:
-            first, stop, where = found[7], found[8], found[9]
+            first, stop, where = span.first, span.stop, span.where
         else:
-            first, stop = tiles_of(first_row, skipped, prefix_len, rows, group, inverse, window_left, C)
+            first, stop = seen_by(item, group, inverse, window_left, C)
         lowest, _ = apart(skipped + MEMBER * 64, group, inverse)
         last, _ = apart(skipped + MEMBER * 64 + 63, group, inverse)
         clear = gl.minimum(prefix_len + first_row + lowest + 1, prefix_len + rows) // C.BLOCK_N
@@ -132,8 +132,8 @@ def fold_ragged(given, MEMBER: gl.constexpr, C: gl.constexpr):
             own_q, ring, slot, phase, first, stop, view, scale * k_factor, cap, C, MEMBER
         )  # fmt: skip
         # The next rows of q travel while these are stored.
-        found, at, turn = hear_next(agenda, at, turn, C)
-        queries = queries_of(q, found, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
+        item, span, at, turn = hear_next(agenda, at, turn, C)
+        queries = queries_of(q, item, group, inverse, stride_q_row, stride_q_head, MEMBER, C)
         weight = mass
         if C.SINKS:
             is_counted = row_live

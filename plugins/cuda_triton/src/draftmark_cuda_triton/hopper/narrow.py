@@ -15,7 +15,7 @@ from .roles import start
 from .rows import apart, columns_of, inverse_of
 from .softmax import sink_mass
 from .turned import UNSEEN, RowTile, bring_queries, fold_clear_tiles, fold_narrow_tiles, parts, store_pairs
-from .uniform import BLOCK, bring_uniform, clear_rows, rows_of, surplus, tile_range
+from .uniform import BLOCK, bring_uniform, clear_rows, row_tile_of, rows_of, stop_of, surplus, tile_range
 
 
 @gluon.jit
@@ -31,20 +31,13 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
     rows_at: gl.constexpr = gl.SliceLayout(0, scores)
     # Whether tiles within a window have a loop of their own: beside rows of 256 one more would be spilled.
     PARTED: gl.constexpr = C.WINDOW and C.BLOCK_D <= 128
-    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, number = gl.program_id(1), gl.program_id(2)
     num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
     inverse = inverse_of(group)
-    first_row = m * C.BLOCK_M // group
-    skipped = m * C.BLOCK_M - first_row * group
-    packed = m * C.BLOCK_M + gl.arange(0, C.BLOCK_M, rows_at)
-    row, member = apart(skipped + gl.arange(0, C.BLOCK_M, rows_at), group, inverse)
-    row += first_row
-    last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
-    asking = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, asked))
-    moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C.BLOCK_D)))
+    lane = gl.arange(0, C.BLOCK_M, rows_at)
     k_factor = 1.0
     v_factor = 1.0
     if C.SCALED & 1:
@@ -58,8 +51,14 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
         prefix_len = gl.load(prefix_lens + request)
         begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
         first, end = tile_range(prefix_len, slots, window_left, C)
-        if (tile < end) & (m * C.BLOCK_M < rows * group):
-            stop = gl.minimum(tile + left, end)
+        packed = row_tile_of(request, C)
+        if (tile < end) & (packed < rows * group):
+            first_row, skipped = apart(packed, group, inverse)
+            last, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
+            row, member = apart(skipped + lane, group, inverse)
+            row += first_row
+            asking = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, asked))
+            stop = stop_of(tile, left, end, prefix_len, slots, rows, first_row + last, C)
             seen_by_all = prefix_len
             if C.TAIL == CAUSAL:
                 seen_by_all = prefix_len + slots - rows + first_row + 1
@@ -120,13 +119,14 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             total = gl.convert_layout(gl.sum(gl.sum(mass, 0), 0), rows_at)
             log_mass = gl.where(total > 0, pivot + gl.log2(total), float("-inf"))
-            whole = (tile == first) & (stop == end)
+            whole = (tile == first) & (tile + left >= end)
             if C.SINKS:
                 total += sink_mass(sinks, head * group + member, row_live & whole, pivot)
             share = (v_factor / gl.where(total > 0, total, 1.0))[None, :]
             even = even * share
             odd = odd * share
             if whole:
+                moved = skipped + gl.arange(0, C.BLOCK_M, gl.SliceLayout(1, moving_of(C.BLOCK_D)))
                 store_pairs(
                     own, even, odd, out, begin + first_row, moved, moved < live, head, group, inverse, stride_out_row,
                     stride_out_head, C,
@@ -135,11 +135,11 @@ def fold_narrow(given, MEMBER: gl.constexpr, C: gl.constexpr):
                     cell = (begin + row) * (num_kv_heads * group) + head * group + member
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
-                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
-                gl.store(partial_lse + block + packed, log_mass, mask=row_live)
+                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M + packed + lane
+                gl.store(partial_lse + block, log_mass, mask=row_live)
                 col = 2 * gl.arange(0, C.BLOCK_D // 2, gl.SliceLayout(1, scores))
-                own_col, there = columns_of(packed, col, group, inverse, C, 0)
-                cells = partial_out + (block + packed).to(gl.int64)[None, :] * C.HEAD_DIM + own_col
+                own_col, there = columns_of(packed + lane, col, group, inverse, C, 0)
+                cells = partial_out + block.to(gl.int64)[None, :] * C.HEAD_DIM + own_col
                 there = there & row_live[None, :]
                 gl.store(cells, even, mask=there)
                 gl.store(cells + 1, odd, mask=there)

@@ -54,6 +54,25 @@ def tile_range(prefix_len, tail_len, window_left, C: gl.constexpr):
 
 
 @gluon.jit
+def row_tile_of(request, C: gl.constexpr):
+    """The first packed row of the row tile that a program has of a request: of every other one they are counted from the
+    last. Later row tiles see more of a tail, and a program that has had the most of one has the least of the next.
+    """
+    m, row_tiles = gl.program_id(0), gl.num_programs(0)
+    return gl.where(request % 2 == 0, m, row_tiles - 1 - m) * C.BLOCK_M
+
+
+@gluon.jit
+def stop_of(tile, left, end, prefix_len, tail_len, rows, last_row, C: gl.constexpr):
+    """One past the last tile that a row tile folds of a piece; see `kernels.split.stop_of`."""
+    stop = gl.minimum(tile + left, end)
+    if C.TAIL != BLOCK:
+        seen = prefix_len + tail_len - rows + gl.minimum(last_row, rows - 1) + 1
+        stop = gl.minimum(stop, gl.maximum((seen + C.BLOCK_N - 1) // C.BLOCK_N, tile + 1))
+    return stop
+
+
+@gluon.jit
 def surplus(tail_len, C: gl.constexpr):
     """What a request costs beside its tiles; see `kernels.split.surplus`."""
     cost = C.ITEM_COST
@@ -69,17 +88,20 @@ def bring_uniform(given, WHAT: gl.constexpr, C: gl.constexpr):
         work, prefix_lens, q_indptr, page_table, k_source, v_source, fetched, ring, q_len, tail_len, group,
         window_left, stride_table, num_pages,
     ) = given  # fmt: skip
-    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, number = gl.program_id(1), gl.program_id(2)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
+    inverse = inverse_of(group)
     place = (left * 0, left * 0, left * 0, left * 0)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
         _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
         _, end = tile_range(prefix_len, slots, window_left, C)
-        if (tile < end) & (m * C.BLOCK_M < rows * group):
-            stop = gl.minimum(tile + left, end)
+        packed = row_tile_of(request, C)
+        if (tile < end) & (packed < rows * group):
+            last_row, _ = apart(packed + C.BLOCK_M - 1, group, inverse)
+            stop = stop_of(tile, left, end, prefix_len, slots, rows, last_row, C)
             page_row = page_table + request.to(gl.int64) * stride_table
             place = bring_tiles(
                 k_source, v_source, fetched, ring, place, page_row, head, tile, stop, prefix_len + slots, num_pages,
@@ -106,22 +128,26 @@ def store_sums(acc, partial_out, cell, row_live, skipped, group, inverse, part: 
 
 @gluon.jit
 def next_of(
-    q, prefix_lens, q_indptr, request, is_one, q_len, tail_len, head, first_row, skipped, group, inverse, stride_row,
-    stride_head, C: gl.constexpr,
+    q, prefix_lens, q_indptr, request, is_one, q_len, tail_len, head, group, inverse, stride_row, stride_head,
+    MEMBER: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """What a request is, prefix, first row, rows and tail slots; and a warp group's rows of q on their way to
-    registers, if they are brought ahead.
+    """What a request is, prefix, first row, rows and tail slots; the first packed row of the program's row tile; and a
+    warp group's rows of q on their way to registers, if they are brought ahead.
 
     Args:
         is_one: whether the piece has this request; else there are no rows.
     """
     request = gl.where(is_one, request, 0)
     begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
+    packed = row_tile_of(request, C)
     queries = ()
     if brings_ahead(C):
+        first_row, skipped = apart(packed, group, inverse)
         count = gl.where(is_one, (rows - first_row) * group, 0)
-        queries = load_rows(q, begin + first_row, skipped, count, head, group, inverse, stride_row, stride_head, C)
-    return gl.load(prefix_lens + request), begin, rows, slots, queries
+        queries = load_rows(
+            q, begin + first_row, skipped + MEMBER * 64, count, head, group, inverse, stride_row, stride_head, C
+        )  # fmt: skip
+    return gl.load(prefix_lens + request), begin, rows, slots, packed, queries
 
 
 @gluon.jit
@@ -132,20 +158,13 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
         tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
         stride_q_head, stride_out_row, stride_out_head,
     ) = given  # fmt: skip
-    m, head, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, number = gl.program_id(1), gl.program_id(2)
     num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
-    rows_at: gl.constexpr = gl.SliceLayout(1, scores_of(C))
+    lane = gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
     inverse = inverse_of(group)
-    first_row = m * C.BLOCK_M // group
-    skipped = m * C.BLOCK_M - first_row * group + MEMBER * 64
-    packed = m * C.BLOCK_M + MEMBER * 64 + gl.arange(0, 64, rows_at)
-    row, member = apart(skipped + gl.arange(0, 64, rows_at), group, inverse)
-    row += first_row
-    lowest, _ = apart(skipped, group, inverse)
-    last, _ = apart(skipped + 63, group, inverse)
     own_q = of_slot(q_ring, MEMBER)
     k_factor = 1.0
     v_factor = 1.0
@@ -158,20 +177,27 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     half = left * 0
     if takes_turns(C) and MEMBER == 1:
         give_turn(MEMBER)
-    prefix_len, begin, rows, slots, queries = next_of(
-        q, prefix_lens, q_indptr, request, left > 0, q_len, tail_len, head, first_row, skipped, group, inverse,
-        stride_q_row, stride_q_head, C,
+    prefix_len, begin, rows, slots, packed, queries = next_of(
+        q, prefix_lens, q_indptr, request, left > 0, q_len, tail_len, head, group, inverse, stride_q_row, stride_q_head,
+        MEMBER, C,
     )  # fmt: skip
     while left > 0:
         first, end = tile_range(prefix_len, slots, window_left, C)
         after = left - (end + surplus(slots, C) - tile)
-        if (tile < end) & (m * C.BLOCK_M < rows * group):
+        if (tile < end) & (packed < rows * group):
+            first_row, skipped = apart(packed, group, inverse)
+            final, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
+            skipped += MEMBER * 64
+            lowest, _ = apart(skipped, group, inverse)
+            last, _ = apart(skipped + 63, group, inverse)
+            row, member = apart(skipped + lane, group, inverse)
+            row += first_row
             here, count = begin + first_row, (rows - first_row) * group
             if brings_ahead(C):
                 put_rows(own_q, queries, C)
             else:
                 bring_rows(own_q, q, here, skipped, count, head, group, inverse, stride_q_row, stride_q_head, C)
-            stop = gl.minimum(tile + left, end)
+            stop = stop_of(tile, left, end, prefix_len, slots, rows, first_row + final, C)
             seen_by_all = prefix_len
             if C.TAIL == CAUSAL:
                 seen_by_all = prefix_len + slots - rows + first_row + lowest + 1
@@ -198,12 +224,13 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             )  # fmt: skip
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
-            whole = (tile == first) & (stop == end)
+            whole = (tile == first) & (tile + left >= end)
             cell = (begin + row) * (num_kv_heads * group) + head * group + member
+            block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M + packed + MEMBER * 64 + lane
             # The next rows of q travel while these are stored.
-            prefix_len, begin, rows, slots, queries = next_of(
-                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, first_row, skipped, group,
-                inverse, stride_q_row, stride_q_head, C,
+            prefix_len, begin, rows, slots, packed, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, group, inverse, stride_q_row,
+                stride_q_head, MEMBER, C,
             )  # fmt: skip
             if C.SINKS:
                 mass += sink_mass(sinks, head * group + member, row_live & whole, top)
@@ -216,16 +243,13 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 if C.WITH_LSE:
                     gl.store(lse + cell, log_mass * 0.6931471805599453, mask=row_live)
             else:
-                block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M
-                gl.store(partial_lse + block + packed, log_mass, mask=row_live)
+                gl.store(partial_lse + block, log_mass, mask=row_live)
                 for part in gl.static_range(parts_of(C)):
-                    store_sums(
-                        acc[part], partial_out, block + packed, row_live, skipped, group, inverse, part, C
-                    )  # fmt: skip
+                    store_sums(acc[part], partial_out, block, row_live, skipped, group, inverse, part, C)
         else:
-            prefix_len, begin, rows, slots, queries = next_of(
-                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, first_row, skipped, group,
-                inverse, stride_q_row, stride_q_head, C,
+            prefix_len, begin, rows, slots, packed, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, group, inverse, stride_q_row,
+                stride_q_head, MEMBER, C,
             )  # fmt: skip
         half = half * 0 + 1
         left = after

@@ -30,6 +30,23 @@ def tile_range(prefix_len, tail_len, window_left, BLOCK_N: tl.constexpr, WINDOW:
 
 
 @inline
+def stop_of(
+    tile, left, end, prefix_len, tail_len, rows, last_row, BLOCK_N: tl.constexpr, BLOCK_TAIL: tl.constexpr
+):  # fmt: skip
+    """One past the last tile that a row tile folds of a piece that begins at `tile` and has `left` more.
+
+    Parents stand before children, so that rows of a tree, as those of a chain, see no slot behind their own: what lies
+    behind `last_row`'s is left out, but for one tile of a piece that has nothing else. Rows of a block see each other.
+    """
+    stop = tl.minimum(tile + left, end)
+    if BLOCK_TAIL:
+        return stop
+    else:
+        seen = prefix_len + tail_len - rows + tl.minimum(last_row, rows - 1) + 1
+        return tl.minimum(stop, tl.maximum((seen + BLOCK_N - 1) // BLOCK_N, tile + 1))
+
+
+@inline
 def rows_of(q_indptr, request, q_len, tail_len, RAGGED: tl.constexpr):
     """First row, rows and tail slots of a request; in a ragged batch from the device, and its tail is its rows."""
     if RAGGED:

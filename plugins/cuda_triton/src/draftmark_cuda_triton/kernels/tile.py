@@ -111,11 +111,19 @@ def load_tile(
 
 
 @inline
-def soft_cap(s, scale, cap):
-    """``cap · tanh(s · scale / cap)`` in base-2 units; tanh through exp2, exact at both ends."""
-    e = tl.exp2(s * (scale * 2.0 / cap))
-    # log2(e) · cap · (1 - 2 / (exp(2x) + 1)); `scale` already carries log2(e), which turns exp into exp2.
-    return cap * (1.0 - 2.0 / (e + 1.0))
+def soft_cap(s, scale, cap, EXACT: tl.constexpr):
+    """``cap · tanh(s · scale / cap)`` of scores whose `scale` is to base-2 units.
+
+    EXACT: tanh through exp2, exact at both ends; else the one instruction there is for it, which is wrong by 2**-11 of
+    a score at most, as much as a weight's rounding to 16 bits.
+    """
+    if EXACT:
+        # 1 - 2 / (exp(2x) + 1); `scale` carries log2(e), which turns exp into exp2.
+        e = tl.exp2(s * (scale * 2.0 / cap))
+        return cap * (1.0 - 2.0 / (e + 1.0))
+    else:
+        x = s * (scale * 0.6931471805599453 / cap)
+        return cap * tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 
 @inline
@@ -207,8 +215,8 @@ def attend_tiles(
 ):
     """Fold tiles [begin, end) into the running state of one row tile: acc, top, mass.
 
-    MASK says where rows differ in what they see: in no tile (0), in all (1), or from tile `clear` on and, with a
-    window, before tile `shown` (2).
+    MASK says where rows differ in what they see: in no tile (0); in all, which are boxes (1); or from tile `clear` on
+    and, with a window, before tile `shown` (2).
     `fetch` is begin, or any tile if there is none to fold; `last` bounds the look-ahead.
     """
     acc, top, mass = state
@@ -225,7 +233,7 @@ def attend_tiles(
             seen = visible(tile, view, BLOCK_N, TAIL, WINDOW)
         s = dot(q, tl.trans(k.to(q.dtype)), tl.full([q.shape[0], BLOCK_N], 0.0, tl.float32))
         if CAP:
-            s = soft_cap(s, scale, cap)
+            s = soft_cap(s, scale, cap, INTERPRETED or q.dtype == tl.float32)
         if MASK == 2:
             differs = tile >= clear
             if WINDOW:
@@ -234,10 +242,9 @@ def attend_tiles(
                 s = tl.where(visible(tile, view, BLOCK_N, TAIL, WINDOW), s, float("-inf"))
         if MASK == 1:
             s = tl.where(seen, s, float("-inf"))
-            if USE_TMA:
-                # A box brings what the page holds past kv_len, and 0 · NaN is NaN (vllm#43961).
-                stored = tile * BLOCK_N + tl.arange(0, BLOCK_N) < kv_len
-                v = tl.where(stored[:, None], v, 0.0).to(v.dtype)
+            # A box brings what the page holds past kv_len, and 0 · NaN is NaN (vllm#43961).
+            stored = tile * BLOCK_N + tl.arange(0, BLOCK_N) < kv_len
+            v = tl.where(stored[:, None], v, 0.0).to(v.dtype)
         new_top = tl.maximum(top, largest(s, 1) * unit)
         pivot = new_top
         if MASK != 0:

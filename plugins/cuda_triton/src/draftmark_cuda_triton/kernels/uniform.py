@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .convert import convert
 from .inline import bound, inline
-from .split import rows_of, surplus, tile_range
+from .split import rows_of, stop_of, surplus, tile_range
 from .tile import BLOCK, CAUSAL, TREE, Source, View, attend_range, sink_mass
 
 
@@ -126,6 +126,7 @@ def attend_uniform(
 
     packed = m * BLOCK_M + tl.arange(0, BLOCK_M)
     row = packed // group
+    last_row = (m * BLOCK_M + BLOCK_M - 1) // group
     col = tl.arange(0, BLOCK_D)
     uniform_live = packed < q_len * group
     uniform_slot = tail_len - q_len + row
@@ -152,7 +153,7 @@ def attend_uniform(
         first, end = tile_range(prefix_len, slots, window_left, BLOCK_N, WINDOW, RAGGED)
         # Otherwise the piece begins in the surplus of a request that others have done, or this row tile has no row.
         if (tile < end) & present:
-            stop = tl.minimum(tile + left, end)
+            stop = stop_of(tile, left, end, prefix_len, slots, rows, last_row, BLOCK_N, TAIL == BLOCK)
             seen_by_all = prefix_len
             if TAIL == CAUSAL:
                 # A causal row also sees the tail up to the slot of the row tile's first row.
@@ -182,7 +183,7 @@ def attend_uniform(
 
             # A piece in which a row sees nothing weighs nothing: out 0, lse -inf, never 0/0.
             log_mass = tl.where(mass > 0, top + tl.log2(mass), float("-inf"))
-            whole = (tile == first) & (stop == end)
+            whole = (tile == first) & (tile + left >= end)
             if SINKS:
                 mass += sink_mass(sinks, head_of_row, row_live & whole, top)
             acc = acc * (v_factor / tl.where(mass > 0, mass, 1.0))[:, None]
