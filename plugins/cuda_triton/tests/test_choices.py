@@ -37,7 +37,7 @@ def described(tile: Tile) -> str:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65", "rows_129"),
+    ("head_dim", "dtypes", "rows_16", "rows_17", "rows_64", "rows_65", "rows_193"),
     [
         (40, BF16, *["64x128 4w 3s 2p 1m gather"] * 3, "128x128 8w 6s 1p 2m gather", "128x128 8w 6s 1p 2m"),
         (64, BF16, *["64x128 4w 3s 2p 1m"] * 3, *["128x128 8w 6s 1p 2m"] * 2),
@@ -57,14 +57,14 @@ def described(tile: Tile) -> str:
         ),
     ],
 )
-def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_129):
-    """Boundaries lie behind 16, 64 and 128 packed rows; groups count as rows do."""
+def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows_64, rows_65, rows_193):
+    """Boundaries lie behind 16, 64 and 128 packed rows (and 192, below); groups count as rows do."""
     found = {
         rows: described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=SOME))
-        for rows in (1, 16, 17, 64, 65, 128, 129, 4096)
+        for rows in (1, 16, 17, 64, 65, 128, 193, 4096)
     }
     expected = {1: rows_16, 16: rows_16, 17: rows_17, 64: rows_64, 65: rows_65, 128: rows_65}
-    assert found == expected | {129: rows_129, 4096: rows_129}
+    assert found == expected | {193: rows_193, 4096: rows_193}
     # Requests that are as many as multiprocessors have one each.
     own = [described(tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=132)) for rows in (16, 17)]
     gathered = " gather" * (head_dim == 128)
@@ -73,6 +73,20 @@ def test_hopper_takes_the_measured_tile(head_dim, dtypes, rows_16, rows_17, rows
     assert described(tiling.choose(grouped, H200, 4, num_reqs=20)) == rows_16
     assert described(tiling.choose(grouped, H200, 5, num_reqs=20)) == rows_17
     assert described(tiling.choose(grouped, H200, 17, num_reqs=SOME)) == rows_65
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtypes"), [(40, BF16), (64, BF16), (80, BF16), (96, BF16), (128, BF16), (64, E4M3)]
+)
+def test_three_groups_where_they_make_two_or_three_row_tiles_one_fewer(head_dim, dtypes):
+    """Of heads of up to 80 in 16 bits; anywhere else two."""
+    found = {
+        rows
+        for rows in range(1, 1200)
+        if tiling.choose(shape(head_dim, dtypes), H200, rows, num_reqs=SOME).members == 3
+    }
+    expected = [*range(129, 193), *range(257, 385)] if head_dim <= 80 and dtypes is BF16 else []
+    assert found == set(expected)
 
 
 @pytest.mark.parametrize(

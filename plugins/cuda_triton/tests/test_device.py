@@ -92,8 +92,18 @@ SHAPES = [
     ((8, 2), 128, 64, 5, 5, False, 250, 0.8, torch.bfloat16, None),
     ((8, 2), 128, 64, 40, 40, True, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
     ((8, 2), 128, 16, 9, 9, False, 200, 0.7, torch.bfloat16, torch.float8_e4m3fn),
+    # Several row tiles, which see different parts of the tail; of three groups; and more than 256 rows.
+    ((8, 2), 128, 16, 200, 200, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 64, 100, 100, False, -1, 0.0, torch.float16, None),
+    ((8, 2), 128, 1, 100, 100, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 2), 256, 16, 70, 70, True, 90, 0.0, torch.bfloat16, None),
+    ((8, 2), 128, 16, 100, 100, True, -1, 0.0, torch.bfloat16, torch.float8_e4m3fn),
+    ((8, 1), 64, 16, 24, 24, True, -1, 0.0, torch.bfloat16, None),
+    ((8, 1), 64, 64, 40, 40, False, 50, 0.0, torch.float16, None),
+    ((4, 1), 80, 16, 70, 90, True, 60, 30.0, torch.bfloat16, None),
+    ((8, 1), 64, 16, 300, 300, True, -1, 0.0, torch.bfloat16, None),
 ]
-BATCHES_PER_SHAPE = 30  # 78 · 30 > 2,000
+BATCHES_PER_SHAPE = 30  # 87 · 30 > 2,000
 REQUESTS = (1, 40, 528)
 """Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 

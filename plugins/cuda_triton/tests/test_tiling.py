@@ -50,6 +50,26 @@ def test_pages_of_one_tile_and_of_several_are_run(page_size):
     assert ragged.block_n == TILE.block_n
 
 
+@pytest.mark.parametrize(
+    "heads", [(32, 8), (28, 4), (40, 8), (48, 8), (64, 8), (96, 8), (24, 8), (32, 16), (40, 1), (71, 1)]
+)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_programs_of_many_row_tiles_fill_the_device(heads, dim):
+    """In one round, or in two or three where that leaves more than a tenth of it idle and they leave less; row tiles of
+    requests that are long, of trees of any size.
+    """
+    attention = AttentionShape(*heads, dim, 16, q_dtype="bfloat16", kv_dtype="bfloat16")
+    device = DeviceProfile(kind="cuda", arch=90, num_sms=132)
+    for nodes in (1, 8, 16, 60, 64, 96, 128, 192, 256):
+        tile = tiling.choose(attention, device, nodes, num_reqs=16)
+        rows = tiling.row_tiles(tile, nodes, attention.group_size * tile.heads)
+        beside, programs = rows * heads[1] // tile.heads, 132 * tile.programs_per_sm
+        pieces = tiling.pieces(attention, device, tile, nodes, 16, 131072)
+        full = [n for n in (1, 2, 3) if 10 * (n * programs // beside) * beside >= 9 * n * programs]
+        assert pieces == max(1, (full or [1])[0] * programs // beside)
+        assert tiling.partial_rows(attention, tile, pieces, nodes) <= 2 * 3 * max(programs, beside) * tile.block_m
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 132])
 @pytest.mark.parametrize("max_kv_len", [40, 255, 2600])
 @pytest.mark.parametrize("q_len", [1, 9, 70])

@@ -97,7 +97,8 @@ def test_the_last_tile_of_a_row_tile_is_the_last_that_a_row_sees(is_hopper):
 
     if is_hopper and not boxes.available():
         pytest.skip("this Triton has no Gluon as `hopper` uses it")
-    code = boxes.hopper().uniform.stop_of.fn.__code__ if is_hopper else getattr(split.stop_of, "fn", split.stop_of).__code__
+    own = boxes.hopper().uniform.stop_of if is_hopper else split.stop_of
+    code = getattr(own, "fn", own).__code__
     language = SimpleNamespace(minimum=min, maximum=max)
     stop_of = FunctionType(code, {"gl": language, "tl": language, "BLOCK": 2})
     chance = random.Random(1)

@@ -17,6 +17,8 @@ SWIZZLE = 128
 """Bytes of a row of a box: what the copy engine swizzles, and wgmma reads."""
 SWIZZLED_ROWS = 8
 """Rows that are swizzled together: keys of the smallest box of whole heads."""
+NARROW_BOX = 32
+"""Rows of a box of keys that are widened in registers, at most."""
 FAST_MEMORY = 4 * 10**12
 """Bytes a second of an H200's memory (4.9e12), and more than an H100's has (3.4e12)."""
 FOLD_REGISTERS = {1: 232, 2: 232, 3: 160}
@@ -26,8 +28,11 @@ CROWDED_REGISTERS = 168
 
 
 def box(page_size: int, tile: Tile) -> int:
-    """Rows of a box: a page, or the largest part of one that tiles of keys are whole multiples of."""
-    return math.gcd(page_size, tile.block_n)
+    """Rows of a box: a page, or the largest part of one that tiles of keys are whole multiples of.
+
+    Where e4m3 is widened in registers 32 at most: of a box of 64 what rows see takes registers that its loop has not.
+    """
+    return math.gcd(page_size, min(NARROW_BOX, tile.block_n) if tile.narrow else tile.block_n)
 
 
 def columns_of(tile: Tile, head_dim: int, size: int) -> tuple[int, int]:

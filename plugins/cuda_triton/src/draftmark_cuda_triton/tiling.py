@@ -17,6 +17,10 @@ ITEM_COST = 2
 """What a request costs a piece beside its tiles, in tiles: filling the pipeline, the masked tile, storing."""
 LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
+ROUNDS = 3
+"""Programs one after the other on a multiprocessor at most, of a batch whose pieces do not fill one round."""
+WIDE_ROWS = 192
+"""Packed rows of the row tiles of three groups."""
 LEAST_SHARE = 3
 """Tiles, with ITEM_COST, of a piece of EXTEND's row tiles at least, unless as many are there."""
 CUT_TILES = 128
@@ -108,7 +112,9 @@ def choose(shape: AttentionShape, device: DeviceProfile, q_len: Any, extend: boo
     if not boxed:
         return replace(tile, gather=True)
     if extend:
-        return _ragged(shape, tile)
+        return _taller(shape, tile)
+    if ceil_div(rows, WIDE_ROWS) < ceil_div(rows, 128) < 4:
+        return _taller(shape, tile)
     lines = num_reqs * shape.num_kv_heads
     return _asked(shape, device, _shared(shape, device, tile, rows, lines), rows, lines)
 
@@ -121,13 +127,14 @@ def _above(rows: Any) -> int:
 def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
     """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
     largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes, and
-    EXTEND's taller one (`_ragged`) asks for less than its own.
+    EXTEND's taller one (`_taller`) asks for less than its own.
     """
     tiles = [_kernels(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(_kernels(shape, device, False))
     if has_hopper(shape, device):
         tiles += [_hopper(shape, above) for above in ABOVE]
+        tiles.append(_taller(shape, tiles[-1]))
         tiles += [_narrow(shape, height) for height in _narrow_heights(shape)]
         tiles += [_paired(shape, height // 2) for height in _pair_heights(shape)]
     return tuple(dict.fromkeys(tiles))
@@ -136,7 +143,7 @@ def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]
 def extend_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
     """Every tile that `choose` has for EXTEND, or one that asks for as much."""
     tiles = candidates(shape, device)
-    return (*tiles, *(_ragged(shape, tile) for tile in tiles if tile.members == 2))
+    return (*tiles, *(_taller(shape, tile) for tile in tiles if tile.members == 2))
 
 
 def _kernels(shape: AttentionShape, device: DeviceProfile, few: bool) -> Tile:
@@ -218,13 +225,14 @@ def columns(head_dim: int, size: int = 2) -> tuple[int, int]:
     return (first, rest) if rest < first else (2 * first, 0)
 
 
-def _ragged(shape: AttentionShape, tile: Tile) -> Tile:
-    """The same tile for EXTEND. With heads of 64 or 80 a row's softmax takes as long as its products, and three groups
-    keep the tensor cores busier than two; of few rows a request they would leave more of a row tile empty.
+def _taller(shape: AttentionShape, tile: Tile) -> Tile:
+    """The same tile for EXTEND, and for few rows that have one row tile fewer so, of two or three. With heads of 64 or
+    80 a row's softmax takes as long as its products, and three groups keep the tensor cores busier than two; of other
+    rows they leave more of a row tile empty.
     """
     wide = sum(columns(shape.head_dim))
     if tile.members == 2 and tile.depth == 0 and wide <= 80:
-        tile = replace(tile, block_m=192, members=3)
+        tile = replace(tile, block_m=WIDE_ROWS, members=3)
         return replace(tile, num_stages=_stages(tile, wide))
     return tile
 
@@ -365,7 +373,8 @@ def interpreted(shape: AttentionShape, tile: Tile, q_len: int, pieces: int, max_
     Row tiles are joined as far as partial results then fit where those of all pieces did. Two pieces still cut and
     merge; one does where no request has two tiles, since nothing would be cut.
     """
-    joined = replace(tile, block_n=_keys_of_a_page(shape, tile) or _keys(max_kv_len), heads=1)
+    block_n = _keys_of_a_page(shape, tile) or _keys(max_kv_len)
+    joined = replace(tile, block_m=min(tile.block_m, 128), block_n=block_n, heads=1)
     few = 1 if max_kv_len <= joined.block_n else min(pieces, INTERPRETED_PIECES)
     room = partial_rows(shape, tile, pieces, q_len)
     while row_tiles(joined, q_len, shape.group_size) > 1 and joined.block_m < INTERPRETED_ROWS:
@@ -456,9 +465,19 @@ def row_tiles(tile: Tile, q_len: Any, group: int) -> Any:
 
 
 def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any, num_reqs: Any, max_kv_len: Any) -> Any:
-    """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut."""
+    """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut.
+
+    Where so many side by side leave more than a tenth of the device idle, 48 of 132 or 80, it is what the device holds
+    in two rounds, or in three, if that leaves less.
+    """
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
-    return maximum(1, minimum(device.num_sms * tile.programs_per_sm // _side_by_side(shape, tile, q_len), tiles))
+    programs, beside = device.num_sms * tile.programs_per_sm, _side_by_side(shape, tile, q_len)
+    chosen = programs // beside
+    for rounds in range(ROUNDS, 0, -1):
+        found = rounds * programs // beside
+        is_full = minimum(1, 10 * found * beside // (9 * rounds * programs))
+        chosen = is_full * found + (1 - is_full) * chosen
+    return maximum(1, minimum(chosen, tiles))
 
 
 def whole(pieces: int, num_reqs: int) -> int:

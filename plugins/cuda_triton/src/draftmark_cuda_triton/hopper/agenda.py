@@ -242,23 +242,25 @@ def tell_next(item, span, agenda, at, phase, C: gl.constexpr):
 
 
 @gluon.jit
+def word(record, i: gl.constexpr):
+    """Word i of a record, which threads hold together."""
+    which = gl.arange(0, record.shape[0], record.type.layout)
+    return gl.sum(gl.where(which == i, record, 0), 0)
+
+
+@gluon.jit
 def hear_next(agenda, at, phase, C: gl.constexpr):
     """Read the next item that `tell_next` wrote, and its span, nothing where row tiles are not cut."""
     items, told, heard = agenda
     ROOM: gl.constexpr = room_of(C)
     all_of_it: gl.constexpr = gl.BlockedLayout([ROOM], [32], [gl.num_warps()], [0])
     mbarrier.wait(told.index(at), phase)
-    record, which = items.index(at).load(all_of_it), gl.arange(0, ROOM, all_of_it)
-    words = ()
-    for i in gl.static_range(words_of(C)):
-        words = words + (gl.sum(gl.where(which == i, record, 0), 0),)  # type: ignore[assignment]  # noqa: RUF005
+    record = items.index(at).load(all_of_it)
     item = Item(
-        request=words[0], head=words[1], row=words[2], skipped=words[3], begin=words[4], rows=words[5],
-        prefix_len=words[6],
+        request=word(record, 0), head=word(record, 1), row=word(record, 2), skipped=word(record, 3),
+        begin=word(record, 4), rows=word(record, 5), prefix_len=word(record, 6),
     )  # fmt: skip
-    span = ()
-    if C.CUT:
-        span = Span(first=words[7], stop=words[8], where=words[9])
+    span = Span(first=word(record, 7), stop=word(record, 8), where=word(record, 9)) if C.CUT else ()
     # An arrival waits for no load that is under way, but this branch does. Nothing here is negative.
     if gl.sum(record, 0) >= 0:
         mbarrier.arrive(heard.index(at), count=1)

@@ -15,8 +15,15 @@ def inverse_of(group):
 
 
 @gluon.jit
+def nought():
+    """A zero that the compiler does not know: what a loop works out from it is not kept in registers from before."""
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def apart(packed, group, inverse):
-    """Query row and head of packed rows, counted from a row's first head; exact below ``2**23 / group`` of them.
+    """Query row and head of packed rows, counted from a row's first head; exact below ``256 · group`` of them, and so
+    within a row tile.
 
     A division by what only a launch knows takes a dozen instructions, for each row a thread has, in each request.
     """

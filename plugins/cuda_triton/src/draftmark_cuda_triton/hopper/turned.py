@@ -39,10 +39,9 @@ MARGIN = gl.constexpr(6.0)
 
 
 class RowTile(NamedTuple):
-    """Of a row tile and its request, what says which keys each row sees, int32 where nothing is said.
+    """Of a request whose rows are one row tile, what says which keys each row sees, int32 where nothing is said.
 
     Attributes:
-        first_row, skipped: the request's row at which the tile begins, and how many of its heads are the tile's before.
         group, inverse: query heads of a KV head, as `rows.apart` takes them.
         begin, rows: the request's first row, and how many it has.
         prefix_len, tail_len: its keys before the tail, and in it.
@@ -51,8 +50,6 @@ class RowTile(NamedTuple):
         window_left: tokens left of its own that a row sees.
     """
 
-    first_row: gl.tensor
-    skipped: gl.tensor
     group: gl.tensor
     inverse: gl.tensor
     begin: gl.tensor
@@ -106,8 +103,7 @@ def hide_turned(s, tile, row_tile, C: gl.constexpr, scores: gl.constexpr):
     """
     HEIGHT: gl.constexpr = s.shape[1]
     lined: gl.constexpr = gl.BlockedLayout([1, HEIGHT // 2], [HEIGHT // 4, 128 // HEIGHT], [4, 1], [1, 0])
-    row, _ = apart(row_tile.skipped + gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), row_tile.group, row_tile.inverse)
-    row += row_tile.first_row
+    row, _ = apart(gl.arange(0, HEIGHT, gl.SliceLayout(1, lined)), row_tile.group, row_tile.inverse)
     row_live = row < row_tile.rows
     slot_of_row = row_tile.tail_len - row_tile.rows + row
     row_position = row_tile.prefix_len + slot_of_row

@@ -54,12 +54,20 @@ def tile_range(prefix_len, tail_len, window_left, C: gl.constexpr):
 
 
 @gluon.jit
-def row_tile_of(request, C: gl.constexpr):
-    """The first packed row of the row tile that a program has of a request: of every other one they are counted from the
-    last. Later row tiles see more of a tail, and a program that has had the most of one has the least of the next.
+def row_tiles_of(group, C: gl.constexpr):
+    """The query rows in which the row tile of a program begins, of even requests and of odd ones, whose row tiles are
+    counted from the last: later ones see more of a tail, and who has had the most of one has the least of the next.
     """
-    m, row_tiles = gl.program_id(0), gl.num_programs(0)
-    return gl.where(request % 2 == 0, m, row_tiles - 1 - m) * C.BLOCK_M
+    m = gl.program_id(0)
+    return m * C.BLOCK_M // group, (gl.num_programs(0) - 1 - m) * C.BLOCK_M // group
+
+
+@gluon.jit
+def row_tile_of(request, row_tiles, C: gl.constexpr):
+    """The first packed row of a program's row tile of a request, and the query row in which it begins."""
+    near, far = row_tiles
+    m, is_near = gl.program_id(0), request % 2 == 0
+    return gl.where(is_near, m, gl.num_programs(0) - 1 - m) * C.BLOCK_M, gl.where(is_near, near, far)
 
 
 @gluon.jit
@@ -92,16 +100,16 @@ def bring_uniform(given, WHAT: gl.constexpr, C: gl.constexpr):
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
-    inverse = inverse_of(group)
+    inverse, row_tiles = inverse_of(group), row_tiles_of(group, C)
     place = (left * 0, left * 0, left * 0, left * 0)
     while left > 0:
         prefix_len = gl.load(prefix_lens + request)
         _, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
         _, end = tile_range(prefix_len, slots, window_left, C)
-        packed = row_tile_of(request, C)
+        packed, first_row = row_tile_of(request, row_tiles, C)
         if (tile < end) & (packed < rows * group):
-            last_row, _ = apart(packed + C.BLOCK_M - 1, group, inverse)
-            stop = stop_of(tile, left, end, prefix_len, slots, rows, last_row, C)
+            final, _ = apart(packed - first_row * group + C.BLOCK_M - 1, group, inverse)
+            stop = stop_of(tile, left, end, prefix_len, slots, rows, first_row + final, C)
             page_row = page_table + request.to(gl.int64) * stride_table
             place = bring_tiles(
                 k_source, v_source, fetched, ring, place, page_row, head, tile, stop, prefix_len + slots, num_pages,
@@ -128,26 +136,24 @@ def store_sums(acc, partial_out, cell, row_live, skipped, group, inverse, part: 
 
 @gluon.jit
 def next_of(
-    q, prefix_lens, q_indptr, request, is_one, q_len, tail_len, head, group, inverse, stride_row, stride_head,
-    MEMBER: gl.constexpr, C: gl.constexpr,
+    q, prefix_lens, q_indptr, request, is_one, q_len, tail_len, head, row_tiles, group, inverse, stride_row,
+    stride_head, MEMBER: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """What a request is, prefix, first row, rows and tail slots; the first packed row of the program's row tile; and a
-    warp group's rows of q on their way to registers, if they are brought ahead.
+    """What a request is, prefix, first row, rows and tail slots; and a warp group's rows of q on their way to
+    registers, if they are brought ahead.
 
     Args:
         is_one: whether the piece has this request; else there are no rows.
     """
     request = gl.where(is_one, request, 0)
     begin, rows, slots = rows_of(q_indptr, request, q_len, tail_len, C.RAGGED)
-    packed = row_tile_of(request, C)
     queries = ()
     if brings_ahead(C):
-        first_row, skipped = apart(packed, group, inverse)
+        packed, first_row = row_tile_of(request, row_tiles, C)
+        skipped = packed - first_row * group + MEMBER * 64
         count = gl.where(is_one, (rows - first_row) * group, 0)
-        queries = load_rows(
-            q, begin + first_row, skipped + MEMBER * 64, count, head, group, inverse, stride_row, stride_head, C
-        )  # fmt: skip
-    return gl.load(prefix_lens + request), begin, rows, slots, packed, queries
+        queries = load_rows(q, begin + first_row, skipped, count, head, group, inverse, stride_row, stride_head, C)
+    return gl.load(prefix_lens + request), begin, rows, slots, queries
 
 
 @gluon.jit
@@ -158,13 +164,12 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
         tail_depth, q_ring, ring, q_len, tail_len, group, mask_words, window_left, scale, cap, stride_q_row,
         stride_q_head, stride_out_row, stride_out_head,
     ) = given  # fmt: skip
-    head, number = gl.program_id(1), gl.program_id(2)
-    num_kv_heads, row_tiles = gl.num_programs(1), gl.num_programs(0)
+    head, number, num_kv_heads = gl.program_id(1), gl.program_id(2), gl.num_programs(1)
     request = gl.load(work + number * 4)
     tile = gl.load(work + number * 4 + 1)
     left = gl.load(work + number * 4 + 2)
     lane = gl.arange(0, 64, gl.SliceLayout(1, scores_of(C)))
-    inverse = inverse_of(group)
+    inverse, row_tiles = inverse_of(group), row_tiles_of(group, C)
     own_q = of_slot(q_ring, MEMBER)
     k_factor = 1.0
     v_factor = 1.0
@@ -177,15 +182,16 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
     half = left * 0
     if takes_turns(C) and MEMBER == 1:
         give_turn(MEMBER)
-    prefix_len, begin, rows, slots, packed, queries = next_of(
-        q, prefix_lens, q_indptr, request, left > 0, q_len, tail_len, head, group, inverse, stride_q_row, stride_q_head,
-        MEMBER, C,
+    prefix_len, begin, rows, slots, queries = next_of(
+        q, prefix_lens, q_indptr, request, left > 0, q_len, tail_len, head, row_tiles, group, inverse, stride_q_row,
+        stride_q_head, MEMBER, C,
     )  # fmt: skip
     while left > 0:
         first, end = tile_range(prefix_len, slots, window_left, C)
         after = left - (end + surplus(slots, C) - tile)
+        packed, first_row = row_tile_of(request, row_tiles, C)
         if (tile < end) & (packed < rows * group):
-            first_row, skipped = apart(packed, group, inverse)
+            skipped = packed - first_row * group
             final, _ = apart(skipped + C.BLOCK_M - 1, group, inverse)
             skipped += MEMBER * 64
             lowest, _ = apart(skipped, group, inverse)
@@ -226,11 +232,12 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
             log_mass = gl.where(mass > 0, top + gl.log2(mass), float("-inf"))
             whole = (tile == first) & (tile + left >= end)
             cell = (begin + row) * (num_kv_heads * group) + head * group + member
-            block = ((number * 2 + half) * num_kv_heads + head) * row_tiles * C.BLOCK_M + packed + MEMBER * 64 + lane
+            block = ((number * 2 + half) * num_kv_heads + head) * gl.num_programs(0) * C.BLOCK_M
+            block += packed + MEMBER * 64 + lane
             # The next rows of q travel while these are stored.
-            prefix_len, begin, rows, slots, packed, queries = next_of(
-                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, group, inverse, stride_q_row,
-                stride_q_head, MEMBER, C,
+            prefix_len, begin, rows, slots, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, row_tiles, group, inverse,
+                stride_q_row, stride_q_head, MEMBER, C,
             )  # fmt: skip
             if C.SINKS:
                 mass += sink_mass(sinks, head * group + member, row_live & whole, top)
@@ -247,9 +254,9 @@ def fold_uniform(given, MEMBER: gl.constexpr, C: gl.constexpr):
                 for part in gl.static_range(parts_of(C)):
                     store_sums(acc[part], partial_out, block, row_live, skipped, group, inverse, part, C)
         else:
-            prefix_len, begin, rows, slots, packed, queries = next_of(
-                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, group, inverse, stride_q_row,
-                stride_q_head, MEMBER, C,
+            prefix_len, begin, rows, slots, queries = next_of(
+                q, prefix_lens, q_indptr, request + 1, after > 0, q_len, tail_len, head, row_tiles, group, inverse,
+                stride_q_row, stride_q_head, MEMBER, C,
             )  # fmt: skip
         half = half * 0 + 1
         left = after
