@@ -66,6 +66,8 @@ def test_programs_of_many_row_tiles_fill_the_device(heads, dim):
         beside, programs = rows * heads[1] // tile.heads, 132 * tile.programs_per_sm
         pieces = tiling.pieces(attention, device, tile, nodes, 16, 131072)
         full = [n for n in (1, 2, 3) if 10 * (n * programs // beside) * beside >= 9 * n * programs]
+        few = tiling.pieces(attention, device, tile, nodes, 3, 131072)
+        assert few == max(1, programs // beside)
         assert pieces == max(1, (full or [1])[0] * programs // beside)
         assert tiling.partial_rows(attention, tile, pieces, nodes) <= 2 * 3 * max(programs, beside) * tile.block_m
 

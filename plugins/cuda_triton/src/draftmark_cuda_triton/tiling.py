@@ -19,6 +19,8 @@ LEAST_ROWS = 16
 """Packed rows of the smallest row tile: what `mma` takes at least."""
 ROUNDS = 3
 """Programs one after the other on a multiprocessor at most, of a batch whose pieces do not fill one round."""
+MANY_REQUESTS = 4
+"""Of a batch that has more than one round at least."""
 WIDE_ROWS = 192
 """Packed rows of the row tiles of three groups."""
 LEAST_SHARE = 3
@@ -468,14 +470,15 @@ def pieces(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_len: Any,
     """Into how many pieces the tiles of a batch are cut: what the device holds at a time, or what there is to cut.
 
     Where so many side by side leave more than a tenth of the device idle, 48 of 132 or 80, it is what the device holds
-    in two rounds, or in three, if that leaves less.
+    in two rounds, or in three, if that leaves less; but of few requests, for a piece takes its time to begin.
     """
+    has_many = minimum(1, num_reqs // MANY_REQUESTS)
     tiles = num_reqs * (ceil_div(max_kv_len, tile.block_n) + ITEM_COST)
     programs, beside = device.num_sms * tile.programs_per_sm, _side_by_side(shape, tile, q_len)
     chosen = programs // beside
     for rounds in range(ROUNDS, 0, -1):
         found = rounds * programs // beside
-        is_full = minimum(1, 10 * found * beside // (9 * rounds * programs))
+        is_full = minimum(1 if rounds == 1 else has_many, 10 * found * beside // (9 * rounds * programs))
         chosen = is_full * found + (1 - is_full) * chosen
     return maximum(1, minimum(chosen, tiles))
 
