@@ -11,7 +11,8 @@ plans are made before the timed calls, for peers too; `metadata-256` times ours.
 Every run measures the cases of `cases` and the fixed subset of `grid`. `--grid --seconds 300` measures as much of the
 whole grid as fits, and goes on where the file of --json ends, as long as the commit and the device are the same.
 `--pages 16 64` measures each of those cases with pages of these sizes instead, which take turns. `--case` measures
-those that it names, in the grid or not: ``--case verify16-64x8192@32/8x160-p16``.
+those that it names, in the grid or not: ``--case verify16-64x8192@32/8x160-p16``. `--drawn 100 --seed 7` measures so
+many that nobody chose (`drawn`).
 
 `--version old=FOLDER new=FOLDER` measures copies of the package `draftmark_cuda_triton` too, as backends of those
 names, which take turns with the others. `--warm 16` compiles our kernels beforehand, in 16 processes.
@@ -32,6 +33,7 @@ from benchmarks import origin
 
 from . import stubs
 from .cases import CASES, Case
+from .drawn import drawn
 from .grid import SUBSET, grid, named
 from .measuring import TURNS, measure, measure_pages
 from .ours import OURS, memory_rows, metadata_rows
@@ -47,6 +49,8 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", default=[])
     parser.add_argument("--backend", nargs="*")
     parser.add_argument("--grid", action="store_true", help="the whole grid, resumed from --json's file")
+    parser.add_argument("--drawn", type=int, default=0, metavar="COUNT", help="so many cases that are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="what --drawn follows from")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so many")
     parser.add_argument("--turns", type=int, default=TURNS, help="time the backends of a case so many times, in turns")
     parser.add_argument("--pages", nargs="+", type=int, help="each case with pages of so many tokens, in turns")
@@ -62,7 +66,8 @@ def main() -> None:
     if args.grid and args.pages:
         parser.error(f"--grid has the page sizes of its own cases, but --pages is {args.pages}; leave one of them out")
     try:
-        cases = [named(name) for name in args.case] or [*(whatever_the_pages() if args.pages else CASES + SUBSET)]
+        cases = [named(name) for name in args.case] or [*drawn(args.drawn, args.seed)]
+        cases = cases or [*(whatever_the_pages() if args.pages else CASES + SUBSET)]
         own = versions(args.version)
     except ValueError as error:
         parser.error(str(error))
@@ -83,7 +88,7 @@ def main() -> None:
         return
     paged = [replace(case, model=case.model.paged(page)) for page in args.pages or () for case in cases]
     warmed(paged or cases)
-    apart = args.case or args.pages
+    apart = args.case or args.drawn or args.pages
     metadata, memory = ([], []) if apart else (metadata_rows() + plan_rows(), memory_rows() + key_rows())
     rows = []
     for case in cases:

@@ -1,0 +1,66 @@
+"""Cases that nobody chose: each factor drawn by itself, over the ranges that `grid` goes through one or two at a time.
+
+A tile, a cut or a choice that was made for the grid's rows shows between them. The same seed draws the same cases.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from .cases import Case, ragged_lens
+from .grid import case
+from .models import MODELS, Model
+
+PAGES = (16, 32, 64, 128)
+RANKS = (1, 1, 2, 4, 8)
+KINDS = {"decode": 3, "chain": 3, "uneven": 2, "draft": 2, "verify": 8, "extend": 2, "chunk": 3, "chunks": 1}
+"""How often a kind of forward is drawn."""
+ROWS = {"chain": (2, 9), "uneven": (2, 9), "draft": (2, 16), "verify": (2, 256), "chunk": (8, 2048), "chunks": (8, 512)}
+MOST_BYTES, MOST_FLOPS = 3 << 30, 2e12
+"""KV of a case, and products of its attention: so that a minute holds dozens."""
+
+
+def drawn(count: int, seed: int) -> tuple[Case, ...]:
+    """So many cases, no two of one name.
+
+    Args:
+        seed: what they follow from.
+    """
+    chance, found = random.Random(seed), {}
+    while len(found) < count:
+        one = _draw(chance)
+        if _fits(one):
+            found[one.name] = one
+    return tuple(found.values())
+
+
+def _draw(chance: random.Random) -> Case:
+    model = _rank(chance.choice(list(MODELS.values())), chance.choice(RANKS))
+    model = replace(model, page=chance.choice(PAGES))
+    (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
+    requests, length = _spread(chance, 1, 256), _spread(chance, 128, 65536)
+    rows = _spread(chance, *ROWS[kind]) if kind in ROWS else 1
+    if kind == "extend" or chance.random() < 0.7:
+        return case(model, kind, (length,) * requests, rows)
+    return case(model, kind, ragged_lens(requests, length), rows, f"{requests}xragged{length}")
+
+
+def _rank(model: Model, ranks: int) -> Model:
+    """One rank's share of a model, if its KV heads are so many; else the model."""
+    if model.kv_heads % ranks:
+        return model
+    return replace(model, heads=model.heads // ranks, kv_heads=model.kv_heads // ranks)
+
+
+def _spread(chance: random.Random, least: int, most: int) -> int:
+    """A number, of which as many lie between 1 and 2 as between 100 and 200."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+
+def _fits(one: Case) -> bool:
+    model, total = one.model, 0.0
+    for length, rows in zip(one.lens, one.q_lens, strict=True):
+        total += 4 * rows * (model.seen(length) + rows) * model.heads * model.dim
+    return sum(one.lens) * model.token_bytes <= MOST_BYTES and total <= MOST_FLOPS
