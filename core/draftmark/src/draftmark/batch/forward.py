@@ -21,11 +21,11 @@ class Causal:
 
 @dataclass(frozen=True)
 class Tree:
-    """An arbitrary tail.
+    """A tree or a forest: of the tail a row sees its own slot and its ancestors. Parents stand before children.
 
     Attributes:
         mask: int32 ``[num_rows, mask_words]``; bit j of a row (word j // 32, bit j % 32) is set when the row
-            sees tail slot j. A row sees itself. Bits at and above T are zero.
+            sees tail slot j. A row sees itself, and no slot behind its own. Bits at and above T are zero.
         depth: int32 ``[R, T]``; the position of tail slot s is L + depth[s]. In RAGGED_VERIFY, where the rows are the
             tail slots, ``[num_rows]``, by row.
     """
