@@ -215,6 +215,21 @@ def test_schedules_of_any_size_compile(compiled, reqs, rows):
     assert [source.fn.__name__ for source, _ in compiled.launched] == ["write_ragged"] * 2 + ["write_uniform"]
 
 
+@pytest.mark.parametrize(
+    ("no_gpu", "dtype"),
+    [*((arch, torch.bfloat16) for arch in (80, 90, 100)), (80, torch.float32)],
+    ids=lambda value: str(value).removeprefix("torch."),
+    indirect=["no_gpu"],
+)
+def test_a_soft_cap_is_one_instruction_where_rows_have_16_bits(compiled, no_gpu, dtype):
+    """In the kernels of other GPUs than Hopper, and of heads that are too narrow for its own; float32 is exact."""
+    case = Case(16, heads=(8, 2), head_dim=32, dtype=dtype, tree=True, cap=50.0)
+    compile_for(case, no_gpu._arch)
+    caches = flavours._load(flavours.OWN, False).uniform.attend_uniform.device_caches.values()
+    (binary,) = [one for cache, *_ in caches for one in cache.values()]
+    assert ("tanh.approx.f32" in binary.asm["ptx"]) == (dtype is torch.bfloat16)
+
+
 ACCESS = re.compile(r"griddepcontrol\.(?:wait|launch_dependents)|(?:ld|st|red|atom)\.global|cp\.async")
 
 CASES_OF_GRIDS = {
