@@ -71,7 +71,7 @@ def jobs(out: Path, workers: int) -> list[Job]:
             beside=("benchmarks.sglang.texts", texts),
         ),
         Job("attention", (*attention, "--grid", "--seconds", "280"), 320),
-        Job("device-tests", ("pytest", "-q", "-m", "device", "plugins/cuda_triton/tests"), 240),
+        Job("device-tests", ("pytest", "-q", "-m", "device", "plugins/cuda_triton/tests"), 600),
         Job("vllm-texts", ("benchmarks.vllm.judged", vllm, models), 120, 0, "vllm", after="vllm"),
         Job("sglang-ranks", ("benchmarks.sglang.texts", on_ranks, "--ranks", "2"), 180, 2, "sglang"),
         Job(
