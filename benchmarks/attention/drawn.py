@@ -10,10 +10,9 @@ import random
 from dataclasses import replace
 
 from .cases import Case, ragged_lens
-from .grid import case
+from .grid import PAGES, case
 from .models import MODELS, Model
 
-PAGES = (16, 32, 64, 128)
 RANKS = (1, 1, 2, 4, 8)
 KINDS = {"decode": 3, "chain": 3, "uneven": 2, "draft": 2, "verify": 8, "extend": 2, "chunk": 3, "chunks": 1}
 """How often a kind of forward is drawn."""
@@ -38,7 +37,7 @@ def drawn(count: int, seed: int) -> tuple[Case, ...]:
 
 def _draw(chance: random.Random) -> Case:
     model = _rank(chance.choice(list(MODELS.values())), chance.choice(RANKS))
-    model = replace(model, page=chance.choice(PAGES))
+    model = model.paged(chance.choice(PAGES))
     (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
     requests, length = _spread(chance, 1, 256), _spread(chance, 128, 65536)
     rows = _spread(chance, *ROWS[kind]) if kind in ROWS else 1
@@ -63,4 +62,4 @@ def _fits(one: Case) -> bool:
     model, total = one.model, 0.0
     for length, rows in zip(one.lens, one.q_lens, strict=True):
         total += 4 * rows * (model.seen(length) + rows) * model.heads * model.dim
-    return sum(one.lens) * model.token_bytes <= MOST_BYTES and total <= MOST_FLOPS
+    return one.held_bytes <= MOST_BYTES and total <= MOST_FLOPS

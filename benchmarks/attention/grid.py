@@ -26,6 +26,8 @@ GPT_OSS, GEMMA_2, GEMMA_3, CAPPED = (
     Model(64, 8, 64, 16, window=128, sinks=True), Model(32, 16, 128, 16, window=4096, cap=50.0),
     Model(32, 16, 128, 16, window=1024), Model(16, 8, 256, 16, cap=50.0),
 )  # fmt: skip
+PAGES = (16, 32, 64, 128)
+"""Tokens of a page: vLLM's default, and what other engines take."""
 MOST_BYTES = 40 << 30
 """KV of a case at most: several sets of it, and the reference, fit a GPU."""
 
@@ -154,7 +156,7 @@ def grid() -> tuple[Case, ...]:
     """Every case of the grid, each once; those of the subset are among them."""
     found: dict[str, Case] = {one.name: one for one in SUBSET}
     for model in MODELS.values():
-        for page in (16, 32, 64, 128):
+        for page in PAGES:
             for one in four(model.paged(page)):
                 found.setdefault(one.name, one)
         for one in four(model.paged(16).narrow())[:3]:

@@ -20,7 +20,7 @@ from benchmarks.attention import measuring
 from benchmarks.attention.__main__ import whatever_the_pages
 from benchmarks.attention.cases import CASES, Case, Inputs, build, cleared, reference
 from benchmarks.attention.drawn import MOST_BYTES, drawn
-from benchmarks.attention.grid import SUBSET, case, grid, named
+from benchmarks.attention.grid import PAGES, SUBSET, case, grid, named
 from benchmarks.attention.models import Model
 from benchmarks.attention.ours import batch_of, ours
 from benchmarks.attention.peers import Peer
@@ -43,9 +43,9 @@ def test_cases_are_drawn_from_all_that_is_served() -> None:
     assert all(named(one.name) == one for one in cases) and len({one.name for one in cases}) == 300
     kinds = {re.match("[a-z]+", one.name)[0] for one in cases}  # type: ignore[index]
     assert kinds == {"decode", "chain", "uneven", "draft", "verify", "extend", "chunk", "chunks"}
-    assert {one.model.page for one in cases} == {16, 32, 64, 128}
+    assert {one.model.page for one in cases} == {16, 32, 64, 128} == set(PAGES)
     assert {one.model.heads // one.model.kv_heads for one in cases} >= {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}
-    assert max(sum(one.lens) * one.model.token_bytes for one in cases) <= MOST_BYTES
+    assert max(one.held_bytes for one in cases) <= MOST_BYTES
     assert {min(one.q_len // 64, 3) for one in cases if one.tree} == {0, 1, 2, 3}
 
 

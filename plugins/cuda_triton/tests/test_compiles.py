@@ -395,12 +395,13 @@ def test_threads_of_a_group_give_a_tile_back_one_by_one(compiled, case, tmp_path
     ids=str,
 )
 def test_nearly_nothing_is_spilled_where_keys_are_widened_in_registers(compiled, case, tmp_path):
-    """Neither in the loop of clear tiles nor in that of masked ones: one value of a tree with Triton 3.7, nothing with
-    others from 3.6 to 3.9. Pages of 64 come in boxes of 32 for it.
+    """Neither in the loop of clear tiles nor in that of masked ones: nothing, and with Triton 3.7 one value of a tree.
+    Pages of 64 come in boxes of 32 for it.
     """
+    most = int(triton.__version__.startswith("3.7."))
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert len(loops) == 2
-    assert all(counted(name, loop) <= 1 for loop in loops for name in ("LDL", "STL"))
+    assert all(counted(name, loop) <= most for loop in loops for name in ("LDL", "STL"))
 
 
 def counted(name, code):

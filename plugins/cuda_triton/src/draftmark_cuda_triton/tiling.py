@@ -128,8 +128,7 @@ def _above(rows: Any) -> int:
 
 def candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Tile, ...]:
     """Every tile that `choose` has for a head_dim and dtypes, whatever the page size and the rows: sizing takes the
-    largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes, and
-    EXTEND's taller one (`_taller`) asks for less than its own.
+    largest need among them, so that it branches on neither. A tile whose keys are gathered is cut as one of boxes.
     """
     tiles = [_kernels(shape, device, True)]
     if shape.q_dtype != "float32":
