@@ -16,9 +16,10 @@ from draftmark_engines import EngineError
 from . import reservation
 from .checking import check_batch
 from .limits import chosen_backend, engine_limits, limits_of_chunks, profile_of, serves_trees
+from .replays import Replays
 from .served import OTHER_BACKEND, Geometries, Served
 from .settings import Settings
-from .spans import spans
+from .spans import Span, spans
 from .step import Step, StepBuffers, part, refresh
 from .trees.step_trees import current
 from .trees.tails import TreeTails
@@ -62,6 +63,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._buffers = StepBuffers(limits.max_num_reqs, limits.max_num_tokens, device, columns)
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
+        self._replays = self._new_replays()
 
     def _serve(self, layers: list[Any]) -> None:
         """Bind the backends of the layers that are named so far."""
@@ -81,6 +83,11 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
             )
         # Layers that read others' KV alone (Gemma 4's assistant) are told slots of some group, by runner V1.
         self._writes = any(getattr(one, "kv_sharing_target_layer_name", None) is None for one in layers)
+
+    def _new_replays(self) -> Replays | None:
+        """None where a step brings more than its tensors: lengths on the host, a chunk, a tree, a check."""
+        brings_more = self._told or self._debug or self._chunk is not None or self._tails is not None
+        return None if brings_more else Replays(self._served, self._buffers, self.device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -113,20 +120,30 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
         if len(self.layer_names) != self._num_layers:  # runner V1 names a draft model's to a builder that is made
             self._serve(self._layers())
+            self._replays = self._new_replays()
         step = _step(cam, capture or not self._told, self._exact)
         cut = spans(step.query_start_host, step.num_rows, self._verify_rows, self._served.any.ragged)
         parts = []
         for span in cut:
             if span.mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
                 step = replace(step, seq_bounds=_bounds(cam))  # prompts are a step's last span
-            batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
-            if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
-                batch = replace(batch, tail=self._tails.write(span, current()))
-            if self._debug and not capture:
-                self._check(batch, part(step.slots, span.first_row, span.num_rows))
-            self._served.prepare(batch)
+            batch = None if self._replays is None else self._replays.prepare(step, span)
+            if batch is None:
+                batch = self._launch(step, span, capture)
             parts.append((span.first_row, batch, self._served.of(span.mode)))
         return StepMetadata(tuple(parts), step.seq_lens)
+
+    def _launch(self, step: Step, span: Span, capture: bool) -> ForwardBatch:
+        """Prepare a span launch by launch; of a step that vLLM captures, capture that too."""
+        batch = self._buffers.forward(step, span, self._served.geometry(span.mode))
+        if self._tails is not None and span.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
+            batch = replace(batch, tail=self._tails.write(span, current()))
+        if self._debug and not capture:
+            self._check(batch, part(step.slots, span.first_row, span.num_rows))
+        self._served.prepare(batch)
+        if capture and self._replays is not None:
+            self._replays.capture(step, span, batch)
+        return batch
 
     def _check(self, batch: ForwardBatch, slots: torch.Tensor) -> None:
         geometry = self._served.geometry(batch.mode)

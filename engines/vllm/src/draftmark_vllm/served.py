@@ -106,11 +106,20 @@ class Served:
         """Of some shape, for `mode`."""
         return self.any.extend if mode is Mode.EXTEND else self.any.few
 
-    def prepare(self, batch: ForwardBatch) -> None:
-        """Plan and write metadata for every shape."""
+    def plan(self, batch: ForwardBatch) -> None:
+        """Decide for every shape what the host must decide."""
         for backend in self.of(batch.mode).values():
             backend.plan(batch)
+
+    def write(self, batch: ForwardBatch) -> None:
+        """Write the metadata of every shape, on the device. Capturable."""
+        for backend in self.of(batch.mode).values():
             backend.write_metadata(batch)
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Plan and write metadata for every shape."""
+        self.plan(batch)
+        self.write(batch)
 
 
 def arena_bytes(backend: LoadedBackend, geometries: Geometries) -> int:

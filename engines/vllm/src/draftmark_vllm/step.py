@@ -70,7 +70,7 @@ class StepBuffers:
             step=0,
             prefix_lens=self._prefix_lens(first, reqs),
             q_indptr=self._indptr(step, span),
-            page_table=self._page_table(part(step.page_table, first, reqs), first),
+            page_table=self._page_table(step, span),
             tail=CAUSAL,
             # Zeros: vLLM rotates q and k itself, tells positions in runner V1 alone, and there a draft model's first
             # step comes with the target's. A window counts L + depth, which a backend works out.
@@ -82,17 +82,21 @@ class StepBuffers:
             num_rows=rows,
             slots=part(step.slots, row, rows) if Form.ENGINE_SLOTS in geometry.forms else None,
         )
-        refresh(batch, part(step.seq_lens, first, reqs))
+        self.fill(batch, step, span)
         return batch
 
-    def _page_table(self, theirs: torch.Tensor, first: int) -> torch.Tensor:
-        """vLLM's table of a span; or its first columns, in memory of our own, so that a graph finds it there."""
-        columns = self._table.shape[1]
-        if not columns:
-            return theirs
-        ours = self._table[first : first + len(theirs)]
-        ours[:, : theirs.shape[1]].copy_(theirs[:, :columns])
-        return ours
+    def fill(self, batch: ForwardBatch, step: Step, span: Span) -> None:
+        """Work out on the device what a step's tensors say of a batch that was made of this span. Capturable."""
+        first, reqs, columns = span.first_req, span.padded_reqs, self._table.shape[1]
+        if columns:
+            theirs = part(step.page_table, first, reqs)
+            batch.page_table[:, : theirs.shape[1]].copy_(theirs[:, :columns])
+        refresh(batch, part(step.seq_lens, first, reqs))
+
+    def _page_table(self, step: Step, span: Span) -> torch.Tensor:
+        """vLLM's table of a span; or a place for its first columns in memory of our own, where a graph finds it."""
+        whole = self._table if self._table.shape[1] else step.page_table
+        return part(whole, span.first_req, span.padded_reqs)
 
     def _indptr(self, step: Step, span: Span) -> torch.Tensor:
         if span.mode in UNIFORM:
