@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,12 +16,76 @@ from draftmark import load
 from draftmark_vllm import reservation
 from draftmark_vllm.builder import DraftmarkBuilder, StepMetadata
 from draftmark_vllm.pages import kv_cache
-from draftmark_vllm.served import arena_bytes
+from draftmark_vllm.served import Served, arena_bytes
 from draftmark_vllm.spans import spans
-from draftmark_vllm.step import StepBuffers
+from draftmark_vllm.step import Step, StepBuffers
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Made, Request, random_problem, served
 
 DECODES = (Request(17, 1), Request(4, 1), Request(95, 1))
+
+
+def builder_of(ours: Served, **of_a_step: Any) -> DraftmarkBuilder:
+    """One without an engine. of_a_step: what steps bring beside their tensors."""
+    cpu, made = torch.device("cpu"), object.__new__(DraftmarkBuilder)
+    usual = {"_told": False, "_exact": False, "_debug": False, "_chunk": None, "_tails": None, "_verify_rows": 1}
+    own = {"_served": ours, "_buffers": StepBuffers(MAX_REQS, MAX_TOKENS, cpu), "device": cpu}
+    vars(made).update(usual | own | {"layer_names": [], "_num_layers": 0} | of_a_step)
+    made._replays = made._new_replays()
+    return made
+
+
+def metadata_of(step: Step) -> SimpleNamespace:
+    """A step as vLLM tells it."""
+    return SimpleNamespace(
+        causal=True,
+        query_start_loc=step.query_start,
+        query_start_loc_cpu=torch.tensor(step.query_start_host),
+        seq_lens=step.seq_lens,
+        block_table_tensor=step.page_table,
+        slot_mapping=step.slots,
+        num_actual_tokens=step.num_rows,
+        seq_lens_cpu_upper_bound=None,
+    )
+
+
+def decodes(seed: int = 0) -> Made:
+    """A step of decodes, of which vLLM has a whole graph."""
+    problem = replace(random_problem(seed, page_size=16), requests=DECODES, verify_rows=1)
+    return Made(replace(problem, padding=0, surplus=0, loose=None))
+
+
+def test_a_step_that_vllm_captures_is_prepared_by_a_replay() -> None:
+    """The builder captures beside vLLM, and then launches nothing itself: lengths are the later step's."""
+    made = decodes()
+    ours = served(made.problem)
+    builder, said = builder_of(ours), metadata_of(made.step)
+    captured = builder.build_for_cudagraph_capture(said)
+    made.step.seq_lens.sub_(3)
+    with patch.object(Served, "write", side_effect=AssertionError("launched one by one")):
+        found = builder.build(0, said)
+    ((first, batch, backends),) = found.parts
+    assert first == 0 and backends is ours.few
+    assert batch is captured.parts[0][1]
+    assert batch.prefix_lens.tolist() == [one.prefix - 3 for one in DECODES]
+    assert found.seq_lens is said.seq_lens
+
+
+def test_a_step_that_was_not_captured_is_launched() -> None:
+    """Neither before any capture nor in other tensors is anything replayed; building captures nothing."""
+    made = decodes()
+    builder, said = builder_of(served(made.problem)), metadata_of(made.step)
+    (one,), (other,) = builder.build(0, said).parts, builder.build(0, said).parts
+    assert one[1] is not other[1]
+    builder.build_for_cudagraph_capture(said)
+    said.seq_lens = said.seq_lens.clone() + 1
+    ((_, batch, _),) = builder.build(0, said).parts
+    assert batch.prefix_lens.tolist() == [one.prefix + 1 for one in DECODES]
+
+
+@pytest.mark.parametrize("more", [{"_told": True}, {"_debug": True}, {"_chunk": 64}, {"_tails": object()}], ids=str)
+def test_steps_that_bring_more_than_tensors_are_never_replayed(more: dict[str, Any]) -> None:
+    """Lengths on the host, checks, chunks of positions, trees."""
+    assert builder_of(served(random_problem(0)), **more)._replays is None
 
 
 @pytest.mark.parametrize("seed", range(8))
