@@ -151,7 +151,16 @@ def _cache(
             used = (case.lens[r] + case.tail_lens[r]) - (n - 1) * model.page
             cache[page_table[r, n - 1].long(), used:] = float("nan")
         pair.append(cache.to(getattr(torch, model.kv_dtype)))
-    return pair[0], pair[1]
+    return _packed(pair, model)
+
+
+def _packed(pair: list[torch.Tensor], model: Model) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V as views of the memory that they share, if they do."""
+    if not model.packed:
+        return pair[0], pair[1]
+    side = 2 if model.packed == "tokens" else 3
+    k, v = torch.cat(pair, side).chunk(2, side)
+    return k, v
 
 
 def _trees(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from .cases import Case, ragged_lens
-from .models import MODELS, STANDARD, Model
+from .models import MODELS, PACKED, STANDARD, Model
 
 Q7, Q5, G8, D64, D256, RANK = (
     Model(28, 4, 128, 16), Model(40, 8, 128, 16), Model(64, 8, 128), Model(64, 8, 64), Model(16, 4, 256),
@@ -52,7 +52,8 @@ NAME = re.compile(
     r"(?P<kind>decode|draft|verify|chain|uneven|extend|chunks?)(?P<rows>\d*)"
     r"-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
     r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?"
-    r"(?:-w(?P<window>[1-9]\d*))?(?:-cap(?P<cap>[1-9]\d*(?:\.\d+)?))?(?P<sinks>-sinks)?)?"
+    r"(?:-w(?P<window>[1-9]\d*))?(?:-cap(?P<cap>[1-9]\d*(?:\.\d+)?))?(?P<sinks>-sinks)?"
+    rf"(?:-(?P<packed>{'|'.join(PACKED)}))?)?"
 )
 MOST_RAGGED = 8192
 """Tokens of the longest request of a case of ragged lengths, where its name does not say it."""
@@ -70,7 +71,8 @@ def named(name: str) -> Case:
     if told is None or not counted or not one_length or not (told["ragged"] or told["length"]):
         raise ValueError(
             f"{name!r} is no case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
-            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -wWINDOW, -capCAP, -sinks may follow; "
+            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -wWINDOW, -capCAP, -sinks, -tokens or "
+            "-heads (K and V in one page) may follow; "
             "kinds are decode and extend (of one length), which have no ROWS, and draft, verify, chain, uneven, chunk, "
             "chunks"
         )
@@ -78,7 +80,11 @@ def named(name: str) -> Case:
     if told["heads"]:
         model = Model(*(int(told[part]) for part in ("heads", "kv_heads", "dim", "page")))
     model = replace(
-        model, window=int(told["window"] or 0), cap=float(told["cap"] or 0), sinks=told["sinks"] is not None
+        model,
+        window=int(told["window"] or 0),
+        cap=float(told["cap"] or 0),
+        sinks=told["sinks"] is not None,
+        packed=told["packed"] or "",
     )
     model = model.narrow() if told["narrow"] else model
     count, length = int(told["count"]), int(told["length"] or MOST_RAGGED)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from draftmark import DTYPE_BYTES
 
+PACKED = ("tokens", "heads")
+"""Of a token K of all heads and then V of all, as draftmark's in vLLM; K and V of each head, as vLLM's own backends."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -17,6 +20,7 @@ class Model:
         window: tokens that a row sees, its own counted, as models' configurations say it; 0: all before it.
         cap: of the soft cap of scores; 0.0: none.
         sinks: each query head has one.
+        packed: how K and V share pages, one of PACKED; "" where they lie apart.
     """
 
     heads: int
@@ -27,6 +31,7 @@ class Model:
     window: int = 0
     cap: float = 0.0
     sinks: bool = False
+    packed: str = ""
 
     @property
     def shape(self) -> str:
@@ -35,10 +40,15 @@ class Model:
 
     @property
     def kind(self) -> str:
-        """What is not usual about it, as names of cases say it: -e4m3-w128-cap50-sinks."""
-        narrow = "-e4m3" if "float8" in self.kv_dtype else ""
-        window = f"-w{self.window}" if self.window else ""
-        return narrow + window + (f"-cap{self.cap:g}" if self.cap else "") + ("-sinks" if self.sinks else "")
+        """What is not usual about it, as names of cases say it: -e4m3-w128-cap50-sinks-heads."""
+        said = {
+            "e4m3": "float8" in self.kv_dtype,
+            f"w{self.window}": self.window,
+            f"cap{self.cap:g}": self.cap,
+            "sinks": self.sinks,
+            self.packed: self.packed,
+        }
+        return "".join(f"-{what}" for what, is_so in said.items() if is_so)
 
     @property
     def window_left(self) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from draftmark import AttentionShape, BackendError, DraftShape, Geometry, Limits, Mode, load
+from draftmark import AttentionShape, BackendError, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
 from draftmark.buffers import Memory
 from draftmark.cache import KVCache
@@ -42,7 +42,8 @@ def batch_of(inputs: Inputs) -> tuple[Geometry, ForwardBatch]:
     mode, step, draft = _mode(case)
     rows = sum(case.q_lens)
     limits = Limits(requests, max(case.lens) + case.tail_len, max(2048, rows if case.ragged else 0))
-    geometry = Geometry.create(attention(case.model), limits, draft, device_profile(device.type), (mode,))
+    forms = (Form.STRIDED_KV,) if case.model.packed else ()
+    geometry = Geometry.create(attention(case.model), limits, draft, device_profile(device.type), (mode,), forms)
     tail = Tree(inputs.mask, inputs.depth) if case.tree else Causal()
     positions = torch.zeros(rows, dtype=torch.int64, device=device)
     batch = ForwardBatch(

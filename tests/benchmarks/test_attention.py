@@ -21,7 +21,7 @@ from benchmarks.attention.__main__ import whatever_the_pages
 from benchmarks.attention.cases import CASES, Case, Inputs, build, cleared, reference
 from benchmarks.attention.drawn import MOST_BYTES, drawn
 from benchmarks.attention.grid import PAGES, SUBSET, case, grid, named
-from benchmarks.attention.models import Model
+from benchmarks.attention.models import PACKED, Model
 from benchmarks.attention.ours import batch_of, ours
 from benchmarks.attention.peers import Peer
 from benchmarks.attention.stubs import Absent
@@ -49,7 +49,15 @@ def test_cases_are_drawn_from_all_that_is_served() -> None:
     assert {min(one.q_len // 64, 3) for one in cases if one.tree} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("model", [SMALL, Model(4, 2, 16, 16, window=20, cap=2.0, sinks=True)], ids=["plain", "else"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        SMALL,
+        Model(4, 2, 16, 16, window=20, cap=2.0, sinks=True),
+        *(replace(SMALL, packed=packed) for packed in PACKED),
+    ],
+    ids=["plain", "else", *PACKED],
+)
 @pytest.mark.parametrize(
     ("kind", "rows", "mode"),
     [
@@ -67,6 +75,8 @@ def test_the_reference_answers_what_is_asked(kind: str, rows: int, mode: Mode, m
     """A plugin that is right has the answer, and the mode is the one in which engines ask."""
     inputs = build(case(model, kind, LENS, rows), "cpu", 1)
     assert batch_of(inputs)[1].mode is mode
+    k, v = inputs.caches[0]
+    assert (k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()) == bool(model.packed)
     peer = ours("reference", inputs)
     peer.calls[0]()
     wanted = reference(inputs, tuple(cleared(one) for one in inputs.caches[0]))
@@ -96,6 +106,10 @@ def test_a_name_says_the_whole_case(of: Callable[[], tuple[Case, ...]]) -> None:
     other = named("chain5-2x90@4/2x64-p16-e4m3-w128-cap2.5-sinks")
     assert other.model == Model(4, 2, 64, 16, window=128, cap=2.5, sinks=True).narrow()
     assert other.name == "chain5-2x90@4/2x64-p16-e4m3-w128-cap2.5-sinks"
+    for packed in PACKED:
+        other = named(f"decode-2x90@4/2x64-p16-sinks-{packed}")
+        assert other.model == Model(4, 2, 64, 16, sinks=True, packed=packed)
+        assert other.name == f"decode-2x90@4/2x64-p16-sinks-{packed}"
 
 
 @pytest.mark.parametrize(
