@@ -56,12 +56,12 @@ class Replays:
 
     def prepare(self, step: Step, span: Span) -> ForwardBatch | None:
         """Prepare a span by a replay; None if nothing was captured of its size over these tensors."""
-        captured, key = self._captured.get(_tensors(step)), _key(span)
-        batch = None if captured is None or key is None else captured.batches.get(key)
-        if batch is None or _is_capturing(self._device):
+        key, captured = _key(span), self._captured.get(_tensors(step))
+        if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
             return None
+        batch = captured.batches[key]
         self._served.plan(batch)
-        captured.graphs.replay(key)  # type: ignore[union-attr, arg-type]  # it has the batch
+        captured.graphs.replay(key)
         return batch
 
 
