@@ -1,10 +1,11 @@
 """python -m benchmarks.vllm PLAN.json --out RESULT.json: vLLM engines side by side, and what they say.
 
-A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […]}, "profile":
-{phases and cases again}, "equality": [ENGINE, …], "drafting": [ENGINE, …]}``, with fields of `engines.Engine` and
-`throughput.Case`. All engines start and warm up together; texts are said while the large engines still start; then
-those take turns, case by case, over and over. The file is written after every row. What is most wanted stands first:
-the first case of each phase is run, then the second; profiles come behind the case of the number ``profile_after``.
+A plan is ``{"throughput": [ENGINE, …], "cases": {"prefill": [CASE, …], "decode": […], "verify": […], "mixed": […]},
+"profile": {phases and cases again}, "equality": [ENGINE, …], "drafting": [ENGINE, …]}``, with fields of
+`engines.Engine` and `throughput.Case`. All engines start and warm up together; texts are said while the large engines
+still start; then those take turns, case by case, over and over. The file is written after every row. What is most
+wanted stands first: the first case of each phase is run, then the second; profiles come behind the case of the number
+``profile_after``.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Benchmark:
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
         began = time.monotonic()
-        long = not case.steps and case.batch * case.context > LONG_PREFILL
+        long = not case.steps and case.computed > LONG_PREFILL
         for turn in range((case.turns or (1 if long else self.repeat)) + long):
             for number in numbers:
                 row = fleet.ask(number, partial(on_core, turn, partial(run, case)))

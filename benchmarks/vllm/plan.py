@@ -12,7 +12,7 @@ from .engines import Engine
 from .throughput import Case, phases
 
 LISTS = ("equality", "rows", "drafting", "profiles", "failed", "not_run")
-PHASES = ("decode", "verify", "prefill")
+PHASES = ("decode", "verify", "prefill", "mixed")
 
 
 class Plan:

@@ -17,8 +17,8 @@ from .turns import case_of
 PARTS = ("throughput", "texts", "drafts")
 BEGIN, END = "<!-- throughput: written by benchmarks.vllm.tables -->", "<!-- /throughput -->"
 OURS = "CUSTOM:"
-PHASES = {"decode": 0, "verify": 1, "prefill": 2}
-ENOUGH = {"decode": 1.0, "verify": 1.0, "prefill": 0.97}
+PHASES = {"decode": 0, "verify": 1, "mixed": 2, "prefill": 3}
+ENOUGH = {"decode": 1.0, "verify": 1.0, "mixed": 1.0, "prefill": 0.97}
 """What is aimed at, of the best of vLLM's own."""
 DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3"}
 MADE_OF: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -60,7 +60,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             _line(
                 [
                     _phase(ours),
-                    ours["case"].replace("-uneven", ", uneven").replace("+", " + "),
+                    ours["case"].replace("-uneven", ", uneven").replace("-beside-", " beside ").replace("+", " + "),
                     *(MADE_OF[name](ours) for name in varied),
                     f"{ours['tokens_per_s']:,.0f}",
                     theirs["backend"],

@@ -13,6 +13,8 @@ LONG_PREFILL = 1 << 14
 """Tokens of a prefill from which on it is timed once, and not warmed up apart."""
 SPARE = 64
 """Tokens of a request's last page, and of drafts that are looked at beyond its last step."""
+AHEAD = 6
+"""Steps that an engine may have begun before its host knows of a first token, twice."""
 PERIOD = 32
 """Tokens after which the prompts of n-gram cases begin again."""
 
@@ -24,6 +26,8 @@ class Case:
     Attributes:
         steps: decode or verify steps to time; 0 times the prefill alone.
         new: of a prefill, tokens of each request behind its context, which is there; 0: its context is computed.
+        beside: of mixed steps, tokens of a prompt that comes when all requests decode. What is timed is until its first
+            token.
         uneven: every other prompt never repeats itself, so that steps have requests with n-gram drafts and without.
         turns: how often it is timed; 0 for as often as the others.
     """
@@ -34,17 +38,18 @@ class Case:
     uneven: bool = False
     turns: int = 0
     new: int = 0
+    beside: int = 0
 
     @property
     def name(self) -> str:
-        """As in ``64x1k``, or ``8x8k+64``."""
-        behind = f"+{self.new}" if self.new else ""
+        """As in ``64x1k``, ``8x8k+64``, or ``64x1k-beside-8k``."""
+        behind = (f"+{self.new}" if self.new else "") + (f"-beside-{self.beside // 1024}k" if self.beside else "")
         return f"{self.batch}x{self.context // 1024}k" + behind + ("-uneven" if self.uneven else "")
 
     @property
     def computed(self) -> int:
-        """Tokens of all requests that a prefill computes."""
-        return self.batch * (self.new or self.context)
+        """Tokens of prompts that are computed while it is timed."""
+        return self.beside or self.batch * (self.new or self.context)
 
     def asked_of(self, engine: Engine) -> bool:
         """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven; and
@@ -52,14 +57,15 @@ class Case:
         """
         if self.uneven and (not engine.drafts or engine.drafter != "ngram"):
             return False
-        if self.new and not engine.skip_prefill:
+        if (self.new or self.beside) and not engine.skip_prefill:
             return False
         return fits(self, engine) and (not engine.only or self.name in engine.only)
 
 
 def fits(case: Case, engine: Engine) -> bool:
     """Whether the engine's pages hold all requests of a case at once."""
-    tokens = case.batch * (case.context + case.new + case.steps * (1 + engine.drafts) + SPARE)
+    steps = case.steps or _mixed_steps(case, engine)
+    tokens = case.batch * (case.context + case.new + steps * (1 + engine.drafts) + SPARE) + case.beside
     return engine.kv_bytes is None or tokens * token_bytes(engine) <= engine.kv_bytes
 
 
@@ -90,25 +96,32 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     """
     watch = watch or Watch()
     loop = llm.llm_engine
-    skipped = bool((case.steps or case.new) and engine.skip_prefill)
+    skipped = bool((case.steps or case.new or case.beside) and engine.skip_prefill)
     asked = _prompts(case, engine)
     names = [f"{next(_runs)} {number}" for number in range(case.batch)]
-    counts = dict.fromkeys(names, 0)
-    if not case.steps:
+    counts, late = dict.fromkeys(names, 0), f"{next(_runs)} beside"
+    is_behind = bool(case.steps or case.beside)
+    if not is_behind:
         watch.begin()
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
         loop.add_request(names[number], prompt, _sampling(case, engine, skipped, number, prompt))
-    first, at_first, steps = 0.0, 0, 0
-    while loop.has_unfinished_requests() and (skipped or steps < case.steps or not first):
+    first, at_first, steps, is_over = 0.0, 0, 0, False
+    while loop.has_unfinished_requests() and not is_over and (skipped or steps < case.steps or not first):
         for out in loop.step():
             if out.request_id in counts:
                 counts[out.request_id] = len(out.outputs[0].token_ids)
+            is_over = is_over or out.request_id == late
         steps += bool(first)
         if not first and all(counts.values()):
             first, at_first = time.perf_counter(), sum(counts.values())
-            if case.steps:
+            if is_behind:
                 watch.begin()
+            if case.beside:
+                alone = Case(1, case.beside)
+                (prompt,) = _prompts(alone, engine)
+                names.append(late)
+                loop.add_request(late, prompt, _sampling(alone, engine, False, 0, prompt))
     ended = time.perf_counter()
     watch.end()
     if loop.has_unfinished_requests():
@@ -119,7 +132,7 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
 def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:
     about = {
         "case": case.name,
-        "phase": "prefill" if not case.steps else "verify" if engine.drafts else "decode",
+        "phase": _phase(case, engine),
         "backend": engine.backend,
         "page_size": engine.page_size,
         "num_gpus": engine.num_gpus,
@@ -127,16 +140,30 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         **({"drafter": engine.drafter} if engine.drafts else {}),
         "acceptance": engine.acceptance,
     }
-    if not case.steps:
+    if about["phase"] == "prefill":
         return {**about, "tokens": case.computed, "tokens_per_s": round(case.computed / (first - began), 1)}
-    each = 1000 * (ended - first) / max(1, steps)
+    each, tokens = 1000 * (ended - first) / max(1, steps), made + case.beside
     return {
         **about,
-        "tokens": made,
-        "tokens_per_s": round(made / (ended - first), 1),
+        "tokens": tokens,
+        "tokens_per_s": round(tokens / (ended - first), 1),
         "steps": steps,
         "step_ms": round(each, 3),
     }
+
+
+def _phase(case: Case, engine: Engine) -> str:
+    if case.beside:
+        return "mixed"
+    return "prefill" if not case.steps else "verify" if engine.drafts else "decode"
+
+
+def _mixed_steps(case: Case, engine: Engine) -> int:
+    """Steps that a prompt beside decodes takes at most, those of an engine that is ahead of its host among them."""
+    if not case.beside:
+        return 0
+    chunk = engine.max_num_batched_tokens - case.batch * (1 + engine.drafts)
+    return -(-case.beside // max(1, chunk)) + AHEAD
 
 
 def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: dict[str, list[int]]) -> Any:
@@ -156,7 +183,7 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     all_accepted = engine.acceptance == 1 and not alone
     return SamplingParams(
         temperature=0,
-        max_tokens=1 + (case.steps + ahead) * (1 + engine.drafts if all_accepted else 1),
+        max_tokens=1 + (case.steps + _mixed_steps(case, engine) + ahead) * (1 + engine.drafts if all_accepted else 1),
         ignore_eos=True,
         detokenize=False,
         allowed_token_ids=prompt["prompt_token_ids"][:1] if all_accepted and engine.drafter == "ngram" else None,
@@ -170,7 +197,7 @@ _made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
 
 
 def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
-    period = PERIOD if engine.drafts and case.steps and engine.drafter == "ngram" else 0
+    period = PERIOD if engine.drafts and (case.steps or case.beside) and engine.drafter == "ngram" else 0
     if (case, period) not in _made:
         vocabulary = SHAPES[engine.shape]["vocab_size"]
         found = prompts(case.batch, case.context + case.new, vocabulary, period)
@@ -182,7 +209,7 @@ def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
 
 def phases(engine: Engine) -> tuple[str, ...]:
     """What an engine can be timed in."""
-    return ("verify",) if engine.drafts else ("decode", "prefill")
+    return ("verify", "mixed") if engine.drafts else ("decode", "prefill", "mixed")
 
 
 def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:

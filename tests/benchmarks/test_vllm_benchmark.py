@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.starts import once
-from benchmarks.vllm.throughput import Case, _prompts, medians, run
+from benchmarks.vllm.throughput import Case, _prompts, medians, run, token_bytes
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
 PLANS = sorted(FOLDER.glob("h[12]00-*.json"))
@@ -333,6 +334,40 @@ class OneRequest:
         return [SimpleNamespace(request_id=self.name, outputs=[SimpleNamespace(token_ids=[0] * self._made)])]
 
 
+class Serving:
+    """Stands in for vLLM's loop: a step gives each request a token; one that comes late has its first after some."""
+
+    def __init__(self, steps_of_the_late: int) -> None:
+        self.llm_engine, self._wait, self._has_begun = self, steps_of_the_late, False
+        self._made: dict[str, int] = {}
+        self.asked: dict[str, Any] = {}
+        self.ended: list[str] = []
+
+    def add_request(self, name: str, prompt: Any, sampling: Any) -> None:
+        """Take it."""
+        self._made[name] = 1 - self._wait if self._has_begun else 0
+        self.asked[name] = prompt
+
+    def abort_request(self, names: list[str]) -> None:
+        """End them."""
+        self.ended = names
+
+    def has_unfinished_requests(self) -> bool:
+        """It never runs out of tokens."""
+        return True
+
+    def step(self) -> list[Any]:
+        """One token more for each."""
+        self._has_begun, outs = True, []
+        for name in self.asked:
+            self._made[name] += 1
+            if self._made[name] > 0:
+                outs.append(
+                    SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=[0] * self._made[name])])
+                )
+        return outs
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_profile_is_of_what_is_timed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill's one step, or the steps behind it without it: one product each, seen by both profilers."""
@@ -409,6 +444,24 @@ def test_a_prefill_behind_a_context_computes_what_is_new(sampled: list[dict[str,
     assert sampled[0]["extra_args"] == {"left": 64} and sampled[0]["max_tokens"] == 1
     assert len(_prompts(case, engine)[0]["prompt_token_ids"]) == 1024 + 64
     assert case.asked_of(engine) and not case.asked_of(Engine("small-shape", "A", 16))
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_mixed_steps_are_timed_until_the_late_prompt_has_a_token(sampled: list[dict[str, Any]], drafts: int) -> None:
+    """A prompt comes when all decode, is computed, and ends what is timed; its tokens count beside the others'."""
+    case = Case(2, 1024, beside=2048)
+    engine = Engine("small-shape", "A", 16, skip_prefill=True, max_num_batched_tokens=512, drafts=drafts)
+    loop = Serving(steps_of_the_late=5)
+    row = run(case, loop, engine)
+    assert (row["case"], row["phase"], row["steps"]) == ("2x1k-beside-2k", "mixed", 5)
+    assert row["tokens"] == 2048 + 2 * 5
+    assert [len(one["prompt_token_ids"]) for one in loop.asked.values()] == [1024, 1024, 2048]
+    *first, late = sampled
+    assert all(one["extra_args"] == {"left": 1} and one["max_tokens"] > 5 for one in first)
+    assert late["extra_args"] is None and late["max_tokens"] == 1
+    assert loop.ended == list(loop.asked)
+    assert case.asked_of(engine) and not case.asked_of(replace(engine, skip_prefill=False))
+    assert not case.asked_of(replace(engine, kv_bytes=2 * 1024 * token_bytes(engine) + 1))
 
 
 def test_a_device_is_busy_once() -> None:
