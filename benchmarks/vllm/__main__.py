@@ -35,7 +35,7 @@ from .fleet import Fleet, idle
 from .plan import LISTS, PHASES, Plan, alike, asked, resumed, same
 from .profile import profiles
 from .starts import prepare
-from .throughput import LONG_PREFILL, Case, medians, run, warm
+from .throughput import Case, medians, run, warm
 
 PACKAGES = (
     "vllm",
@@ -151,11 +151,10 @@ class Benchmark:
             return
         found: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
         began = time.monotonic()
-        long = not case.steps and case.computed > LONG_PREFILL
-        for turn in range((case.turns or (1 if long else self.repeat)) + long):
+        for turn in range((case.turns or (1 if case.is_long else self.repeat)) + case.is_long):
             for number in numbers:
                 row = fleet.ask(number, partial(on_core, turn, partial(run, case)))
-                if "failed" not in row and not (long and not turn):  # `_warm` has left long ones out
+                if "failed" not in row and not (case.is_long and not turn):  # `warm` has left long ones out
                     found[number].append(row)
         # A case is compared within one run: what another had of it goes.
         self.result["rows"] = [row for row in rows if (row["phase"], row["case"]) != (phase, case.name)]

@@ -116,7 +116,7 @@ def profiles(case: Case, llm: Any, engine: Engine) -> dict[str, Any]:
             row = run(case, llm, engine, watch)
         steps = max(1, row.get("steps", 1))
         # How long it took while it was watched, which is longer than the row of `throughput` says.
-        watched = row["step_ms"] if case.steps else 1000 * row["tokens"] / row["tokens_per_s"]
+        watched = row["step_ms"] if case.decodes else 1000 * row["tokens"] / row["tokens_per_s"]
         found |= {f"{kind.__name__.lower()}_ms": round(watched, 3), "steps": steps, **watch.said(steps)}
     return found
 

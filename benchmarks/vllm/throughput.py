@@ -51,6 +51,16 @@ class Case:
         """Tokens of prompts that are computed while it is timed."""
         return self.beside or self.batch * (self.new or self.context)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether requests decode while it is timed; else it is a prefill."""
+        return bool(self.steps or self.beside)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is a prompt's time that is taken, and that is long."""
+        return not self.steps and self.computed > LONG_PREFILL
+
     def asked_of(self, engine: Engine) -> bool:
         """Whether an engine of this phase is asked: a head drafts for every request, so its steps are never uneven; and
         a context is there only for engines that can skip it.
@@ -96,12 +106,11 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     """
     watch = watch or Watch()
     loop = llm.llm_engine
-    skipped = bool((case.steps or case.new or case.beside) and engine.skip_prefill)
+    skipped = bool((case.decodes or case.new) and engine.skip_prefill)
     asked = _prompts(case, engine)
     names = [f"{next(_runs)} {number}" for number in range(case.batch)]
     counts, late = dict.fromkeys(names, 0), f"{next(_runs)} beside"
-    is_behind = bool(case.steps or case.beside)
-    if not is_behind:
+    if not case.decodes:
         watch.begin()
     began = time.perf_counter()
     for number, prompt in enumerate(asked):
@@ -115,7 +124,7 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
         steps += bool(first)
         if not first and all(counts.values()):
             first, at_first = time.perf_counter(), sum(counts.values())
-            if is_behind:
+            if case.decodes:
                 watch.begin()
             if case.beside:
                 alone = Case(1, case.beside)
@@ -140,7 +149,7 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         **({"drafter": engine.drafter} if engine.drafts else {}),
         "acceptance": engine.acceptance,
     }
-    if about["phase"] == "prefill":
+    if not case.decodes:
         return {**about, "tokens": case.computed, "tokens_per_s": round(case.computed / (first - began), 1)}
     each, tokens = 1000 * (ended - first) / max(1, steps), made + case.beside
     return {
@@ -197,7 +206,7 @@ _made: dict[tuple[Case, int], list[dict[str, list[int]]]] = {}
 
 
 def _prompts(case: Case, engine: Engine) -> list[dict[str, list[int]]]:
-    period = PERIOD if engine.drafts and (case.steps or case.beside) and engine.drafter == "ngram" else 0
+    period = PERIOD if engine.drafts and case.decodes and engine.drafter == "ngram" else 0
     if (case, period) not in _made:
         vocabulary = SHAPES[engine.shape]["vocab_size"]
         found = prompts(case.batch, case.context + case.new, vocabulary, period)
@@ -216,8 +225,7 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
     """Run each of an engine's cases once, briefly: kernels compile at their first call."""
     for phase in phases(engine):
         for case in cases.get(phase, ()):
-            long = not case.steps and case.computed > LONG_PREFILL
-            if case.asked_of(engine) and not long:
+            if case.asked_of(engine) and not case.is_long:
                 run(replace(case, steps=min(case.steps, 4)), llm, engine)
 
 

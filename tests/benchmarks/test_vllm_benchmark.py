@@ -46,7 +46,7 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
     assert processes + once and len(set(processes.values())) <= 1 and set(once.values()) <= {1}
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
-        shape, rows = SHAPES[one.shape], [case.batch * (case.context + case.new + 128) for case in cases]
+        shape, rows = SHAPES[one.shape], [case.batch * (case.context + case.new + 128) + case.beside for case in cases]
         token = 4 * shape["num_key_value_heads"] * shape["head_dim"] // one.num_gpus
         layers = shape["num_hidden_layers"] + (one.drafter == "eagle3" and one.drafts > 0)
         assert one.kv_bytes and one.kv_bytes >= max(rows, default=0) * token * layers, one
@@ -454,7 +454,8 @@ def test_mixed_steps_are_timed_until_the_late_prompt_has_a_token(sampled: list[d
     loop = Serving(steps_of_the_late=5)
     row = run(case, loop, engine)
     assert (row["case"], row["phase"], row["steps"]) == ("2x1k-beside-2k", "mixed", 5)
-    assert row["tokens"] == 2048 + 2 * 5
+    assert row["tokens"] == 2048 + 2 * 5 and case.decodes and not case.is_long
+    assert replace(case, beside=32768).is_long
     assert [len(one["prompt_token_ids"]) for one in loop.asked.values()] == [1024, 1024, 2048]
     *first, late = sampled
     assert all(one["extra_args"] == {"left": 1} and one["max_tokens"] > 5 for one in first)
