@@ -59,7 +59,7 @@ def limits(verify_rows: int) -> EngineLimits:
 
 
 def random_problem(seed: int, **attention: object) -> Problem:
-    """Any kind of step, by its seed: decodes, verifies, uneven rows, chunks, mixes and padded captures."""
+    """Any kind of step, by its seed: decodes, verifies, uneven rows, chunks, mixes in any order and padded captures."""
     rng = random.Random(seed)
     verify_rows = rng.choice((1, 3, 5))
     shape = AttentionShape(
@@ -76,17 +76,20 @@ def random_problem(seed: int, **attention: object) -> Problem:
             **attention,
         }
     )
-    kind = rng.choice(("decode", "verify", "uneven", "extend", "mixed", "mixed"))
+    kind = rng.choice(("decode", "verify", "uneven", "extend", "mixed", "unsorted"))
     rows = {
         "decode": lambda: 1,
         "verify": lambda: verify_rows,
         "uneven": lambda: rng.randint(1, verify_rows),
         "extend": lambda: rng.randint(1, 20),
         "mixed": lambda: rng.randint(1, verify_rows),
+        "unsorted": lambda: rng.randint(1, verify_rows),
     }[kind]
     lens = [rows() for _ in range(rng.randint(1, MAX_REQS - 1))]
-    if kind == "mixed":
+    if kind in ("mixed", "unsorted"):
         lens = lens[: MAX_REQS - 2] + [rng.randint(verify_rows + 1, 30) for _ in range(rng.randint(1, 2))]
+    if kind == "unsorted":  # as runner V1 leaves it
+        rng.shuffle(lens)
     requests = []
     for count in lens:
         prefix = rng.choice((0, rng.randint(0, MAX_LEN - count), MAX_LEN - count))

@@ -54,6 +54,18 @@ def decodes(seed: int = 0) -> Made:
     return Made(replace(problem, padding=0, surplus=0, loose=None))
 
 
+@pytest.mark.parametrize(("worker", "threshold"), [("auto", None), ("draftmark_vllm.trees.worker.TreeWorker", 8)])
+def test_steps_are_sorted_for_trees_alone(worker: str, threshold: int | None) -> None:
+    """By as many rows as a tree has; decodes and chains are served wherever they stand."""
+    made = object.__new__(DraftmarkBuilder)
+    made.vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(worker_cls=worker, decode_context_parallel_size=1),
+        speculative_config=SimpleNamespace(num_speculative_tokens=7, parallel_drafting=False),
+    )
+    made._ask_for_order()
+    assert made.reorder_batch_threshold == threshold
+
+
 def test_a_step_that_vllm_captures_is_prepared_by_a_replay() -> None:
     """The builder captures beside vLLM, and then launches nothing itself: lengths are the later step's."""
     made = decodes()

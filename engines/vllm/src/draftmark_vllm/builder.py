@@ -49,7 +49,7 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         reservation.release()
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self._ask_for_order()
         self._debug = Settings.read(vllm_config.additional_config).debug
         layers = self._layers()
         # Not the spec's: one of full layers tells the chunk of others that share its pages.
@@ -64,6 +64,11 @@ class DraftmarkBuilder(AttentionMetadataBuilder[StepMetadata]):  # type: ignore[
         self._tails = TreeTails(self._served.any.few, device) if serves_trees(vllm_config) else None
         self._guard = _rank_guard() if self._debug else None
         self._replays = self._new_replays()
+
+    def _ask_for_order(self) -> None:
+        """Of runner V1, where it is needed: behind a prompt a tree would be served as a chain."""
+        if serves_trees(self.vllm_config):
+            self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def _serve(self, layers: list[Any]) -> None:
         """Bind the backends of the layers that are named so far."""

@@ -1,7 +1,10 @@
 """A batch of vLLM's, cut into runs of requests that one mode serves. Integers only.
 
-vLLM sorts requests that bring few rows, decodes and verifies, before the others (V1 by the builder's
-`reorder_batch_threshold`, V2 by itself), so two runs cover a batch: few rows a request, then EXTEND.
+Two runs cover any batch: requests that bring few rows, decodes and verifies, up to the first that brings more, then
+EXTEND, which serves any number of rows. Runner V2 sorts those of few rows to the front by itself. Runner V1 would for a
+builder with a `reorder_batch_threshold`, which costs its host 60 to 180 µs of every step, sorted or not, and most steps
+have no prompt: so one asks for it only with trees (`builder`), and else a decode behind a prompt is of the second run,
+where its attention takes up to an eighth longer.
 """
 
 from __future__ import annotations
