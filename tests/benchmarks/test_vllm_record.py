@@ -14,7 +14,9 @@ from benchmarks.vllm.turns import levelled
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
-PHASES = {"decode", "verify", "prefill"}
+PHASES = {"decode", "verify", "mixed", "prefill"}
+WITH_DRAFTS = {"verify", "mixed"}
+"""Phases of steps that verify; those of a mixed step may decode."""
 
 
 def test_each_row_says_what_it_is() -> None:
@@ -23,7 +25,8 @@ def test_each_row_says_what_it_is() -> None:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
         measured = row.get("median_tokens_per_s", row["tokens_per_s"])
         assert measured in row["all"] and measured > 0 and row["tokens_per_s"] > 0, row
-        assert (row["phase"] == "verify") is (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
+        assert (row.get("drafter") in ("ngram", "eagle3")) is bool(row["drafts"])
+        assert row["phase"] in WITH_DRAFTS if row["drafts"] else row["phase"] != "verify"
     for name in {row["run"] for row in RECORD["rows"] + RECORD["equality"]}:
         run = RECORD["runs"][name]
         assert run["about"] and run["commit"] != "unknown" and ("H200" in run["device"] or "H100" in run["device"])
@@ -66,7 +69,7 @@ def test_the_page_has_every_row() -> None:
         assert write(page, text, part) == page
     ours = [row for row in RECORD["rows"] if row["backend"].startswith("CUSTOM:")]
     throughput = page.partition(BEGIN)[2].partition(END)[0]
-    rows = [line for line in throughput.splitlines() if line.startswith(("| decode", "| verify", "| prefill"))]
+    rows = [line for line in throughput.splitlines() if line.startswith(tuple(f"| {phase}" for phase in PHASES))]
     assert len(rows) >= len(ours) > 0
 
 
