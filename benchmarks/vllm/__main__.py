@@ -242,6 +242,8 @@ def _about(engine: Engine) -> dict[str, Any]:
         about["debug"] = True  # every step is checked, and ranks are compared
     if engine.temperature:
         about["temperature"] = engine.temperature
+    if engine.kv_dtype != "auto":
+        about["kv_dtype"] = engine.kv_dtype
     return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
 
 

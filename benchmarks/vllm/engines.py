@@ -25,6 +25,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "vocab_size": 128256,
     },
+    "Qwen-2.5-7B-shape": {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 152064,
+    },
     "Gemma-2-9B-shape": {
         "model_type": "gemma2",
         "hidden_size": 3584,
@@ -63,7 +73,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """As transformers' configurations have them. Of Gemma 2 every other layer has the window."""
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma2": "Gemma2ForCausalLM"}
 OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
 """What `draftmark_vllm.heads.convert` names a head."""
@@ -89,6 +99,7 @@ class Engine:
         batches: requests of the steps that are captured as graphs.
         shared: weights and KV lie in the memory of a `fleet`.
         kv_bytes: of the KV pages; None lets vLLM measure.
+        kv_dtype: of KV, by vLLM's name: "auto", the model's, or "fp8", e4m3 whose scales are one.
         skip_prefill: requests may have their KV without computing it, see `connector`.
         checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one. Its
             EAGLE-3 head is the folder CHECKPOINT-head.
@@ -121,6 +132,7 @@ class Engine:
     batches: tuple[int, ...] = (1, 4, 16, 64)
     shared: bool = False
     kv_bytes: int | None = None
+    kv_dtype: str = "auto"
     skip_prefill: bool = False
     checkpoint: str | None = None
     trees: bool = False
@@ -135,8 +147,6 @@ class Engine:
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         """`LLM`'s arguments."""
-        from .connector import CONFIG
-
         name, _, ours = self.backend.partition(":")
         # Rows of whole graphs, and of the pieces that uneven steps are padded to.
         captured = sorted({*self.batches, *(n * (1 + self.drafts) for n in self.batches), *self.also_captured})
@@ -148,7 +158,11 @@ class Engine:
             more["speculative_config"] = self._speculative(folder, name)
         if self.kv_bytes is not None:
             more["kv_cache_memory_bytes"] = self.kv_bytes
+        if self.kv_dtype != "auto":
+            more["kv_cache_dtype"] = self.kv_dtype
         if self.skip_prefill:
+            from .connector import CONFIG
+
             more["kv_transfer_config"] = CONFIG
         if self.num_gpus > 1:
             more["worker_extension_cls"] = RANK
@@ -254,6 +268,7 @@ def head(folder: Path, engine: Engine) -> Path:
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             **shape,
+            "model_type": "llama",
             "draft_vocab_size": shape["vocab_size"] // (HEAD_VOCABULARY if engine.shared else 1),
             # vLLM's own choice has a layer twice in a shallow model, and then too few hidden states.
             "eagle_aux_hidden_state_layer_ids": [1, layers // 2, layers - 1],

@@ -38,7 +38,7 @@ class Fleet:
 
     Args:
         warm: what each does before it is ready.
-        weights, kv_bytes: of the shared memory; 0 for none.
+        weights, kv_bytes: of the shared memory; 0 for none. Its KV is of one dtype.
         first: number of the first engine; those of fleets that live side by side are apart, as their folders and ports.
     """
 
@@ -59,7 +59,8 @@ class Fleet:
         if weights:
             ranks = range(max(one.num_gpus for one in engines))
             devices = [device] if device == "cpu" else [f"{device}:{rank}" for rank in ranks]
-            self._keeper, self._keeper_link = _start(usual, _keep, weights, kv_bytes, devices, len(self.engines))
+            kept = weights, kv_bytes, _kv_dtype(self.engines)
+            self._keeper, self._keeper_link = _start(usual, _keep, kept, devices, len(self.engines))
         self._links, self._processes = [], []
         for number, engine in enumerate(self.engines):
             # What vLLM imports hangs on what is installed, so an engine with packages of its own imports it anew.
@@ -155,8 +156,24 @@ def _receive(link: Any) -> Any:
         return {"failed": "the process ended without a result"}
 
 
-def _keep(weights: int, kv_bytes: int, devices: list[str], copies: int, link: Any) -> None:
-    """Own the shared memory: send the handles of each device for each engine, and stay."""
+def _kv_dtype(engines: Sequence[Engine]) -> str:
+    """Of the KV that engines share.
+
+    Raises:
+        ValueError: they take it for numbers of two kinds, of which only one can be random ones.
+    """
+    found = {one.kv_dtype for one in engines if one.shared}
+    if len(found) > 1:
+        raise ValueError(f"engines share KV, but their kv_dtype is {' and '.join(sorted(found))}; make a plan of each")
+    return found.pop()
+
+
+def _keep(kept: tuple[int, int, str], devices: list[str], copies: int, link: Any) -> None:
+    """Own the shared memory: send the handles of each device for each engine, and stay.
+
+    Args:
+        kept: elements of weights, bytes of KV, and what these are taken for.
+    """
     from multiprocessing.reduction import ForkingPickler
 
     import torch.multiprocessing
@@ -164,7 +181,9 @@ def _keep(weights: int, kv_bytes: int, devices: list[str], copies: int, link: An
     from .memory import make
 
     torch.multiprocessing.set_sharing_strategy("file_system")
-    tensors = [make(weights, kv_bytes, device) for device in devices]
+    weights, kv_bytes, kv_dtype = kept
+    kind = torch.bfloat16 if kv_dtype == "auto" else torch.float8_e4m3fn
+    tensors = [make(weights, kv_bytes, device, kind) for device in devices]
     for device in devices:
         if device != "cpu":
             torch.cuda.synchronize(device)

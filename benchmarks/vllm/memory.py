@@ -113,13 +113,17 @@ class _Instead(TorchFunctionMode):
         return (self._other if func is self._function else func)(*args, **(kwargs or {}))
 
 
-def make(weights: int, kv_bytes: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate both, filled with random numbers; `weights` counts bfloat16 elements."""
+def make(
+    weights: int, kv_bytes: int, device: str, kv_dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate both, filled with random numbers; `weights` counts bfloat16 elements, `kv_dtype` is what engines take
+    the pages for.
+    """
     held = torch.empty(weights, dtype=torch.bfloat16, device=device)
-    pages = torch.empty(kv_bytes // 2, dtype=torch.bfloat16, device=device)
+    pages = torch.empty(kv_bytes // kv_dtype.itemsize, dtype=kv_dtype, device=device)
     for tensor, std in ((held, WEIGHT_STD), (pages, 1.0)):
-        for first in range(0, tensor.numel(), CHUNK):
-            tensor[first : first + CHUNK].normal_(0, std)
+        for piece in tensor.split(CHUNK):
+            piece.copy_(torch.empty_like(piece, dtype=torch.bfloat16).normal_(0, std))
     return held, pages.view(torch.int8)
 
 

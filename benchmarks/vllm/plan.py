@@ -75,9 +75,10 @@ def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
 
 def same(row: dict[str, Any], phase: str, case: Case, engine: Engine) -> bool:
     """Whether a row is an engine's of this case."""
-    about = (row["phase"], row["case"], row["backend"], row["page_size"], row.get("drafter", ""))
+    made_of = (row["backend"], row["page_size"], row.get("drafter", ""), row.get("kv_dtype", "auto"))
     drafter = engine.drafter if engine.drafts else ""
-    return about == (phase, case.name, engine.backend, engine.page_size, drafter)
+    is_its = made_of == (engine.backend, engine.page_size, drafter, engine.kv_dtype)
+    return is_its and (row["phase"], row["case"]) == (phase, case.name)
 
 
 def resumed(result: dict[str, Any], path: Path | None) -> dict[str, Any]:

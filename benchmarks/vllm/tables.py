@@ -24,6 +24,7 @@ DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3"}
 MADE_OF: dict[str, Callable[[dict[str, Any]], str]] = {
     "backend": lambda row: f"`{row['backend'].removeprefix(OURS)}`",
     "pages": lambda row: f"pages of {row['page_size']}",
+    "KV": lambda row: f"KV in {row['kv_dtype']}" if "kv_dtype" in row else "",
     "GPUs": lambda row: f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}",
 }
 """What an engine is made of, beside its case: columns where they differ."""
@@ -49,7 +50,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """One run's. A ratio below what is aimed at is bold; of what all rows share a line says it, and no column."""
     found = list(pairs(rows))
     varied = [name for name, of in MADE_OF.items() if len({of(ours) for ours, _ in found}) > 1]
-    shared = [of(found[0][0]) for name, of in MADE_OF.items() if name not in varied]
+    shared = [of(found[0][0]) for name, of in MADE_OF.items() if name not in varied and of(found[0][0])]
     titles = ["phase", "requests x tokens", *varied, "tokens/s", "vLLM's best", "tokens/s", "ratio", "by turns"]
     lines = [f"All rows: {', '.join(shared)}.", ""] if shared else []
     lines += [_line(titles), _line(["---"] * (2 + len(varied)) + ["---:", "---", "---:", "---:", "---"])]

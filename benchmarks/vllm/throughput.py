@@ -80,10 +80,11 @@ def fits(case: Case, engine: Engine) -> bool:
 
 
 def token_bytes(engine: Engine) -> int:
-    """KV of one token in bfloat16, of a head's layer too, on one device."""
+    """KV of one token, of a head's layer too, on one device."""
     shape = SHAPES[engine.shape]
     layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
-    return 4 * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
+    numbers = 2 * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
+    return numbers * (2 if engine.kv_dtype == "auto" else 1)
 
 
 class Watch:
@@ -147,6 +148,7 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         "num_gpus": engine.num_gpus,
         "drafts": engine.drafts,
         **({"drafter": engine.drafter} if engine.drafts else {}),
+        **({"kv_dtype": engine.kv_dtype} if engine.kv_dtype != "auto" else {}),
         "acceptance": engine.acceptance,
     }
     if not case.decodes:

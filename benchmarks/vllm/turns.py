@@ -26,8 +26,8 @@ def levelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What engines are asked beside each other, whatever their pages."""
-    return row["phase"], row.get("drafter"), row["case"], row["num_gpus"]
+    """What engines are asked beside each other, whatever their pages; over KV of one dtype."""
+    return row["phase"], row.get("drafter"), row["case"], row["num_gpus"], row.get("kv_dtype")
 
 
 def _paces(beside: list[dict[str, Any]]) -> list[float]:

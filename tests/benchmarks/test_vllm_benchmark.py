@@ -23,13 +23,14 @@ from benchmarks.vllm import cores, fleet, judged, ranks
 from benchmarks.vllm.engines import SHAPES, Engine, head
 from benchmarks.vllm.engines import model as model_of
 from benchmarks.vllm.equality import compare
+from benchmarks.vllm.fleet import _kv_dtype
 from benchmarks.vllm.judged import judge
 from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
 from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
 from benchmarks.vllm.starts import once
-from benchmarks.vllm.throughput import Case, _prompts, medians, run, token_bytes
+from benchmarks.vllm.throughput import Case, _prompts, _row, medians, run, token_bytes
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
 PLANS = sorted(FOLDER.glob("h[12]00-*.json"))
@@ -47,7 +48,7 @@ def test_a_plan_is_of_engines_and_cases(plan: Path) -> None:
     cases = [Case(**one) for phase in read.get("cases", {}).values() for one in phase]
     for one in (Engine(**one) for one in read.get("throughput", [])):
         shape, rows = SHAPES[one.shape], [case.batch * (case.context + case.new + 128) + case.beside for case in cases]
-        token = 4 * shape["num_key_value_heads"] * shape["head_dim"] // one.num_gpus
+        token = (4 if one.kv_dtype == "auto" else 2) * shape["num_key_value_heads"] * shape["head_dim"] // one.num_gpus
         layers = shape["num_hidden_layers"] + (one.drafter == "eagle3" and one.drafts > 0)
         assert one.kv_bytes and one.kv_bytes >= max(rows, default=0) * token * layers, one
 
@@ -189,6 +190,36 @@ def test_kv_lies_in_the_shared_tensor_within_the_block_alone() -> None:
     assert not torch.zeros(1024, dtype=torch.int8).any()
     with held.pages(), pytest.raises(ValueError, match="the shared KV has 8192 bytes"):
         torch.zeros(8193, dtype=torch.int8, device="cpu")
+
+
+def test_pages_are_random_numbers_of_what_they_are_taken_for() -> None:
+    """Of bytes that are bfloat16 many would be NaN in e4m3."""
+    for kind in (torch.bfloat16, torch.float8_e4m3fn):
+        _, pages = make(8, 8192, "cpu", kind)
+        numbers = pages.view(kind).float()
+        assert pages.numel() == 8192 and bool(numbers.isfinite().all()) and 0.9 < float(numbers.std()) < 1.1
+
+
+def test_engines_that_share_pages_take_them_for_the_same() -> None:
+    """Random numbers are so in one dtype only."""
+    narrow, wide, apart = (
+        Engine("small-shape", "A", 16, kv_dtype=kind, shared=shared)
+        for kind, shared in (("fp8", True), ("auto", True), ("auto", False))
+    )
+    assert _kv_dtype([narrow, apart]) == "fp8" and _kv_dtype([wide]) == "auto"
+    with pytest.raises(ValueError, match="kv_dtype is auto and fp8; make a plan of each"):
+        _kv_dtype([narrow, wide])
+
+
+def test_a_row_says_the_dtype_of_kv_that_is_not_the_models(tmp_path: Path) -> None:
+    """vLLM is asked for it, a token takes half of the bytes, and no row of another dtype is taken for it."""
+    usual, narrow = (Engine("small-shape", "A", 16, kv_dtype=kind) for kind in ("auto", "fp8"))
+    assert narrow.arguments(tmp_path)["kv_cache_dtype"] == "fp8"
+    assert "kv_cache_dtype" not in usual.arguments(tmp_path)
+    assert token_bytes(usual) == 2 * token_bytes(narrow)
+    case = Case(1, 1024, 4)
+    row = _row(case, narrow, 0.0, 1.0, 2.0, 4, 4)
+    assert row["kv_dtype"] == "fp8" and same(row, "decode", case, narrow) and not same(row, "decode", case, usual)
 
 
 class Source:

@@ -100,6 +100,16 @@ def test_what_differs_among_rows_is_a_column() -> None:
     assert [line.split(" | ")[2] for line in lines] == ["pages of 16", "pages of 64"]
 
 
+def test_a_dtype_of_kv_is_said_where_it_is_not_the_models() -> None:
+    """Above the table, or where rows differ in a column; and no row of another dtype is a peer."""
+    rows = [row("CUSTOM:a", 90.0, kv_dtype="fp8"), row("FLASH_ATTN", 100.0, kv_dtype="fp8")]
+    assert table(rows).splitlines()[0] == "All rows: `a`, pages of 16, KV in fp8, 1 GPU."
+    both = [*rows, row("CUSTOM:a", 90.0), row("FLASH_ATTN", 120.0)]
+    _, _, head, _, *lines = table(both).splitlines()
+    assert "| KV |" in head and [line.split(" | ")[2] for line in lines] == ["KV in fp8", ""]
+    assert "| **0.900** |" in lines[0] and "| **0.750** |" in lines[1]
+
+
 def test_texts_and_drafts_have_tables_of_their_own() -> None:
     """One line an engine; a record without drafts says so."""
     said = {"dtype": "bfloat16", "texts": 8, "equal": 7, "near_ties": 1, "wrong_texts": []}
