@@ -107,6 +107,17 @@ def test_arguments_have_their_names_and_order(read: Read, theirs: str, file: str
 
 
 @EACH
+def test_steps_are_sorted_for_a_builder_that_asks(read: Read) -> None:
+    """As one does that serves trees; no other by default."""
+    theirs = class_of(read(BACKEND), "AttentionMetadataBuilder")
+    defaults = {ast.unparse(one.target): one.value for one in theirs.body if isinstance(one, ast.AnnAssign)}
+    usual = defaults["reorder_batch_threshold"]
+    assert isinstance(usual, ast.Constant) and usual.value is None
+    ask = methods(theirs)["_init_reorder_batch_threshold"]
+    assert arguments(ask)[:2] == ["reorder_batch_threshold", "supports_spec_as_decode"]
+
+
+@EACH
 def test_a_step_has_what_is_read_of_it(read: Read) -> None:
     """Every attribute that the builder reads of vLLM's metadata."""
     reads = {
