@@ -29,11 +29,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from .cores import on_core
 from .drafting import drafted
-from .engines import SHAPES, Engine, say
+from .engines import Engine, say
 from .equality import compare, texts
 from .fleet import Fleet, idle
 from .plan import LISTS, PHASES, Plan, alike, asked, resumed, same
 from .profile import profiles
+from .shapes import SHAPES
 from .starts import prepare
 from .throughput import Case, medians, run, warm
 
@@ -180,7 +181,7 @@ class Benchmark:
             if self.left() < 0 or not meant or not asked(phase, case, engine):
                 continue
             about = {"case": case.name, "phase": phase, "backend": engine.backend, "page_size": engine.page_size}
-            about |= {"drafter": engine.drafter} if engine.drafts else {}
+            about |= engine.unusual
             if any(about.items() <= one.items() for one in self.result["profiles"]):
                 continue  # by another process, or by the run that this one goes on from
             self.add("profiles", {**about, **fleet.ask(number, partial(profiles, case))})
@@ -242,9 +243,7 @@ def _about(engine: Engine) -> dict[str, Any]:
         about["debug"] = True  # every step is checked, and ranks are compared
     if engine.temperature:
         about["temperature"] = engine.temperature
-    if engine.kv_dtype != "auto":
-        about["kv_dtype"] = engine.kv_dtype
-    return {**about, **({"drafter": engine.drafter, "trees": engine.trees} if engine.drafts else {})}
+    return {**about, **engine.unusual, **({"trees": engine.trees} if engine.drafts else {})}
 
 
 def elements(engine: Engine) -> int:

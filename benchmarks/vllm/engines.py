@@ -12,74 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from .memory import LOAD_FORMAT
+from .shapes import ARCHITECTURES, SHAPES
 
-CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-SHAPES: dict[str, dict[str, Any]] = {
-    "Llama-3-8B-shape": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-    },
-    "Qwen-2.5-7B-shape": {
-        "model_type": "qwen2",
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 152064,
-    },
-    "Gemma-2-9B-shape": {
-        "model_type": "gemma2",
-        "hidden_size": 3584,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 42,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 256,
-        "vocab_size": 256000,
-        "sliding_window": 4096,
-        **CAPS,
-        "query_pre_attn_scalar": 256,
-    },
-    "small-shape": {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 512,
-    },
-    "small-windows-shape": {
-        "model_type": "gemma2",
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 512,
-        "sliding_window": 64,
-        **CAPS,
-        "query_pre_attn_scalar": 64,
-    },
-}
-"""As transformers' configurations have them. Of Gemma 2 every other layer has the window."""
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma2": "Gemma2ForCausalLM"}
 OURS = "CUSTOM"
 HEAD_OF_A_CHECKPOINT = "Eagle3DraftmarkHeadForCausalLM"
 """What `draftmark_vllm.heads.convert` names a head."""
 NOT_COMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 RANK = "benchmarks.vllm.ranks.Rank"
 """What each of several ranks has beside vLLM's worker."""
+KV_DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}
+"""By vLLM's names torch's; "auto" is the model's, of those that are timed bfloat16."""
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
 HEAD_VOCABULARY = 4
 """A head drafts one of as many tokens: 32,064 of 128,256, as published EAGLE-3 heads for Llama 3 have 32,000."""
@@ -99,7 +41,7 @@ class Engine:
         batches: requests of the steps that are captured as graphs.
         shared: weights and KV lie in the memory of a `fleet`.
         kv_bytes: of the KV pages; None lets vLLM measure.
-        kv_dtype: of KV, by vLLM's name: "auto", the model's, or "fp8", e4m3 whose scales are one.
+        kv_dtype: of KV, one of KV_DTYPES; the scales of fp8 are one.
         skip_prefill: requests may have their KV without computing it, see `connector`.
         checkpoint: a model to load instead of a shape, by its name in the folder of models; texts need one. Its
             EAGLE-3 head is the folder CHECKPOINT-head.
@@ -197,6 +139,12 @@ class Engine:
         return SamplingParams(
             temperature=self.temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **seed
         )
+
+    @property
+    def unusual(self) -> dict[str, str]:
+        """What is said of it only where it is so: who drafts, and a dtype of KV that is not the model's."""
+        drafter = {"drafter": self.drafter} if self.drafts else {}
+        return drafter | ({"kv_dtype": self.kv_dtype} if self.kv_dtype != "auto" else {})
 
     @property
     def architectures(self) -> tuple[str, ...]:

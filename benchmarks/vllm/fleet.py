@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .engines import Engine, say
+from .engines import KV_DTYPES, Engine, say
 from .starts import prepare, share_kernels, touched_device
 
 Work = Callable[[Any, Engine], Any]
@@ -182,8 +182,7 @@ def _keep(kept: tuple[int, int, str], devices: list[str], copies: int, link: Any
 
     torch.multiprocessing.set_sharing_strategy("file_system")
     weights, kv_bytes, kv_dtype = kept
-    kind = torch.bfloat16 if kv_dtype == "auto" else torch.float8_e4m3fn
-    tensors = [make(weights, kv_bytes, device, kind) for device in devices]
+    tensors = [make(weights, kv_bytes, device, getattr(torch, KV_DTYPES[kv_dtype])) for device in devices]
     for device in devices:
         if device != "cpu":
             torch.cuda.synchronize(device)

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 WEIGHT_STD = 0.02
 ALIGNMENT = 512
-CHUNK = 1 << 28
+CHUNK = 1 << 24
+"""Elements that are made at a time, beside what keeps them."""
 MATRIX = 1 << 20
 """Elements of what counts as a matrix of weights."""
 LOAD_FORMAT = "shared_memory"

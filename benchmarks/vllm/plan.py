@@ -75,10 +75,8 @@ def alike(engines: list[Engine], numbers: list[int]) -> list[list[int]]:
 
 def same(row: dict[str, Any], phase: str, case: Case, engine: Engine) -> bool:
     """Whether a row is an engine's of this case."""
-    made_of = (row["backend"], row["page_size"], row.get("drafter", ""), row.get("kv_dtype", "auto"))
-    drafter = engine.drafter if engine.drafts else ""
-    is_its = made_of == (engine.backend, engine.page_size, drafter, engine.kv_dtype)
-    return is_its and (row["phase"], row["case"]) == (phase, case.name)
+    about = {"phase": phase, "case": case.name, "backend": engine.backend, "page_size": engine.page_size}
+    return about | engine.unusual == {name: row[name] for name in (*about, "drafter", "kv_dtype") if name in row}
 
 
 def resumed(result: dict[str, Any], path: Path | None) -> dict[str, Any]:

@@ -7,7 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .engines import SHAPES, Engine, prompts
+from draftmark import DTYPE_BYTES
+
+from .engines import KV_DTYPES, Engine, prompts
+from .shapes import SHAPES
 
 LONG_PREFILL = 1 << 14
 """Tokens of a prefill from which on it is timed once, and not warmed up apart."""
@@ -80,11 +83,11 @@ def fits(case: Case, engine: Engine) -> bool:
 
 
 def token_bytes(engine: Engine) -> int:
-    """KV of one token, of a head's layer too, on one device."""
+    """KV of one token of a model that is timed, of a head's layer too, on one device."""
     shape = SHAPES[engine.shape]
     layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
-    numbers = 2 * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
-    return numbers * (2 if engine.kv_dtype == "auto" else 1)
+    each = DTYPE_BYTES[KV_DTYPES[engine.kv_dtype]]
+    return 2 * each * shape["num_key_value_heads"] * shape["head_dim"] * layers // engine.num_gpus
 
 
 class Watch:
@@ -147,8 +150,7 @@ def _row(case: Case, engine: Engine, began: float, first: float, ended: float, m
         "page_size": engine.page_size,
         "num_gpus": engine.num_gpus,
         "drafts": engine.drafts,
-        **({"drafter": engine.drafter} if engine.drafts else {}),
-        **({"kv_dtype": engine.kv_dtype} if engine.kv_dtype != "auto" else {}),
+        **engine.unusual,
         "acceptance": engine.acceptance,
     }
     if not case.decodes:

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.spans import covered
 from benchmarks.vllm import cores, fleet, judged, ranks
-from benchmarks.vllm.engines import SHAPES, Engine, head
+from benchmarks.vllm.engines import Engine, head
 from benchmarks.vllm.engines import model as model_of
 from benchmarks.vllm.equality import compare
 from benchmarks.vllm.fleet import _kv_dtype
@@ -29,6 +29,7 @@ from benchmarks.vllm.memory import HANDLES, Mapped, Memory, make
 from benchmarks.vllm.plan import Plan, alike, asked, resumed, same
 from benchmarks.vllm.profile import Functions, OnRanks, profiles
 from benchmarks.vllm.ranks import Rank
+from benchmarks.vllm.shapes import SHAPES
 from benchmarks.vllm.starts import once
 from benchmarks.vllm.throughput import Case, _prompts, _row, medians, run, token_bytes
 

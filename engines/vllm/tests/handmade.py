@@ -76,20 +76,19 @@ def random_problem(seed: int, **attention: object) -> Problem:
             **attention,
         }
     )
-    kind = rng.choice(("decode", "verify", "uneven", "extend", "mixed", "unsorted"))
+    kind = rng.choice(("decode", "verify", "uneven", "extend", "mixed", "mixed"))
     rows = {
         "decode": lambda: 1,
         "verify": lambda: verify_rows,
         "uneven": lambda: rng.randint(1, verify_rows),
         "extend": lambda: rng.randint(1, 20),
         "mixed": lambda: rng.randint(1, verify_rows),
-        "unsorted": lambda: rng.randint(1, verify_rows),
     }[kind]
     lens = [rows() for _ in range(rng.randint(1, MAX_REQS - 1))]
-    if kind in ("mixed", "unsorted"):
+    if kind == "mixed":
         lens = lens[: MAX_REQS - 2] + [rng.randint(verify_rows + 1, 30) for _ in range(rng.randint(1, 2))]
-    if kind == "unsorted":  # as runner V1 leaves it
-        rng.shuffle(lens)
+        if rng.random() < 0.5:  # as runner V1 leaves them
+            rng.shuffle(lens)
     requests = []
     for count in lens:
         prefix = rng.choice((0, rng.randint(0, MAX_LEN - count), MAX_LEN - count))
