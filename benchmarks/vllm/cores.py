@@ -3,6 +3,9 @@
 A host's virtual cores differ in speed, each by itself and over time, by more than backends do: with runner V1, whose
 steps wait for the host, turns of one engine lay 13 % apart as its thread came to stand on one core or another. Engines
 that are asked in turns stand on the same one in a turn, and on the next in the next.
+
+A rank that has answered looks for its next request for a second without a pause (vLLM's `SpinCondition`), longer than
+many turns are. It does so on a core where nobody works, or the next engine's rank had half of one.
 """
 
 from __future__ import annotations
@@ -23,16 +26,22 @@ ALL: list[int] = sorted(os.sched_getaffinity(0)) if THREADS.exists() else []
 
 
 def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Engine) -> Any:
-    """Let an engine work on the cores of a turn: its own thread on one, each rank of several GPUs on another."""
+    """Let an engine work on the cores of a turn: its own thread on one, each rank of several GPUs on another; ranks
+    step aside afterwards, to the last core, which no turn has.
+    """
     ranks = engine.num_gpus if engine.num_gpus > 1 else 0
-    taken = 1 + ranks
-    if len(ALL) >= LEAST + ranks:
-        cores = [ALL[(turn * taken + number) % len(ALL)] for number in range(taken)]
-        rest = [core for core in ALL if core not in cores]
-        pin(cores[0], rest)
-        if ranks:
-            llm.collective_rpc("take_core", args=(cores[1:], rest))
-    return work(llm, engine)
+    if len(ALL) < LEAST + ranks:
+        return work(llm, engine)
+    taken, stands = 1 + ranks, ALL[: -1 if ranks else None]
+    cores = [stands[(turn * taken + number) % len(stands)] for number in range(taken)]
+    rest = [core for core in ALL if core not in cores]
+    pin(cores[0], rest)
+    if not ranks:
+        return work(llm, engine)
+    llm.collective_rpc("take_core", args=(cores[1:], rest))
+    found = work(llm, engine)
+    llm.collective_rpc("take_core", args=([ALL[-1]] * ranks, rest))
+    return found
 
 
 def pin(core: int, rest: list[int]) -> None:

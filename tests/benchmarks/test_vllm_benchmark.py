@@ -599,8 +599,10 @@ def _stand(link: Any) -> None:
 
 
 def test_each_rank_stands_on_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the engine on another: turn after turn on the next ones, with the rest for all other threads."""
-    monkeypatch.setattr(cores, "ALL", list(range(8)))
+    """And the engine on another: turn after turn on the next ones, with the rest for all other threads; who has been
+    asked waits on a core where nobody works.
+    """
+    monkeypatch.setattr(cores, "ALL", list(range(9)))
     pinned: list[tuple[int, list[int]]] = []
     for module in (cores, ranks):
         monkeypatch.setattr(module, "pin", lambda core, rest: pinned.append((core, rest)))
@@ -615,7 +617,7 @@ def test_each_rank_stands_on_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     for turn in (0, 1, 2):
         cores.on_core(turn, lambda llm, engine: None, SimpleNamespace(collective_rpc=call), engine)
     turns = [(0, 1, 2), (3, 4, 5), (6, 7, 0)]
-    assert pinned == [(core, [one for one in range(8) if one not in turn]) for turn in turns for core in turn]
+    assert pinned == [(core, [one for one in range(9) if one not in turn]) for turn in turns for core in (*turn, 8, 8)]
     monkeypatch.setattr(cores, "ALL", list(range(5)))
-    cores.on_core(0, lambda llm, engine: None, None, engine)
-    assert len(pinned) == 9
+    assert cores.on_core(0, lambda llm, engine: "asked", None, engine) == "asked"
+    assert len(pinned) == 15
