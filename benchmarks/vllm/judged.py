@@ -1,10 +1,11 @@
 """python -m benchmarks.vllm.judged RESULT.json MODELS: hold a result's texts against float32, by draftmark's one rule.
 
 Every token of every text must be the best of its row in float32, or lie below it by no more than rounding explains, and
-where two texts part both tokens must (`draftmark_speculative.agreement`). Sampled texts are held against those of the
-first engine that sampled so: a seed and a position decide, whatever is drafted. The verdict is written into the
-result, and the tokens, which it rests on, are left out. The models, in folders ``MODELS/memorizer`` for texts and
-``MODELS/smollm2`` for what drafts gave, are on the host: no engine and no device is needed.
+where two texts part both tokens must (`draftmark_speculative.agreement`); of texts over KV in e4m3 the model reads such
+a cache. Sampled texts are held against those of the first engine that sampled so: a seed and a position decide,
+whatever is drafted. The verdict is written into the result, and the tokens, which it rests on, are left out. The
+models, in folders ``MODELS/memorizer`` for texts and ``MODELS/smollm2`` for what drafts gave, are on the host: no
+engine and no device is needed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from .engines import KV_DTYPES
 
 MODELS = {"equality": "memorizer", "drafting": "smollm2"}
 """A result's lists with texts, and the checkpoint of each."""
@@ -46,26 +51,43 @@ def _verdict(row: dict[str, Any], others: int, near_ties: int, wrong_texts: list
 
 
 def judge_all(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Judge rows of one model, each beside the first of its dtype, and of its temperature if it is sampled."""
+    """Judge rows of one model, each beside the first of its dtypes, and of its temperature if it is sampled."""
     from draftmark_speculative.models import load_model
 
     if not rows:
         return []
     prompts, judged = json.loads((folder / "prompts.json").read_text()), []
-    for dtype, temperature in dict.fromkeys(map(_sampled, rows)):
-        same = [row for row in rows if _sampled(row) == (dtype, temperature)]
+    for dtype, kv_dtype, temperature in dict.fromkeys(map(_sampled, rows)):
+        same = [row for row in rows if _sampled(row) == (dtype, kv_dtype, temperature)]
         theirs = same[0]["tokens"]
         if temperature:
             judged += [judge_sampled(row, theirs) for row in same]
         else:
             model = load_model(folder, dtype=dtype)
+            if kv_dtype != "auto":
+                read_back(model.hf, getattr(torch, KV_DTYPES[kv_dtype]))
             judged += [judge(row, model, prompts, theirs) for row in same]
     return judged
 
 
-def _sampled(row: dict[str, Any]) -> tuple[str, float]:
-    """How a row's tokens came to be: its dtype and temperature."""
-    return row["dtype"], row.get("temperature", 0.0)
+def read_back(hf: Any, dtype: torch.dtype) -> None:
+    """Let a model of transformers read K and V as a cache of a dtype gives them back, with scales of one."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **more: Any) -> Any:
+        return sdpa_attention_forward(module, q, k.to(dtype).to(k.dtype), v.to(dtype).to(v.dtype), mask, **more)
+
+    name = f"over {dtype}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    hf.set_attn_implementation(name)
+
+
+def _sampled(row: dict[str, Any]) -> tuple[str, str, float]:
+    """How a row's tokens came to be: its dtype, that of its KV, and its temperature."""
+    return row["dtype"], row.get("kv_dtype", "auto"), row.get("temperature", 0.0)
 
 
 def main() -> None:

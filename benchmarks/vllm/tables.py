@@ -89,13 +89,14 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def texts(record: dict[str, Any]) -> str:
-    """Every engine that said texts: how many are those of the first engine of its dtype, and how far one may part."""
+    """Every engine that said texts: how many are those of the first engine of its dtypes, and how far one may part."""
     titles = ["backend", "dtype", "pages", "GPUs", "drafts", "texts", "equal", "part at near ties", "wrong"]
     lines = [_line(titles), _line(["---", "---", "---:", "---:", "---", *["---:"] * 4])]
     for row in record.get("equality", ()):
         counts = [row["texts"], row["equal"], row["near_ties"], len(row["wrong_texts"])]
         compared = ", ranks compared" if row.get("debug") and row["num_gpus"] > 1 else ""
-        about = [_name(row), row["dtype"], row["page_size"], f"{row.get('num_gpus', 1)}{compared}", _drafts(row)]
+        dtypes = ", ".join(filter(None, [row["dtype"], MADE_OF["KV"](row)]))
+        about = [_name(row), dtypes, row["page_size"], f"{row.get('num_gpus', 1)}{compared}", _drafts(row)]
         lines.append(_line([str(one) for one in (*about, *counts)]))
     return "\n".join(lines)
 

@@ -538,6 +538,45 @@ def test_a_text_that_is_not_the_models_is_found() -> None:
     assert (bad["equal"], bad["wrong_texts"]) == (0, [0])
 
 
+def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_path: Path) -> None:
+    """Tokens that are best over one cache lie below the best over another, and texts are compared over one alone."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, head_dim=16
+    )
+    hf = LlamaForCausalLM(config).bfloat16().eval()
+    for layer in hf.model.layers:  # values that e4m3 rounds by up to a sixteenth, and that decide
+        layer.self_attn.v_proj.weight.data *= 30
+    hf.save_pretrained(tmp_path)
+    prompts = [[n, n + 1, n + 2, n + 3] for n in range(8)]
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+
+    def texts() -> list[list[int]]:
+        asked = torch.tensor(prompts)
+        return hf.generate(asked, max_new_tokens=24, do_sample=False, use_cache=False)[:, 4:].tolist()
+
+    plain = {"backend": "CUSTOM", "dtype": "bfloat16", "part_at": [], "tokens": texts()}
+    one = hf(torch.tensor([[7]])).logits
+    judged.read_back(hf, torch.float8_e4m3fn)
+    rounded = {**plain, "kv_dtype": "fp8", "tokens": texts()}
+    with torch.inference_mode():
+        assert not torch.equal(hf(torch.tensor([[7]])).logits, one)
+        for layer in hf.model.layers:  # a token that sees itself alone is its own value
+            layer.self_attn.v_proj.register_forward_hook(lambda _, __, v: v.to(torch.float8_e4m3fn).to(v.dtype))
+        hf.set_attn_implementation("eager")
+        expected = hf(torch.tensor([[7]])).logits
+        judged.read_back(hf, torch.float8_e4m3fn)
+        assert torch.equal(hf(torch.tensor([[7]])).logits, expected)
+    assert plain["tokens"] != rounded["tokens"]
+    right = judged.judge_all([plain, rounded], tmp_path)
+    assert [(row["equal"], row["wrong_texts"]) for row in right] == [(8, []), (8, [])]
+    (other,) = judged.judge_all([{**rounded, "tokens": plain["tokens"]}], tmp_path)
+    assert other["furthest_below_best"] > right[1]["furthest_below_best"]
+
+
 def test_sampled_texts_are_those_of_the_first_that_samples_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No model says whether they are right; greedy rows beside them are judged by themselves."""
     (tmp_path / "prompts.json").write_text("[[1], [2]]")

@@ -118,6 +118,8 @@ def test_texts_and_drafts_have_tables_of_their_own() -> None:
     found = texts({"equality": [row, {"backend": "B", "page_size": 64, "num_gpus": 2, "drafts": 0, **said}]})
     assert "| `a` | bfloat16 | 16 | 1 | EAGLE-3, trees of 6 | 8 | 7 | 1 | 0 |" in found
     assert "| B | bfloat16 | 64 | 2 | none | 8 | 7 | 1 | 0 |" in found
+    over = texts({"equality": [{"backend": "B", "page_size": 64, "kv_dtype": "fp8", "drafts": 0, **said}]})
+    assert "| B | bfloat16, KV in fp8 | 64 | 1 | none | 8 | 7 | 1 | 0 |" in over
     compared = texts(
         {"equality": [{"backend": "B", "page_size": 16, "num_gpus": 2, "debug": True, "drafts": 0, **said}]}
     )
