@@ -577,6 +577,27 @@ def test_texts_over_e4m3_are_held_against_a_model_that_reads_such_a_cache(tmp_pa
     assert other["furthest_below_best"] > right[1]["furthest_below_best"]
 
 
+def test_a_model_that_reads_a_cache_reads_keys_and_values_as_it_rounds_them() -> None:
+    """Both of them, and no queries."""
+    pytest.importorskip("transformers")
+    from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+
+    hf = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
+    judged.read_back(hf, torch.float8_e4m3fn)
+    attend = AttentionInterface()[hf.config._attn_implementation]
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    found = attend(hf.model.layers[0].self_attn, q, k, v, None)[0].transpose(1, 2)
+
+    def expected(rounds: str) -> torch.Tensor:
+        named = zip("qkv", (q, k, v), strict=True)
+        read = (x.to(torch.float8_e4m3fn).float() if name in rounds else x for name, x in named)
+        return torch.nn.functional.scaled_dot_product_attention(*read, is_causal=True)
+
+    assert torch.equal(found, expected("kv"))
+    assert not any(torch.equal(found, expected(other)) for other in ("", "k", "v", "qkv"))
+
+
 def test_sampled_texts_are_those_of_the_first_that_samples_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No model says whether they are right; greedy rows beside them are judged by themselves."""
     (tmp_path / "prompts.json").write_text("[[1], [2]]")
