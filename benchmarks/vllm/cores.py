@@ -5,7 +5,8 @@ steps wait for the host, turns of one engine lay 13 % apart as its thread came t
 that are asked in turns stand on the same one in a turn, and on the next in the next.
 
 A rank that has answered looks for its next request for a second without a pause (vLLM's `SpinCondition`), longer than
-many turns are. It does so on a core where nobody works, or the next engine's rank had half of one.
+many turns are. It does so on a core where nobody works, so that nothing runs beside the next engine. It yields between
+two looks; what it took from that engine before was not measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def on_core(turn: int, work: Callable[[Any, Engine], Any], llm: Any, engine: Eng
     ranks = engine.num_gpus if engine.num_gpus > 1 else 0
     if len(ALL) < LEAST + ranks:
         return work(llm, engine)
-    taken, stands = 1 + ranks, ALL[: -1 if ranks else None]
+    taken, stands = 1 + ranks, ALL[:-1] if ranks else ALL
     cores = [stands[(turn * taken + number) % len(stands)] for number in range(taken)]
     rest = [core for core in ALL if core not in cores]
     pin(cores[0], rest)
