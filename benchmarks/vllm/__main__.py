@@ -26,6 +26,10 @@ from typing import Any
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# vLLM looks n-grams up with one thread, but numba, which does it, gives torch one a core, whatever vLLM has set. A step
+# of requests with allowed tokens, as `throughput` has them, then waits in vLLM's rejection sampler until a thread for
+# each request has had a core: on two GPUs half of the step (docs/vllm.md).
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 from .cores import on_core
 from .drafting import drafted
