@@ -38,7 +38,7 @@ class Job:
         command: a module and its arguments.
         seconds: it is ended after so many.
         gpus: that it has to itself.
-        engine: what must be importable: vllm, sglang, or nothing more than draftmark.
+        engine: what must be importable: vllm, sglang, or nothing more than draftmark. One job of it runs at a time.
         after: the job without which it has nothing to do.
         beside: a second command, on the same GPUs at the same time.
         record: of a verdict, which need not be asked for again while it is of today's code.
@@ -56,38 +56,47 @@ class Job:
 
 def jobs(out: Path, workers: int) -> list[Job]:
     """What tells most stands first; what needs two GPUs last, so that no GPU waits for the other before."""
-    models = str(out / "models")
-    sglang, vllm, two = (str(out / f"{name}-h200.json") for name in ("sglang", "vllm", "vllm-two"))
     attention = ("benchmarks.attention", "--json", str(out / "attention-h200.json"))
     texts, on_ranks = str(out / "sglang-texts.json"), str(out / "sglang-ranks.json")
     return [
         *(_verdict(out, backend, workers) for backend in BACKENDS),
-        Job("vllm", ("benchmarks.vllm", *_plan("h200-plan.json", vllm, models), "--seconds", "560"), 600, 1, "vllm"),
+        _vllm(out, "h200-plan"),
         Job(
             "sglang",
-            ("benchmarks.sglang", sglang, "--after", texts, "--all", "780", "--each", "60"),
+            ("benchmarks.sglang", str(out / "sglang-h200.json"), "--after", texts, "--all", "780", "--each", "60"),
             800,
             engine="sglang",
             beside=("benchmarks.sglang.texts", texts),
         ),
         Job("attention", (*attention, "--grid", "--seconds", "280"), 320),
         Job("device-tests", ("pytest", "-q", "-m", "device", "plugins/cuda_triton/tests"), 600),
-        Job("vllm-texts", ("benchmarks.vllm.judged", vllm, models), 120, 0, "vllm", after="vllm"),
+        Job("sanitizers", ("plugins.cuda_triton.tools.sanitizers", str(out / "sanitizers"), "--seconds", "580"), 1200),
+        _vllm(out, "h200-texts"),
+        *(_vllm(out, f"h200-{what}-plan") for what in ("ngram", "eagle", "mixed", "windows", "qwen", "fp8")),
         Job("sglang-ranks", ("benchmarks.sglang.texts", on_ranks, "--ranks", "2"), 180, 2, "sglang"),
-        Job(
-            "vllm-two",
-            ("benchmarks.vllm", *_plan("h200-two-plan.json", two, models), "--seconds", "420"),
-            440,
-            2,
-            "vllm",
-        ),
+        *(_vllm(out, f"h200-{what}-plan", gpus=2) for what in ("two", "two-eagle")),
+        *(_judged(out, plan) for plan in ("h200-texts", "h200-fp8-plan", "h200-two-plan", "h200-two-eagle-plan")),
     ]
 
 
-def _plan(plan: str, result: str, models: str) -> tuple[str, ...]:
-    """What `benchmarks.vllm` is told: it goes on from a result that is there."""
-    resumed = ("--resume", result) if Path(result).exists() else ()
-    return str(ROOT / "benchmarks" / "vllm" / plan), "--out", result, "--models", models, *resumed
+def _vllm(out: Path, plan: str, gpus: int = 1) -> Job:
+    """A plan of `benchmarks.vllm`, which goes on from a result that is there."""
+    name, result, models = _vllm_files(out, plan)
+    resumed = ("--resume", str(result)) if result.exists() else ()
+    files = (str(ROOT / "benchmarks" / "vllm" / f"{plan}.json"), "--out", str(result), "--models", str(models))
+    return Job(name, ("benchmarks.vllm", *files, *resumed, "--seconds", "560"), 600, gpus, "vllm")
+
+
+def _judged(out: Path, plan: str) -> Job:
+    """The texts of a plan's result, which need no GPU."""
+    name, result, models = _vllm_files(out, plan)
+    return Job(f"{name}-judged", ("benchmarks.vllm.judged", str(result), str(models)), 120, 0, "vllm", after=name)
+
+
+def _vllm_files(out: Path, plan: str) -> tuple[str, Path, Path]:
+    """Of a plan: its job's name, as in vllm-windows, its result, and the folder of all plans' models."""
+    name = "-".join(["vllm", *(word for word in plan.split("-") if word not in ("h200", "plan"))])
+    return name, out / f"{name}-h200.json", out / "models"
 
 
 def _verdict(out: Path, backend: str, workers: int) -> Job:
@@ -185,7 +194,7 @@ class Day:
             if why:
                 self._todo.remove(job)
                 self._note(job, f"not run: {why}")
-            elif job.after and job.after not in self.how:
+            elif self._waits(job):
                 continue
             elif len(self._free) < job.gpus:
                 return
@@ -194,6 +203,11 @@ class Day:
                 given, self._free = self._free[: job.gpus], self._free[job.gpus :]
                 python, environment = self._where(job.engine)
                 self._running.append(Running(job, python, given, environment, self._out, left))
+
+    def _waits(self, job: Job) -> bool:
+        """Whether it comes after another, or that of its engine runs which shares its caches, ports and cores."""
+        engines = {one.job.engine for one in self._running} - {""}
+        return job.engine in engines or (bool(job.after) and job.after not in self.how)
 
     def _where(self, engine: str) -> tuple[str, dict[str, str]]:
         """The interpreter and environment of a job: the engine's where that is elsewhere, before what is here."""

@@ -64,6 +64,15 @@ def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:
+    """Though there are GPUs for both; another engine's runs beside them."""
+    _module(tmp_path, "meet", "import os, sys, time; open(sys.argv[1], 'x'); time.sleep(0.3); os.remove(sys.argv[1])")
+    asked = zip("abc", "eef", strict=True)
+    todo = [Job(name, ("meet", str(tmp_path / engine)), 60, engine=engine) for name, engine in asked]
+    how = _day(tmp_path, todo, gpus=3, e=str(tmp_path), f=str(tmp_path))
+    assert [one["ended"] for one in how.values()] == ["passed"] * 3
+
+
 def test_without_time_nothing_begins(tmp_path: Path) -> None:
     """And each says so."""
     how = _day(tmp_path, [Job("late", ("show", "a"), 60)], seconds=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -103,7 +104,7 @@ SHAPES = [
     ((4, 1), 80, 16, 70, 90, True, 60, 30.0, torch.bfloat16, None),
     ((8, 1), 64, 16, 300, 300, True, -1, 0.0, torch.bfloat16, None),
 ]
-BATCHES_PER_SHAPE = 30  # 87 · 30 > 2,000
+BATCHES_PER_SHAPE = int(os.environ.get("DRAFTMARK_BATCHES", "30"))  # 87 · 30 > 2,000
 REQUESTS = (1, 40, 528)
 """Of the forward that a tile is for: few and many have tiles of their own, and as many as 132 multiprocessors share."""
 

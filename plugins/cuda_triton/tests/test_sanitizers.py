@@ -1,0 +1,107 @@
+"""What is said of compute-sanitizer's runs: who passed, who did not end, and each kind of report once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugins.cuda_triton.tools import sanitizers
+from plugins.cuda_triton.tools.sanitizers import reports
+
+RACE = """
+========= COMPUTE-SANITIZER
+test_device.py::test_random_batches[a] ========= Error: of a line that is not a tool's
+========= Error: Race reported between Read access at attend_uniform+0x110 in start.py:60
+=========     and Write access at attend_uniform+0x1040 in roles.py:31 [508 hazards]
+=========
+========= Error: Race reported between Read access at attend_uniform+0x110 in start.py:60
+=========     and Write access at attend_uniform+0x1040 in roles.py:31 [1 hazard]
+=========
+========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
+"""
+INVALID = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at merge_pieces+0x160
+=========     by thread (0,0,0) in block (7,0,0)
+========= \ntest_device.py::test_random_batches[b] PASSED
+========= ERROR SUMMARY: 1 error
+"""
+STAND_IN = """#!{python}
+import os, sys, time
+tool, shapes = sys.argv[2], [one for one in sys.argv if "::" in one]
+print("========= COMPUTE-SANITIZER")
+for shape in shapes:
+    print(shape, os.environ["ENDS"], flush=True)
+    if os.environ["ENDS"] == "PASSED" and shape.endswith("hangs]"):
+        time.sleep(600)
+if tool == "memcheck":
+    print("========= Invalid __global__ read of size", os.environ["DRAFTMARK_BATCHES"], "bytes")
+print("========= ERROR SUMMARY")
+"""
+
+
+def test_reports_are_counted_by_kind() -> None:
+    """By their first two lines; what is a tool's own, and what a program prints, are none."""
+    races = "Error: Race reported between Read access at attend_uniform+0x110 in start.py:60"
+    assert reports(RACE) == Counter({f"{races} | and Write access at attend_uniform+0x1040 in roles.py:31": 2})
+    assert reports(INVALID) == Counter({"Invalid __global__ read of size 4 bytes | at merge_pieces+0x160": 1})
+    assert not reports("========= COMPUTE-SANITIZER\n1 passed\n========= ERROR SUMMARY: 0 errors\n")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs the tool over shapes with a stand-in for compute-sanitizer; returns its exit code and what it wrote."""
+    stand_in = tmp_path / "compute-sanitizer"
+    stand_in.write_text(STAND_IN.format(python=sys.executable))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def ran(ends: str, *asked: str, shapes: str) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setenv("ENDS", ends)
+        monkeypatch.setattr(sanitizers, "_shapes", lambda: [f"{sanitizers.TEST}[{shape}]" for shape in shapes.split()])
+        monkeypatch.setattr(sys, "argv", ["sanitizers", str(tmp_path / "out"), *asked])
+        return sanitizers.main(), json.loads((tmp_path / "out" / "sanitizers.json").read_text())
+
+    return ran
+
+
+def test_every_shape_is_asked_once(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+    """By several processes; and nothing is clean where something was reported, or did not pass."""
+    code, found = run("PASSED", "--workers", "2", "--batches", "5", shapes="a b c d e")
+    named = [f"{sanitizers.TEST}[{shape}]" for shape in "abcde"]
+    assert code == 1 and found["memcheck"]["passed"] == found["racecheck"]["passed"] == named
+    assert found["memcheck"]["reports"] == {"Invalid __global__ read of size 5 bytes": 2}
+    assert run("PASSED", "--tools", "racecheck", "--every", "2", shapes="a b c")[0] == 0
+    code, found = run("FAILED", "--tools", "racecheck", shapes="a b")
+    assert code == 1 and found["racecheck"]["failed"] == named[:2] and not found["racecheck"]["not_ended"]
+
+
+def test_what_does_not_end_is_named(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
+    """And counts as not passed. Its process has all the time that it may have, which is none."""
+    code, found = run("PASSED", "--tools", "racecheck", "--workers", "1", "--seconds", "0", shapes="hangs b")
+    assert code == 1 and found["racecheck"]["exit_codes"] == [-9]
+    assert f"{sanitizers.TEST}[b]" in found["racecheck"]["not_ended"]
+
+
+def test_shapes_are_those_of_the_device_tests() -> None:
+    """Each by a name that pytest takes."""
+    from .test_device import SHAPES
+
+    found = sanitizers._shapes()
+    assert len(set(found)) == len(found) == len(SHAPES)
+
+
+def test_without_the_tool_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    """Before anything runs."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["sanitizers", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        sanitizers.main()
+    assert "compute-sanitizer is not on the PATH" in capsys.readouterr().err
