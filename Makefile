@@ -18,7 +18,7 @@ RECORDS = benchmarks/results/contract-*.json
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all types contract-full release-check verdicts kills pages docs release release-demo soak lint clean
 .PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-sglang-only test-sglang-newest test-npu test-npu-only test-npu-newest
-.PHONY: npu-hardware-day npu-rehearsal test-npu-hardware
+.PHONY: gpu-day npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -108,6 +108,14 @@ $(RELEASE_VENV)/release.stamp: tools/release/requirements.txt
 MINUTES ?= 30
 soak: $(VENV)/demo.stamp ## Random engines and requests, every text compared, for MINUTES=30.
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.decode.soak --minutes $(MINUTES)
+
+# PYTHON has torch and Triton for the GPUs; vLLM and SGLang where it has them, or DAY="--at vllm=PATH". What DAY may say
+# besides: --gpus 2, --only NAME … (benchmarks/day.py).
+GPU_DAY ?= gpu-day
+gpu-day: ## On NVIDIA GPUs: verdicts, kernels, sanitizers, vLLM and SGLang, into one folder.
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(foreach part, \
+	    $(wildcard core/*/ plugins/cuda_*/ engines/*/ heads/*/),-e $(part))
+	$(PYTHON) -m benchmarks.day $(GPU_DAY) $(DAY)
 
 # torch-npu breaks `import torch` where its vendor's libraries are absent, so it has an environment of its own. Beside a
 # CUDA build of torch, which is what PyPI has for x86, its import ends the process: CPU builds come from torch's own index.

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from benchmarks.day import ROOT, Day, Job, jobs
+from benchmarks.day import ROOT, Day, Job, Running, jobs
 
 SHOW = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES'), sys.argv[1])"
 
@@ -65,12 +67,11 @@ def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
 
 
 def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:
-    """Though there are GPUs for both; another engine's runs beside them."""
-    _module(tmp_path, "meet", "import os, sys, time; open(sys.argv[1], 'x'); time.sleep(0.3); os.remove(sys.argv[1])")
-    asked = zip("abc", "eef", strict=True)
-    todo = [Job(name, ("meet", str(tmp_path / engine)), 60, engine=engine) for name, engine in asked]
-    how = _day(tmp_path, todo, gpus=3, e=str(tmp_path), f=str(tmp_path))
-    assert [one["ended"] for one in how.values()] == ["passed"] * 3
+    """Though there are GPUs for both; what another engine or none is needed for runs beside them."""
+    day = Day([], 3, 600, {}, tmp_path)
+    day._running = [cast(Running, SimpleNamespace(job=Job(name, (), 60, engine=name))) for name in ("vllm", "")]
+    waits = {engine: day._waits(Job("next", (), 60, engine=engine)) for engine in ("vllm", "sglang", "")}
+    assert waits == {"vllm": True, "sglang": False, "": False}
 
 
 def test_without_time_nothing_begins(tmp_path: Path) -> None:
