@@ -619,6 +619,7 @@ def test_packages_of_an_engine_come_first(tmp_path: Path, monkeypatch: pytest.Mo
     """By their name in the folder of models, for the engine's process and for those that it starts."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "before")
+    (tmp_path / "flashinfer-0.7.2").mkdir()
     fleet._set_up(Engine(**HEAD, packages="flashinfer-0.7.2"), tmp_path)
     found = str(tmp_path / "flashinfer-0.7.2")
     assert sys.path[0] == found
