@@ -17,7 +17,7 @@ RECORDS = benchmarks/results/contract-*.json
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all types contract-full release-check verdicts kills pages docs release release-demo soak lint clean
-.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-sglang-only test-sglang-newest test-npu test-npu-only test-npu-newest
+.PHONY: findings test-vllm test-vllm-all vllm-wheels test-sglang test-sglang-only test-sglang-newest test-npu test-npu-all test-npu-only test-npu-newest
 .PHONY: gpu-day npu-hardware-day npu-rehearsal test-npu-hardware
 
 help: ## This list.
@@ -125,9 +125,14 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 NPU_PYTHON = OMP_NUM_THREADS=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python
 NPU_TOOLS = plugins/ascend_npu/tools
 EMULATOR = plugins/ascend_npu/emulator
-test-npu: $(NPU_VENV)/npu.stamp ## The Ascend plugin's tests and all three tiers of the contract, on an emulated device.
+NPU_SAMPLE ?= 5
+test-npu: $(NPU_VENV)/npu.stamp ## The Ascend plugin's tests, and five cases of each check of the contract, on an emulated device.
 	PYTHON=$(NPU_VENV)/bin/python $(EMULATOR)/build.sh
-	. $(EMULATOR)/build/set_env.sh && $(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --out $(EMULATOR)/build/verdict.json
+	. $(EMULATOR)/build/set_env.sh && \
+	    $(NPU_PYTHON) $(NPU_TOOLS)/verdict.py --sample $(NPU_SAMPLE) --out $(EMULATOR)/build/verdict.json
+
+test-npu-all: ## The same with every item of the three tiers.
+	$(MAKE) test-npu NPU_SAMPLE=0
 
 # The plugin's tests with the newest torch-npu that it was run with. Says so, and passes, where no CPU build of its torch
 # can be had.

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="where to write the verdict")
     parser.add_argument("--hardware", action="store_true", help="refuse to run without an NPU")
     parser.add_argument("--workers", default="2", help="pytest-xdist processes for the contract")
+    parser.add_argument("--sample", type=int, default=0, help="at most so many cases of each check; 0 for all")
     args = parser.parse_args()
     device = require_hardware("make test-npu-hardware") if args.hardware else stamp()
     print(f"device: {device}", flush=True)
@@ -47,7 +48,7 @@ def main() -> int:
         own = ["-c", str(config), f"--rootdir={folder}", "--pyargs", "draftmark_contract"]
         # Lazy streams for the tests, a drawn schedule for the contract; hardware has its own.
         # Pools of 2**31 elements one after another: two at a time do not fit a small machine's memory.
-        shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}"]
+        shared = [*own, *tier, f"--attn-journal={Path(folder, 'journal.jsonl')}", f"--attn-sample={args.sample}"]
         _pytest([*shared, "-k", "reach_past_int32"], "1", DRAFTMARK_NPU_SEED=SEED)
         # 33 requests of 8192 tokens each, by an emulator, take an hour that says nothing of a device.
         most = ["-k", "not full_size"] if emulated else []
