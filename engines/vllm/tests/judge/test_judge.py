@@ -67,9 +67,15 @@ def test_vllms_cpu_backend_is_right(name: str) -> None:
 def test_a_defect_in_vllms_backend_is_found(name: str) -> None:
     """The item passes on vLLM's backend, and finds the defect."""
     from draftmark_contract.check import ContractViolation
+    from draftmark_contract.judge.item import NotServed
 
     backend, found_by = defects()[name]
-    item(None, found_by).run()
+    try:
+        item(None, found_by).run()
+    except NotServed as refused:
+        if "AVX-512" not in str(refused):
+            raise
+        pytest.skip(str(refused))  # vLLM's e4m3, of which this processor is not capable
     with pytest.raises(ContractViolation) as caught:
         item(backend, found_by).run()
     assert caught.value.details["batch"] is not None
