@@ -44,6 +44,7 @@ for shape in shapes:
 if tool == "memcheck":
     print("========= Invalid __global__ read of size", os.environ["DRAFTMARK_BATCHES"], "bytes")
 print("========= ERROR SUMMARY")
+sys.exit(int(os.environ.get("CODE", 0)))
 """
 
 
@@ -81,6 +82,15 @@ def test_every_shape_is_asked_once(run: Callable[..., tuple[int, dict[str, Any]]
     assert run("PASSED", "--tools", "racecheck", "--every", "2", shapes="a b c")[0] == 0
     code, found = run("FAILED", "--tools", "racecheck", shapes="a b")
     assert code == 1 and found["racecheck"]["failed"] == named[:2] and not found["racecheck"]["not_ended"]
+
+
+def test_a_report_in_other_words_is_one(
+    run: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool says by its exit code that it reported something, whatever its lines look like."""
+    monkeypatch.setenv("CODE", str(sanitizers.REPORTED))
+    code, found = run("PASSED", "--tools", "racecheck", shapes="a")
+    assert code == 1 and not found["racecheck"]["reports"] and found["racecheck"]["exit_codes"] == [sanitizers.REPORTED]
 
 
 def test_what_does_not_end_is_named(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
