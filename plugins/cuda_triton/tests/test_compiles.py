@@ -381,12 +381,18 @@ def test_scores_are_compared_side_by_side(compiled, case, tmp_path):
         assert counted("FMNMX", loop) >= 64 and 5 < deepest <= 12
 
 
-@pytest.mark.parametrize("case", [Case(64, tree=True), Case(0), Case(16, tree=True)], ids=str)
-def test_threads_of_a_group_give_a_tile_back_one_by_one(compiled, case, tmp_path):
-    """Twice a tile, K and V, and no barrier of the group before either."""
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [(Case(64, tree=True), 1), (Case(0), 1), (Case(16, tree=True), 1), (Case(1, fp8=True), 5)],
+    ids=str,
+)
+def test_threads_of_a_group_give_a_tile_back_one_by_one(compiled, case, most, tmp_path):
+    """Twice a tile, K and V, and no barrier of the group before either. A row over e4m3 has two a tile for its
+    weights, one or two where the pivot moves, and one for masks.
+    """
     for loop in loops_of(attention_of(case).asm["cubin"], tmp_path):
         assert counted("ARRIVES.LDGSTSBAR", loop) == 2
-        assert counted("0x80", [what for what in loop if "BAR.SYNC" in what]) <= 1
+        assert counted("0x80", [what for what in loop if "BAR.SYNC" in what]) <= most
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ are one row tile (`tiling._narrow`), and so every program has them from the firs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .constants import constants, moving_of
+from .constants import constants, leavers, moving_of
 from .mask import CAUSAL, TREE, reached_by
 from .ring import launch_dependents, make_ring
 from .roles import start
@@ -190,7 +190,7 @@ def attend_narrow(
     own = gl.allocate_shared_memory(gl.float16, [2, BLOCK_M, BLOCK_D // 2], rows)
     weights = gl.allocate_shared_memory(gl.float16, [BLOCK_M, BLOCK_N], keys)
     flags = gl.allocate_shared_memory(gl.int32, [4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    ring = make_ring(gl.int16, 1, STAGES, C, HELD=2)
+    ring = make_ring(gl.int16, leavers(C), STAGES, C, HELD=2)
     if PDL:
         # Barriers were made while the grid before this one ran.
         launch_dependents()

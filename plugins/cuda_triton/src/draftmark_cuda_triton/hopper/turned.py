@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .constants import moving_of
 from .mask import TREE, visible
 from .names import reinterpret, thread_barrier
-from .ring import next_slot
+from .ring import leave, next_slot
 from .rows import apart, columns_of, rows_between
 from .softmax import capped, unit_of
 
@@ -217,7 +217,7 @@ def fold_clear_tiles(
         s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
         s, left, right = warpgroup_mma_wait(0, deps=[s, left, right])
-        mbarrier.arrive(ring.k.free.index(slot), count=1)
+        leave(ring.k.free.index(slot), C)
         for tile in range(first + 1, stop):
             next, next_phase = next_slot(slot, phase, C.STAGES)
             mbarrier.wait(ring.v.full.index(slot), phase)
@@ -228,13 +228,13 @@ def fold_clear_tiles(
             even, odd, pivot, mass = state
             even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
             odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
-            mbarrier.arrive(ring.v.free.index(slot), count=1)
+            leave(ring.v.free.index(slot), C)
             mbarrier.wait(ring.k.full.index(next), next_phase)
             left, right = widened_keys(ring.k.tiles[0].index(next).load(operand))
             s = warpgroup_mma(left, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
             s = warpgroup_mma(right, own.index(1).permute((1, 0)), s, is_async=True)
             even, odd, low, high, s, left, right = warpgroup_mma_wait(0, deps=[even, odd, low, high, s, left, right])
-            mbarrier.arrive(ring.k.free.index(next), count=1)
+            leave(ring.k.free.index(next), C)
             state = (even, odd, pivot, mass)
             slot = next
             phase = next_phase
@@ -247,7 +247,7 @@ def fold_clear_tiles(
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(ring.v.free.index(slot), count=1)
+        leave(ring.v.free.index(slot), C)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase
@@ -271,7 +271,7 @@ def fold_narrow_tiles(
         s = warpgroup_mma(low, own.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma(high, own.index(1).permute((1, 0)), s, is_async=True)
         s, low, high = warpgroup_mma_wait(0, deps=[s, low, high])
-        mbarrier.arrive(ring.k.free.index(slot), count=1)
+        leave(ring.k.free.index(slot), C)
         s = capped(s, scale, cap, C.CAP)
         if MASKED:
             s = hide_turned(s, tile, row_tile, C, scores)
@@ -282,7 +282,7 @@ def fold_narrow_tiles(
         even = warpgroup_mma(low, weights.permute((1, 0)), even, is_async=True)
         odd = warpgroup_mma(high, weights.permute((1, 0)), odd, is_async=True)
         even, odd, low, high = warpgroup_mma_wait(0, deps=[even, odd, low, high])
-        mbarrier.arrive(ring.v.free.index(slot), count=1)
+        leave(ring.v.free.index(slot), C)
         state = (even, odd, pivot, mass)
         slot, phase = next_slot(slot, phase, C.STAGES)
     return state, slot, phase
