@@ -8,6 +8,9 @@ from itertools import accumulate
 import pytest
 import torch
 
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode, load
+from draftmark.runtime import Causal, ForwardBatch, KVCache, Unknown
+
 HEADS, DIM, WORDS = (4, 2), 64, 3
 LENS, ROWS = (0, 40, 7, 130, 64, 5), (5, 1, 0, 33, 1, 12)
 """Fresh prompts, decodes beside trees, a request without rows, masks of two words."""
@@ -140,3 +143,31 @@ def test_rows_without_a_place_are_not_stored(bench):
         flat = pool.view(24, 2, DIM)
         assert torch.equal(flat[[9, 23]], rows[[0, 2]])
         assert flat.isnan().flatten(1).all(1).sum() == 22
+
+
+@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.EXTEND])
+def test_a_window_is_left_out_where_all_of_a_page_table_fits_into_it(mode):
+    """At a page table's last token: a window that is one narrower hides the first key, from both modes' kernels."""
+    from draftmark_cuda_triton.launch import Attention
+
+    page, last = 16, 63
+    found = []
+    for window_left in (last - 1, last, 10 * last, -1):
+        shape = AttentionShape(2, 1, 16, page, "float32", "float32", window_left=window_left)
+        device = DeviceProfile("cuda", 90, 132)
+        geometry = Geometry.create(shape, Limits(1, last, 16), DraftShape(), device, (mode,))
+        assert geometry.max_pages_per_req * page == last + 1
+        assert Attention.of(geometry, True).window == (window_left == last - 1)
+        v = torch.arange(5.0 * page * 16).view(5, page, 1, 16)
+        q, out = torch.ones(1, 2, 16), torch.full((1, 2, 16), float("nan"))
+        lens = [torch.tensor(one, dtype=torch.int32) for one in ([last], [0, 1])]
+        table, positions = torch.arange(1, 5, dtype=torch.int32)[None], torch.tensor([last])
+        batch = ForwardBatch(mode, 0, *lens, table, Causal(), positions, Unknown(1, last), 1, (1,), (1,), 1, None)
+        backend = load("cuda_triton").open(geometry, "cpu")
+        backend.plan(batch)
+        backend.write_metadata(batch)
+        backend.attend(q, KVCache(torch.zeros_like(v), v), batch, out)
+        tokens = v[1:].reshape(-1, 16)
+        torch.testing.assert_close(out, tokens[window_left == last - 1 :].mean(0).expand_as(out))
+        found.append(out)
+    assert not torch.equal(found[0], found[1]) and torch.equal(found[1], found[3])

@@ -38,7 +38,7 @@ class Attention:
 
     Attributes:
         num_kv_heads, group, head_dim, page_size: the attention shape.
-        scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none.
+        scale: factor on q·k. cap: logits soft cap, 0 for none. window_left: -1 for none, or none that hides anything.
         pdl: attention of few rows and its merge are launched as programmatic dependents (sm_90 and newer): a grid takes
             its place while the one before it runs, and waits for that one's stores.
         heads: KV heads of the cache that are one of `num_kv_heads`; `group` is then that of all of them (`beside`).
@@ -59,6 +59,8 @@ class Attention:
     def of(cls, geometry: Geometry, on_gpu: bool) -> Attention:
         """What `geometry` fixes. It may describe a GPU while the tensors are on the CPU, interpreted."""
         a = geometry.attention
+        # Where all that a page table can name fits into a window, it hides nothing, and its code is not compiled in.
+        hides = a.window_left < geometry.max_pages_per_req * a.page_size - 1
         return cls(
             num_kv_heads=a.num_kv_heads,
             group=a.group_size,
@@ -66,7 +68,7 @@ class Attention:
             page_size=a.page_size,
             scale=a.softmax_scale if a.softmax_scale is not None else a.head_dim**-0.5,
             cap=a.logits_soft_cap,
-            window_left=a.window_left,
+            window_left=a.window_left if hides else -1,
             pdl=on_gpu and geometry.device.arch >= 90,
             room=L2_BYTES // (2 * a.head_dim * DTYPE_BYTES[a.kv_dtype]),
         )
