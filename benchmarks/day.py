@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BACKENDS = ("cuda_triton", "reference", "cuda_trtllm", "cuda_flashinfer")
 POLL = 0.1
+GRACE = 5.0
+"""Seconds that a job has to end what it has started in sessions of their own, before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,19 @@ class Running:
 
     def end(self) -> None:
         """End what is left of it, and what it has started."""
+        until = time.monotonic() + GRACE
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._tell(process, signal.SIGTERM)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            self._tell(process, signal.SIGKILL)
             process.wait()
+
+    @staticmethod
+    def _tell(process: subprocess.Popen[bytes], what: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, what)
 
 
 class Day:

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from benchmarks import day
 from benchmarks.day import ROOT, Day, Job, Running, jobs
 
 SHOW = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES'), sys.argv[1])"
@@ -25,10 +27,10 @@ def _module(folder: Path, name: str, text: str) -> None:
 def _day(
     tmp_path: Path, todo: list[Job], gpus: int = 2, seconds: float = 600, **at: str
 ) -> dict[str, dict[str, object]]:
-    day = Day(todo, gpus, seconds, at, tmp_path)
-    day.run()
-    assert json.loads((tmp_path / "day.json").read_text()) == day.how
-    return day.how
+    found = Day(todo, gpus, seconds, at, tmp_path)
+    found.run()
+    assert json.loads((tmp_path / "day.json").read_text()) == found.how
+    return found.how
 
 
 def test_jobs_have_gpus_of_their_own(tmp_path: Path) -> None:
@@ -64,6 +66,26 @@ def test_who_fails_or_hangs_keeps_nobody_from_running(tmp_path: Path) -> None:
     assert {name: one["ended"] for name, one in how.items()} == {
         "failed": "failed (3)", "hung": "out of time", "reads": "not run: failed did not run", "reads-on": "passed",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ["sys.exit((out / 'told').write_text('') or 0)", "None"], ids=["listens", "deaf"])
+def test_a_job_may_end_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """It is told first, and killed where that does not end it."""
+    monkeypatch.setattr(day, "GRACE", 60.0 if "told" in answer else 0.0)
+    lines = f"""
+    import pathlib, signal, sys, time
+    out = pathlib.Path(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: {answer})
+    (out / "ready").write_text("")
+    time.sleep(3600)
+    """
+    _module(tmp_path, "job", textwrap.dedent(lines))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    running = Running(Job("it", ("job", str(tmp_path)), 600), sys.executable, [], environment, tmp_path, 600.0)
+    while not (tmp_path / "ready").exists():
+        assert running.ended() is None
+    running.end()
+    assert (tmp_path / "told").exists() == ("told" in answer)
 
 
 def test_jobs_of_one_engine_run_one_after_another(tmp_path: Path) -> None:

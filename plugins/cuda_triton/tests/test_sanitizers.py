@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -37,9 +41,10 @@ STAND_IN = """#!{python}
 import os, sys, time
 tool, shapes = sys.argv[2], [one for one in sys.argv if "::" in one]
 print("========= COMPUTE-SANITIZER")
+print(os.getpid(), "runs", flush=True)
 for shape in shapes:
     print(shape, os.environ["ENDS"], flush=True)
-    if os.environ["ENDS"] == "PASSED" and shape.endswith("hangs]"):
+    if os.environ["ENDS"] == "HANGS" or shape.endswith("hangs]"):
         time.sleep(600)
 if tool == "memcheck":
     print("========= Invalid __global__ read of size", os.environ["DRAFTMARK_BATCHES"], "bytes")
@@ -57,12 +62,17 @@ def test_reports_are_counted_by_kind() -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
-    """Runs the tool over shapes with a stand-in for compute-sanitizer; returns its exit code and what it wrote."""
-    stand_in = tmp_path / "compute-sanitizer"
-    stand_in.write_text(STAND_IN.format(python=sys.executable))
-    stand_in.chmod(0o755)
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that is found as compute-sanitizer."""
+    path = tmp_path / "compute-sanitizer"
+    path.write_text(STAND_IN.format(python=sys.executable))
+    path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.fixture
+def run(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs the tool over shapes with that; returns its exit code and what it wrote."""
 
     def ran(ends: str, *asked: str, shapes: str) -> tuple[int, dict[str, Any]]:
         monkeypatch.setenv("ENDS", ends)
@@ -98,6 +108,21 @@ def test_what_does_not_end_is_named(run: Callable[..., tuple[int, dict[str, Any]
     code, found = run("PASSED", "--tools", "racecheck", "--workers", "1", "--seconds", "0", shapes="hangs b")
     assert code == 1 and found["racecheck"]["exit_codes"] == [-9]
     assert f"{sanitizers.TEST}[b]" in found["racecheck"]["not_ended"]
+
+
+def test_processes_end_with_the_command(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They have sessions of their own: nobody else would end them."""
+    monkeypatch.setenv("ENDS", "HANGS")
+    command = [sys.executable, "-m", "plugins.cuda_triton.tools.sanitizers", str(tmp_path), "--tools", "racecheck"]
+    log, begun = tmp_path / "racecheck-0.log", []
+    with subprocess.Popen([*command, "--workers", "1"], cwd=sanitizers.ROOT) as process:
+        while process.poll() is None and not begun:
+            time.sleep(0.05)
+            begun = re.findall(r"(\d+) runs", log.read_text() if log.exists() else "")
+        process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun[0]), 0)
 
 
 def test_shapes_are_those_of_the_device_tests() -> None:

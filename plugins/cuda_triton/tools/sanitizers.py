@@ -9,6 +9,7 @@ passed under every tool, that none reported anything, and that every process end
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -85,12 +86,15 @@ def _run(tool: str, shapes: list[str], asked: argparse.Namespace) -> dict[str, A
             processes.append(
                 subprocess.Popen(call, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
             )
-    for process in processes:
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # what it runs under the tool too
-            process.wait()
+    try:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # what it runs under the tool too
+                process.wait()
     texts = [log.read_text(errors="replace") for log in logs]
     ended = {how: [shape for shape in shapes if any(f"{shape} {how}" in text for text in texts)] for how in HOWS}
     return {
@@ -117,4 +121,5 @@ def reports(log: str) -> Counter[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what ends the processes
     sys.exit(main())
