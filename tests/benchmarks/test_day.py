@@ -77,7 +77,8 @@ def test_a_job_may_end_what_it_has_started(tmp_path: Path, monkeypatch: pytest.M
     out = pathlib.Path(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: {answer})
     (out / "ready").write_text("")
-    time.sleep(3600)
+    while True:  # a signal right before a sleep does not wake it
+        time.sleep(0.05)
     """
     _module(tmp_path, "job", textwrap.dedent(lines))
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -17,17 +17,24 @@ from typing import Any
 import pytest
 
 from plugins.cuda_triton.tools import sanitizers
-from plugins.cuda_triton.tools.sanitizers import reports
+from plugins.cuda_triton.tools.sanitizers import reports, without_reports
 
 RACE = """
 ========= COMPUTE-SANITIZER
-test_device.py::test_random_batches[a] ========= Error: of a line that is not a tool's
-========= Error: Race reported between Read access at attend_uniform+0x110 in start.py:60
+============================= test session starts ==============================
+test_device.py::test_random[a] ========= Error: Race reported between Read access at attend_uniform+0x110 in start.py:60
 =========     and Write access at attend_uniform+0x1040 in roles.py:31 [508 hazards]
+=========     and Write access at attend_uniform+0x1050 in roles.py:31 [2 hazards]
+=========     and Write access at attend_uniform+0xc950 in uniform.py:334 [38 hazards]
+========= 
+PASSED [ 50%]
+test_device.py::test_random[b] ========= Error: Race reported between Read access at attend_uniform+0x140 in start.py:60
+=========     and Write access at attend_uniform+0x2040 in roles.py:31 [1 hazard]
+=========     and Write access at attend_uniform+0xd950 in uniform.py:334 [3 hazards]
 =========
-========= Error: Race reported between Read access at attend_uniform+0x110 in start.py:60
-=========     and Write access at attend_uniform+0x1040 in roles.py:31 [1 hazard]
-=========
+PASSED [100%]
+
+============================== 2 passed in 34.32s ==============================
 ========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
 """
 INVALID = """========= COMPUTE-SANITIZER
@@ -54,11 +61,19 @@ sys.exit(int(os.environ.get("CODE", 0)))
 
 
 def test_reports_are_counted_by_kind() -> None:
-    """By their first two lines; what is a tool's own, and what a program prints, are none."""
-    races = "Error: Race reported between Read access at attend_uniform+0x110 in start.py:60"
-    assert reports(RACE) == Counter({f"{races} | and Write access at attend_uniform+0x1040 in roles.py:31": 2})
-    assert reports(INVALID) == Counter({"Invalid __global__ read of size 4 bytes | at merge_pieces+0x160": 1})
+    """By lines of source; what is a tool's own, and what pytest prints, its rules too, are none."""
+    read = "Error: Race reported between Read access at attend_uniform in start.py:60"
+    written = [f"and Write access at attend_uniform in {where}" for where in ("roles.py:31", "uniform.py:334")]
+    assert reports(RACE) == Counter({" | ".join((read, *written)): 2})
+    assert reports(INVALID) == Counter({"Invalid __global__ read of size 4 bytes | at merge_pieces": 1})
     assert not reports("========= COMPUTE-SANITIZER\n1 passed\n========= ERROR SUMMARY: 0 errors\n")
+
+
+def test_how_a_test_ended_may_stand_behind_a_report() -> None:
+    """Which begins on the test's own line."""
+    said = without_reports(RACE)
+    assert all(f"test_random[{one}] PASSED" in said for one in "ab") and "Race" not in said
+    assert "2 passed" in said and "[b] PASSED" in without_reports(INVALID)
 
 
 @pytest.fixture

@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parents[3]
 TEST = "plugins/cuda_triton/tests/test_device.py::test_random_batches"
 REPORTED = 86
 """Exit code of a process in which a tool has reported something."""
-SAYS = "========="
-"""How a line of a tool begins. A report is several, up to one that holds nothing else."""
-HOW_OFTEN = re.compile(r" \[\d+ hazards?\]")
+SAYS = re.compile(r"(?<!=)={9}(?: (.*))?$")
+"""What a tool says: the rest of a line, behind a test's name where that stands before it. pytest's rules are longer. A
+report is several lines, up to one that says nothing.
+"""
+WHERE = re.compile(r"\+0x[0-9a-f]+|\[\d+ hazards?\]")
+"""What differs between two reports of one kind: the instruction, behind which stands its line, and how often."""
 ABOUT_ITSELF = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY")
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 """And their options: torch and Triton ask the driver for what it may not have, which is no error of a kernel."""
@@ -96,7 +99,8 @@ def _run(tool: str, shapes: list[str], asked: argparse.Namespace) -> dict[str, A
                 os.killpg(process.pid, signal.SIGKILL)  # what it runs under the tool too
                 process.wait()
     texts = [log.read_text(errors="replace") for log in logs]
-    ended = {how: [shape for shape in shapes if any(f"{shape} {how}" in text for text in texts)] for how in HOWS}
+    said = [without_reports(text) for text in texts]
+    ended = {how: [shape for shape in shapes if any(f"{shape} {how}" in text for text in said)] for how in HOWS}
     return {
         "passed": ended["PASSED"],
         "failed": ended["FAILED"] + ended["ERROR"],
@@ -107,17 +111,24 @@ def _run(tool: str, shapes: list[str], asked: argparse.Namespace) -> dict[str, A
 
 
 def reports(log: str) -> Counter[str]:
-    """What a tool reported, by the first two lines of each report."""
+    """What a tool reported, by the first two lines of each report, and further accesses of a race."""
     found: Counter[str] = Counter()
     block: list[str] = []
     for line in [*log.splitlines(), ""]:
-        told = HOW_OFTEN.sub("", line.removeprefix(SAYS)).strip() if line.startswith(SAYS) else ""
+        says = SAYS.search(line)
+        told = " ".join(WHERE.sub("", says[1] or "").split()) if says else ""
         if told and not told.startswith(ABOUT_ITSELF):
             block.append(told)
         elif not told and block:
-            found[" | ".join(block[:2])] += 1
+            kind = [*block[:2], *(more for more in block[2:] if more.startswith("and "))]
+            found[" | ".join(dict.fromkeys(kind))] += 1
             block = []
     return found
+
+
+def without_reports(log: str) -> str:
+    """What pytest said, whose line of a test a report may have cut in two."""
+    return re.sub(rf"{SAYS.pattern}\n?", "", log, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
