@@ -415,6 +415,38 @@ def counted(name, code):
     return sum(name in what for what in code)
 
 
+BARRIER = re.compile(r"(?:barrier|bar)\.\S+\s+(.*);")
+"""In PTX: its number, and of how many threads, where that is not of all."""
+ROLE_READ = re.compile(r"ld\.shared\.[bu]8\s.*\+(\d+)\]")
+SHARED_WRITE = re.compile(r"st\.shared\S*\s+\[global_smem\+(\d+)\]")
+MOST_WARPS = 32
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(), Case(64, tree=True), Case(0), Case(0, fp8=True), Case(16, fp8=True, tree=True)),
+        *(Case(16, page_size=4, tree=True), Case(0, page_size=1)),
+    ],
+    ids=str,
+)
+def test_roles_are_told_and_read_between_barriers_of_all_threads(compiled, case):
+    """racecheck reports those bytes, in which it sees no such barrier (NOTES.md, checks on the device). The compiler
+    reads them in one place; it writes them to tell who does what, and that there is no more to do once all have met.
+    """
+    code = [line.strip() for line in attention_of(case).asm["ptx"].splitlines()]
+    met = [(at, found[1]) for at, line in enumerate(code) if (found := BARRIER.match(line))]
+    ((read, first),) = [(at, int(found[1])) for at, line in enumerate(code) if (found := ROLE_READ.match(line))]
+    written = [
+        at for at, line in enumerate(code)
+        if (found := SHARED_WRITE.match(line)) and first <= int(found[1]) < first + MOST_WARPS
+    ]  # fmt: skip
+    behind = {min(other for other in met if other[0] > at) for at in written}
+    assert len(behind) == 2 and {threads for _, threads in behind} == {"1"}
+    assert max(other for other in met if other[0] < read)[1] == "1"
+    assert max(other for other in met if other[0] < max(written))[1] == "1"
+
+
 @pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1)], ids=str)
 def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
     """Every role that hears of its next row tile says so behind a branch on what it has read (`agenda.hear_next`)."""
