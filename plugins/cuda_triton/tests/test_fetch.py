@@ -52,17 +52,19 @@ class Copies:
         """What the role's functions find under their global names."""
         fetch, ring = boxes.hopper().fetch, boxes.hopper().ring
         language = SimpleNamespace(
-            load=lambda at: at.read(), minimum=min, maximum=max, static_range=range,
-            where=lambda condition, a, b: a if condition else b,
+            load=lambda at, mask=True, other=None: at.read() if mask else other,
+            minimum=min, maximum=max, static_range=range, where=lambda condition, a, b: a if condition else b,
         )  # fmt: skip
         names: dict[str, Any] = {
             "gl": language, "range": range, "async_load": self.load, "VALUES": fetch.VALUES.value,
             "reinterpret": lambda room, dtype, shape, layout: SimpleNamespace(index=room.reshape(shape).__getitem__),
-            "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect), "keys_of": fetch.keys_of.fn,
-            **{name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "width_of")},
+            "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect),
+            **{name: getattr(fetch, name).fn for name in ("keys_of", "bytes_of", "unrolls")},
+            **{name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "parts_of", "width_of")},
         }  # fmt: skip
         for module, name in (
-            *((fetch, one) for one in ("fetch_tiles", "fetch_boxes", "ask_for_columns", "ask_for_heads")),
+            *((fetch, one) for one in ("fetch_tiles", "fetch_full", "fetch_few", "rooms_of_heads")),
+            *((fetch, one) for one in ("ask_for_box", "ask_for_rest", "ask_for_columns", "ask_for_part")),
             (ring, "next_slot"),
         ):
             names[name] = FunctionType(getattr(module, name).fn.__code__, names)
@@ -108,15 +110,16 @@ def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
     (16, 64, 2, True), (16, 128, 1, False), (64, 128, 1, False), (16, 96, 1, True), (32, 256, 1, True),
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
 ])  # fmt: skip
+@pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("block_n", [64, 128])
-def test_a_tile_has_the_keys_that_its_masks_say_it_has(ring_of, page, dim, heads, beside, block_n):
+def test_a_tile_has_the_keys_that_its_masks_say_it_has(ring_of, page, dim, heads, beside, block_n, members):
     """Each at its place, of K's and V's own pages; nothing that lies behind the last key of a request, which is NaN.
     All bytes that a barrier is told of come.
     """
     chance = np.random.default_rng(page * dim + block_n)
     kv_heads = 4
     attention = AttentionShape(4 * kv_heads, kv_heads, dim, page, "float16", "float16")
-    tile = tiling.Tile(64, block_n, 4, STAGES, 1, members=1, heads=heads)
+    tile = tiling.Tile(64 * members, block_n, 4 * members, STAGES, 1, members=members, heads=heads)
     tile = tiling.for_cache(attention, HOPPER, tile, True, True, beside)
     assert tile.whole is (beside and heads * dim == 128)
     for kv_len in (1, 7, 9, block_n - 1, block_n, block_n + 17, 3 * block_n - 9):
@@ -141,13 +144,17 @@ def test_a_tile_has_the_keys_that_its_masks_say_it_has(ring_of, page, dim, heads
             ring = ring_of(rooms, rooms)
             copies = Copies()
             first, rest = tiling.columns(heads * dim)
-            constants = SimpleNamespace(PAGE=page, BLOCK_N=block_n, BLOCK_D=first, REST=rest, BOX=box, DEPTH=STAGES)
+            constants = SimpleNamespace(
+                PAGE=page, BLOCK_N=block_n, BLOCK_D=first, REST=rest, BOX=box, DEPTH=STAGES, MEMBERS=members
+            )
             fetch = copies.environment()["fetch_tiles"]
-            for number in range(-(-kv_len // block_n)):
-                fetch(
-                    source, ring, number % STAGES, 0, Table(ids), head, number, number + 1, kv_len, columns + 3, what,
-                    constants,
-                )  # fmt: skip
+            count = -(-kv_len // block_n)
+            for number in range(count):
+                if number % STAGES == 0:
+                    fetch(
+                        source, ring, 0, 0, Table(ids), head, number, min(number + STAGES, count), kv_len, columns + 3,
+                        what, constants,
+                    )  # fmt: skip
                 assert set(copies.bytes.values()) == {0}
                 parts = zip(rooms, widths, strict=True)
                 got = np.hstack([as_read(one[number % STAGES], block_n, width, tile.whole) for one, width in parts])

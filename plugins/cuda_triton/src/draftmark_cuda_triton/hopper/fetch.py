@@ -27,6 +27,28 @@ def leads(what):
     return what in (KEYS.value, GATHERED.value)
 
 
+@gluon.constexpr_function
+def keys_of(box):
+    """Keys of a box: ``[1, keys, 1, 128 bytes]``, or of whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
+    return box[1] if len(box) == 4 else box[1] * box[3]
+
+
+@gluon.constexpr_function
+def bytes_of(C, dtype):
+    """Bytes of a tile, of all its columns."""
+    return C.BLOCK_N * (C.BLOCK_D + C.REST) * dtype.primitive_bitwidth // 8
+
+
+@gluon.constexpr_function
+def unrolls(C, boxes):
+    """Whether a tile's boxes are asked for one behind the other, in code of their own each.
+
+    Not beside two folding groups, whose loops fill the cache of instructions: there a loop of a few that is read again
+    and again takes less of their time than as many instructions, or fewer, that are read once a tile (NOTES.md).
+    """
+    return C.MEMBERS == 1 or boxes <= 2
+
+
 @gluon.jit
 def fetch_tiles(
     source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, C: gl.constexpr
@@ -37,96 +59,148 @@ def fetch_tiles(
         source: descriptors of boxes of a page, or of a part of one; and others of the same tensor: of C.BOX keys where
             heads come whole, of a tile's other columns where it has two parts, or None.
     """
-    full = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
-    slot, phase = fetch_boxes(source, ring, slot, phase, page_row, head, first, full, kv_len, num_pages, WHAT, True, C)
-    return fetch_boxes(source, ring, slot, phase, page_row, head, full, stop, kv_len, num_pages, WHAT, False, C)
-
-
-@gluon.constexpr_function
-def keys_of(box):
-    """Keys of a box: ``[1, keys, 1, 128 bytes]``, or of whole heads ``[1, keys / 8, 2, 8, 128 bytes]``."""
-    return box[1] if len(box) == 4 else box[1] * box[3]
+    half = ring.v if WHAT == VALUES else ring.k
+    if unrolls(C, C.BLOCK_N // keys_of(source[0].block_shape)):
+        full = gl.minimum(gl.maximum(kv_len // C.BLOCK_N, first), stop)
+        slot, phase = fetch_full(source, half, slot, phase, page_row, head, first, full, C)
+        slot, phase = fetch_few(source, half, slot, phase, page_row, head, full, stop, kv_len, num_pages, 1, C)
+    else:
+        slot, phase = fetch_few(source, half, slot, phase, page_row, head, first, stop, kv_len, num_pages, 2, C)
+    return slot, phase
 
 
 @gluon.jit
-def fetch_boxes(
-    source, ring, slot, phase, page_row, head, first, stop, kv_len, num_pages, WHAT: gl.constexpr, FULL: gl.constexpr,
-    C: gl.constexpr,
-):  # fmt: skip
-    """FULL: tiles that are full of keys; of others, boxes behind the last key bring zeros and no bytes."""
-    boxes, others = source
-    tiles, full, free = ring.v if WHAT == VALUES else ring.k
-    KEYS_OF_BOX: gl.constexpr = keys_of(boxes.block_shape)
+def fetch_full(source, half, slot, phase, page_row, head, first, stop, C: gl.constexpr):
+    """Tiles that are full of keys, the boxes of each at once."""
+    tiles, full, free = half
+    KEYS_OF_BOX: gl.constexpr = keys_of(source[0].block_shape)
     BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
-    BYTES: gl.constexpr = C.BLOCK_N * (C.BLOCK_D + C.REST) * boxes.dtype.primitive_bitwidth // 8
     for tile in range(first, stop):
         # Before the wait, so that page ids travel while the ring is full.
         pages = ()
         for b in gl.static_range(BOXES):
-            position = tile * C.BLOCK_N + b * KEYS_OF_BOX
-            if FULL:
-                page = gl.load(page_row + position // C.PAGE)
-            else:
-                here = position < kv_len
-                page = gl.where(here, gl.load(page_row + gl.where(here, position // C.PAGE, 0)), num_pages)
+            page = gl.load(page_row + (tile * C.BLOCK_N + b * KEYS_OF_BOX) // C.PAGE)
             pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
         mbarrier.wait(free.index(slot), phase ^ 1)
-        mbarrier.expect(full.index(slot), BYTES)
+        mbarrier.expect(full.index(slot), bytes_of(C, source[0].dtype))
         for b in gl.static_range(BOXES):
-            left = kv_len - tile * C.BLOCK_N - b * KEYS_OF_BOX
             at = pages[b], (tile * C.BLOCK_N + b * KEYS_OF_BOX) % C.PAGE, head
-            room = tiles[0].index(slot)
-            if others is None or C.REST > 0:
-                ask_for_columns(boxes, room, full.index(slot), b, at, left, 0, FULL, C)
-            else:
-                ask_for_heads(boxes, others, room, full.index(slot), b, at, left, FULL, C)
-            if C.REST > 0:
-                ask_for_columns(others, tiles[1].index(slot), full.index(slot), b, at, left, 1, FULL, C)
+            ask_for_box(source, tiles, slot, full, b, at, C)
         slot, phase = next_slot(slot, phase, C.DEPTH)
     return slot, phase
 
 
 @gluon.jit
-def ask_for_columns(
-    boxes, room, full, b: gl.constexpr, at, left, part: gl.constexpr, FULL: gl.constexpr, C: gl.constexpr
+def fetch_few(
+    source, half, slot, phase, page_row, head, first, stop, kv_len, num_pages, AT_ONCE: gl.constexpr, C: gl.constexpr
 ):  # fmt: skip
-    """Box b of a part of a tile, at most 128 bytes of a head at a time; one that is not full of keys ends with the last
-    of them.
+    """Tiles that need not be full of keys: AT_ONCE full boxes at a time, and what is left one by one."""
+    tiles, full, free = half
+    KEYS_OF_BOX: gl.constexpr = keys_of(source[0].block_shape)
+    BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
+    for tile in range(first, stop):
+        begin = tile * C.BLOCK_N
+        whole = gl.minimum((kv_len - begin) // KEYS_OF_BOX, BOXES)
+        mbarrier.wait(free.index(slot), phase ^ 1)
+        mbarrier.expect(full.index(slot), bytes_of(C, source[0].dtype))
+        ids = page_row + begin // KEYS_OF_BOX
+        for time in range(0, whole // AT_ONCE):
+            pages = ()
+            for i in gl.static_range(AT_ONCE):
+                position = begin + (time * AT_ONCE + i) * KEYS_OF_BOX
+                # A box a page is the usual case, and needs no division.
+                page = gl.load(ids + i if C.PAGE == KEYS_OF_BOX else page_row + position // C.PAGE)
+                pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
+            ids += AT_ONCE
+            for i in gl.static_range(AT_ONCE):
+                b = time * AT_ONCE + i
+                at = pages[i], (begin + b * KEYS_OF_BOX) % C.PAGE, head
+                ask_for_box(source, tiles, slot, full, b, at, C)
+        if whole % AT_ONCE > 0:
+            position = begin + (whole - 1) * KEYS_OF_BOX
+            at = gl.load(page_row + position // C.PAGE), position % C.PAGE, head
+            ask_for_box(source, tiles, slot, full, whole - 1, at, C)
+        if whole < BOXES:
+            ask_for_rest(source, tiles, slot, full, whole, begin, page_row, head, kv_len, num_pages, C)
+        slot, phase = next_slot(slot, phase, C.DEPTH)
+    return slot, phase
+
+
+@gluon.jit
+def ask_for_box(source, tiles, slot, full, b, at, C: gl.constexpr):
+    """Box b of a tile, full of keys, all of its columns.
+
+    Args:
+        at: its page, the page's row where it begins, and the head.
     """
+    boxes, others = source
+    if others is None or C.REST > 0:
+        ask_for_columns(source, tiles, slot, full, b, at, C)
+    else:
+        page, row, head = at
+        at_page = [page, row // C.BOX, head * boxes.block_shape[2], 0, 0]
+        async_load(boxes, at_page, full.index(slot), rooms_of_heads(boxes, tiles[0].index(slot), C).index(b))
+
+
+@gluon.jit
+def ask_for_rest(source, tiles, slot, full, b, begin, page_row, head, kv_len, num_pages, C: gl.constexpr):
+    """Box b of a tile, which is not full, and those behind it. One that has keys ends with the last of them; those
+    behind bring zeros and no bytes.
+
+    Of whole heads one that has keys comes as boxes of C.BOX, and each of those ends with the last key, or its own last:
+    what lies before the 8 keys that the last one begins in reads as zeros, all of it behind the last key.
+    """
+    boxes, others = source
+    KEYS_OF_BOX: gl.constexpr = keys_of(boxes.block_shape)
+    BOXES: gl.constexpr = C.BLOCK_N // KEYS_OF_BOX
+    position = begin + b * KEYS_OF_BOX
+    keys = kv_len - position
+    page = gl.load(page_row + position // C.PAGE, mask=keys > 0, other=num_pages)
+    if others is None or C.REST > 0:
+        at = page, position % C.PAGE + gl.maximum(keys, 0) - C.BOX, head
+        ask_for_columns(source, tiles, slot, full, b, at, C)
+        for after in range(b + 1, BOXES):
+            ask_for_columns(source, tiles, slot, full, after, (num_pages, 0, head), C)
+    else:
+        PARTS: gl.constexpr = boxes.block_shape[2]
+        GROUPS: gl.constexpr = KEYS_OF_BOX // C.BOX
+        room = tiles[0].index(slot)
+        for g in range(b * GROUPS, gl.minimum((b + 1) * GROUPS, BOXES * GROUPS)):
+            before = gl.minimum(kv_len - begin - g * C.BOX, C.BOX) - C.BOX
+            at_group = [page, (begin + g * C.BOX) % C.PAGE // C.BOX, head * PARTS, before, 0]
+            async_load(others, at_group, full.index(slot), rooms_of_heads(others, room, C).index(g))
+        for after in range(b + 1, BOXES):
+            at_none = [num_pages, 0, head * PARTS, 0, 0]
+            async_load(boxes, at_none, full.index(slot), rooms_of_heads(boxes, room, C).index(after))
+
+
+@gluon.jit
+def ask_for_columns(source, tiles, slot, full, b, at, C: gl.constexpr):
+    """Box b of each part of a tile."""
+    for part in gl.static_range(parts_of(C)):
+        ask_for_part(source[part], tiles[part].index(slot), full.index(slot), b, at, part, C)
+
+
+@gluon.jit
+def ask_for_part(boxes, room, full, b, at, part: gl.constexpr, C: gl.constexpr):
+    """Box b of a part of a tile, at most 128 bytes of a head at a time."""
     page, row, head = at
     BOXES: gl.constexpr = C.BLOCK_N // C.BOX
     WIDTH: gl.constexpr = boxes.block_shape[3]
     TIMES: gl.constexpr = width_of(C, part) // WIDTH
     rooms = reinterpret(room, boxes.dtype, [TIMES * BOXES, 1, C.BOX, 1, WIDTH], boxes.layout)
-    if not FULL:
-        row += gl.minimum(left, C.BOX) - C.BOX
     for i in gl.static_range(TIMES):
         async_load(boxes, [page, row, head, first_of(C, part) + i * WIDTH], full, rooms.index(i * BOXES + b))
 
 
 @gluon.jit
-def ask_for_heads(boxes, edges, room, full, b: gl.constexpr, at, left, FULL: gl.constexpr, C: gl.constexpr):
-    """Box b of a tile, whole heads; one that is not full of keys comes as boxes of C.BOX, of which one that is not full
-    ends with the last key: what lies before the 8 keys that it begins in reads as zeros, all of it behind the last key.
-    """
-    page, row, head = at
+def rooms_of_heads(boxes, room, C: gl.constexpr):
+    """A tile's slot as places of boxes of whole heads."""
     GROUPS: gl.constexpr = boxes.block_shape[1]
     PARTS: gl.constexpr = boxes.block_shape[2]
     WIDTH: gl.constexpr = boxes.block_shape[4]
-    BOXES: gl.constexpr = C.BLOCK_N // C.BOX // GROUPS
-    group = row // C.BOX
-    rooms = reinterpret(room, boxes.dtype, [BOXES, 1, GROUPS, PARTS, C.BOX, WIDTH], boxes.layout)
-    if FULL:
-        async_load(boxes, [page, group, head * PARTS, 0, 0], full, rooms.index(b))
-    else:
-        inside = left >= GROUPS * C.BOX
-        async_load(boxes, [page, group, head * PARTS, 0, 0], full, rooms.index(b), pred=inside)
-        own = reinterpret(room, boxes.dtype, [BOXES * GROUPS, 1, 1, PARTS, C.BOX, WIDTH], edges.layout)
-        for g in gl.static_range(GROUPS):
-            before = gl.minimum(left - g * C.BOX, C.BOX) - C.BOX
-            async_load(
-                edges, [page, group + g, head * PARTS, before, 0], full, own.index(b * GROUPS + g), pred=inside == 0
-            )  # fmt: skip
+    shape: gl.constexpr = [C.BLOCK_N // C.BOX // GROUPS, 1, GROUPS, PARTS, C.BOX, WIDTH]
+    return reinterpret(room, boxes.dtype, shape, boxes.layout)
 
 
 @gluon.jit
