@@ -86,7 +86,7 @@ def main() -> None:
     if args.grid:
         measure_grid(args.json, commit, asked, args.turns, late, warmed)
         return
-    paged = [replace(case, model=case.model.paged(page)) for page in args.pages or () for case in cases]
+    paged = [case.paged(page) for page in args.pages or () for case in cases]
     warmed(paged or cases)
     apart = args.case or args.drawn or args.pages
     metadata, memory = ([], []) if apart else (metadata_rows() + plan_rows(), memory_rows() + key_rows())

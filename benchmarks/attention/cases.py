@@ -7,7 +7,8 @@ so that no call finds in L2 what the call before it read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -41,6 +42,11 @@ class Case:
     ragged: bool = False
     model: Model = STANDARD
     uneven: tuple[int, ...] = ()
+
+    def paged(self, page: int) -> Case:
+        """The same with another page size, in its name too where that tells one."""
+        name = re.sub(r"-p\d+", f"-p{page}", self.name)
+        return replace(self, name=name, model=self.model.paged(page))
 
     @property
     def q_lens(self) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -46,8 +45,7 @@ def measure_pages(case: Case, pages: Iterable[int], names: set[str] | None, turn
 
     Of two cases that are measured one after the other a GPU that its power limits runs one at other clocks.
     """
-    paged = [replace(case, model=case.model.paged(page)) for page in pages]
-    return _timed([one for at_page in paged for one in _answered(at_page, names)], turns)
+    return _timed([one for page in pages for one in _answered(case.paged(page), names)], turns)
 
 
 def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer | None]]:

@@ -294,5 +294,6 @@ def test_pages_of_two_sizes_take_turns_with_each_other(monkeypatch: pytest.Monke
     rows = measuring.measure_pages(case(SMALL, "decode", LENS, 1), (16, 8), None, turns=2)
     assert asked == [16, 8, 16, 8, 8, 16]  # both answer, then both take turns
     assert [(row["page_size"], row["us"]) for row in rows] == [(16, 16 + 4.5), (8, 8 + 4.5)]
+    assert named("verify16-64x8192@32/8x128-p16-w4096").paged(64) == named("verify16-64x8192@32/8x128-p64-w4096")
     names = [(one.name, one.model) for one in whatever_the_pages()]
     assert len(set(names)) == len(names) and not any("@" in name for name, _ in names)
