@@ -165,6 +165,7 @@ def ask_for_rest(source, tiles, slot, full, b, begin, page_row, head, kv_len, nu
         PARTS: gl.constexpr = boxes.block_shape[2]
         GROUPS: gl.constexpr = KEYS_OF_BOX // C.BOX
         room = tiles[0].index(slot)
+        # The bound that never binds keeps this a loop: of a known number of turns the compiler writes each out.
         for g in range(b * GROUPS, gl.minimum((b + 1) * GROUPS, BOXES * GROUPS)):
             before = gl.minimum(kv_len - begin - g * C.BOX, C.BOX) - C.BOX
             at_group = [page, (begin + g * C.BOX) % C.PAGE // C.BOX, head * PARTS, before, 0]
