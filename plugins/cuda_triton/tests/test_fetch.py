@@ -59,7 +59,7 @@ class Copies:
             "gl": language, "range": range, "async_load": self.load, "VALUES": fetch.VALUES.value,
             "reinterpret": lambda room, dtype, shape, layout: SimpleNamespace(index=room.reshape(shape).__getitem__),
             "mbarrier": SimpleNamespace(wait=lambda *_: None, expect=self.expect),
-            **{name: getattr(fetch, name).fn for name in ("keys_of", "bytes_of", "unrolls")},
+            **{name: getattr(fetch, name).fn for name in ("keys_of", "bytes_of", "unrolls", "at_once")},
             **{name: getattr(boxes.hopper().constants, name).fn for name in ("first_of", "parts_of", "width_of")},
         }  # fmt: skip
         for module, name in (
@@ -110,7 +110,7 @@ def as_read(room: np.ndarray, keys: int, dim: int, whole: bool) -> np.ndarray:
     (16, 64, 2, True), (16, 128, 1, False), (64, 128, 1, False), (16, 96, 1, True), (32, 256, 1, True),
     (8, 64, 1, True), (16, 80, 1, True), (64, 160, 1, False), (32, 96, 2, True), (16, 72, 2, True),
 ])  # fmt: skip
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("members", [1, 2, 3])
 @pytest.mark.parametrize("block_n", [64, 128])
 def test_a_tile_has_the_keys_that_its_masks_say_it_has(ring_of, page, dim, heads, beside, block_n, members):
     """Each at its place, of K's and V's own pages; nothing that lies behind the last key of a request, which is NaN.

@@ -43,10 +43,18 @@ def bytes_of(C, dtype):
 def unrolls(C, boxes):
     """Whether a tile's boxes are asked for one behind the other, in code of their own each.
 
-    Not beside two folding groups, whose loops fill the cache of instructions: there a loop of a few that is read again
+    Not beside two folding groups or three, whose loops fill the cache of instructions: there a loop that is read again
     and again takes less of their time than as many instructions, or fewer, that are read once a tile (NOTES.md).
     """
     return C.MEMBERS == 1 or boxes <= 2
+
+
+@gluon.constexpr_function
+def at_once(C):
+    """Boxes that are asked for together where they are not all: one where two groups fold, which waits in between leave
+    most time. Three groups have a tile of narrow heads in less than as many waits take.
+    """
+    return 1 if C.MEMBERS == 2 else 2
 
 
 @gluon.jit
@@ -65,7 +73,8 @@ def fetch_tiles(
         slot, phase = fetch_full(source, half, slot, phase, page_row, head, first, full, C)
         slot, phase = fetch_few(source, half, slot, phase, page_row, head, full, stop, kv_len, num_pages, 1, C)
     else:
-        slot, phase = fetch_few(source, half, slot, phase, page_row, head, first, stop, kv_len, num_pages, 2, C)
+        few: gl.constexpr = at_once(C)
+        slot, phase = fetch_few(source, half, slot, phase, page_row, head, first, stop, kv_len, num_pages, few, C)
     return slot, phase
 
 
@@ -159,20 +168,19 @@ def ask_for_rest(source, tiles, slot, full, b, begin, page_row, head, kv_len, nu
     if others is None or C.REST > 0:
         at = page, position % C.PAGE + gl.maximum(keys, 0) - C.BOX, head
         ask_for_columns(source, tiles, slot, full, b, at, C)
-        for after in range(b + 1, BOXES):
-            ask_for_columns(source, tiles, slot, full, after, (num_pages, 0, head), C)
     else:
         PARTS: gl.constexpr = boxes.block_shape[2]
         GROUPS: gl.constexpr = KEYS_OF_BOX // C.BOX
         room = tiles[0].index(slot)
-        # The bound that never binds keeps this a loop: of a known number of turns the compiler writes each out.
-        for g in range(b * GROUPS, gl.minimum((b + 1) * GROUPS, BOXES * GROUPS)):
+        # Of a known number of turns the compiler writes each out, which a lone group leaves room for; the bound that
+        # never binds keeps a loop.
+        end = (b + 1) * GROUPS if C.MEMBERS == 1 else gl.minimum((b + 1) * GROUPS, BOXES * GROUPS)
+        for g in range(b * GROUPS, end):
             before = gl.minimum(kv_len - begin - g * C.BOX, C.BOX) - C.BOX
             at_group = [page, (begin + g * C.BOX) % C.PAGE // C.BOX, head * PARTS, before, 0]
             async_load(others, at_group, full.index(slot), rooms_of_heads(others, room, C).index(g))
-        for after in range(b + 1, BOXES):
-            at_none = [num_pages, 0, head * PARTS, 0, 0]
-            async_load(boxes, at_none, full.index(slot), rooms_of_heads(boxes, room, C).index(after))
+    for after in range(b + 1, BOXES):
+        ask_for_box(source, tiles, slot, full, after, (num_pages, 0, head), C)
 
 
 @gluon.jit
