@@ -51,8 +51,8 @@ def unrolls(C, boxes):
 
 @gluon.constexpr_function
 def at_once(C):
-    """Boxes that are asked for together where they are not all: one where two groups fold, which waits in between leave
-    most time. Three groups have a tile of narrow heads in less than as many waits take.
+    """Boxes that are asked for together where they are not all: one beside two groups, whom short code with waits in
+    between holds up least. Three fold a tile of narrow heads in less time than as many waits take.
     """
     return 1 if C.MEMBERS == 2 else 2
 
