@@ -124,9 +124,10 @@ SUBSET = (
     *four(G8),
     *four(D64),
     *four(D256),
-    *four(STANDARD.narrow())[:2],
+    *four(STANDARD.narrow()),
     case(STANDARD.narrow(), "draft", (8192,) * 64, 8),
-    *four(STANDARD.paged(16).narrow())[:2],
+    *four(STANDARD.paged(16).narrow()),
+    case(STANDARD.paged(16).narrow(), "chunk", (32768,), 2048),
     case(STANDARD.paged(16), "chain", (1024,) * 64, 5),
     case(STANDARD.paged(16), "chain", (32768,) * 8, 5),
     case(STANDARD, "chain", (32768,) * 8, 5),
@@ -165,7 +166,7 @@ def grid() -> tuple[Case, ...]:
         for page in PAGES:
             for one in four(model.paged(page)):
                 found.setdefault(one.name, one)
-        for one in four(model.paged(16).narrow())[:3]:
+        for one in four(model.paged(16).narrow()):
             found.setdefault(one.name, one)
     for page in (16, 64):
         model = STANDARD.paged(page)
