@@ -19,9 +19,21 @@ from triton.runtime.jit import JITFunction
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
 from draftmark.batch import Causal, ForwardBatch, Tree
-from draftmark.lengths import Unknown
+from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import again, boxes, extend, few_rows, launch, sizing, starting, tree_ops, writing
+from draftmark_cuda_triton import (
+    again,
+    boxes,
+    extend,
+    few_rows,
+    launch,
+    sizing,
+    starting,
+    tiling,
+    tree_ops,
+    wide,
+    writing,
+)
 from draftmark_cuda_triton.flavours import OWN, _load
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -391,12 +403,17 @@ class Layers:
         slots = made(int(geometry.max_rows_any), dtype=torch.int64)
         prefill = mode is Mode.EXTEND
         specs = sizing.parts_buffers(geometry, [] if prefill else [mode], prefill)
+        specs += sizing.wide_buffers(geometry) if prefill else []
         own = {one.name: made(*map(int, one.shape), dtype=getattr(torch, one.dtype)) for one in specs}
         if prefill:
             # Of pages of 16 row tiles may be cut.
             tiles = made(999, 2, dtype=torch.int32)
-            self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
-            self.get_ready, self.served._get_ready = self.served._get_ready, lambda *_: None
+            if fp8:
+                self.served = wide.Wide(geometry, slots, tiles, own)
+                self.served._narrow._get_ready = lambda *_: None
+            else:
+                self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
+                self.get_ready, self.served._get_ready = self.served._get_ready, lambda *_: None
         else:
             self.served = few_rows.FewRows(geometry, slots, own)
         self.words = geometry.mask_words
@@ -413,8 +430,13 @@ class Layers:
         return ForwardBatch(
             self.mode, 0, made(count, dtype=torch.int32), made(count + 1, dtype=torch.int32),
             made(count, chance.choice((300, 4096)), dtype=torch.int32), tail, made(rows, dtype=torch.int64),
-            Unknown(count, 4000), count, (q_len,) * count, (q_len,) * count, rows, None,
+            self.host(count, chance), count, (q_len,) * count, (q_len,) * count, rows, None,
         )  # fmt: skip
+
+    def host(self, count, chance):
+        """Prompts over e4m3 are of a length that the host knows or not, so that they are widened or not."""
+        is_known = self.mode is Mode.EXTEND and self.kv_dtype is torch.float8_e4m3fn and chance.random() < 0.7
+        return UpperBound((chance.choice((900, 3000)),) * count) if is_known else Unknown(count, 4000)
 
     def layer(self, chance):
         """A cache: contiguous, or K and V in one page, and of one of two sizes."""
@@ -432,8 +454,8 @@ class Layers:
 
     def rows(self, batch, chance):
         """q and out; q may be a part of wider rows."""
-        wide = made(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
-        q = seen(wide[:, : HEADS[0]]) if chance.random() < 0.5 else made(batch.num_rows, HEADS[0], 128)
+        projected = made(batch.num_rows, HEADS[0] + 2 * HEADS[1], 128)
+        q = seen(projected[:, : HEADS[0]]) if chance.random() < 0.5 else made(batch.num_rows, HEADS[0], 128)
         return q, made(batch.num_rows, HEADS[0], 128)
 
     def new_rows(self, count, chance):
@@ -462,13 +484,17 @@ def layers_of() -> type[Layers]:
         (Mode.RAGGED_VERIFY, 64, False, False),
         (Mode.EXTEND, 16, False, True),
         (Mode.EXTEND, 1, False, False),
+        (Mode.EXTEND, 16, True, True),
+        (Mode.EXTEND, 64, True, False),
     ],
     ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}",
 )
-def asked_of_layers(request, layers_of):
+def asked_of_layers(request, layers_of, monkeypatch):
     """One backend's layers and 40 calls of its attention: batches and layers that differ in addresses, pitches,
-    alignment, sizes and what is not there, in any order.
+    alignment, sizes and what is not there, in any order. However short prompts are, e4m3 is widened for them.
     """
+    monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
+    monkeypatch.setattr(tiling, "WIDENING", 0)
     return asked_of(layers_of(*request.param))
 
 

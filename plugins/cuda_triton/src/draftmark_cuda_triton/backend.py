@@ -7,10 +7,11 @@ import torch
 from draftmark import Geometry, Mode
 from draftmark.runtime import Arena, ForwardBatch, KVCache
 
-from . import sizing
+from . import sizing, tiling
 from .extend import Extend
 from .few_rows import FewRows
 from .remembered import Remembered
+from .wide import Wide
 from .writing import write_rows
 
 EXTEND = Mode.EXTEND
@@ -30,7 +31,8 @@ class TritonBackend:
         self._slots_of = Remembered[ForwardBatch, torch.Tensor](lambda batch: self._slots[: batch.num_rows])
         own = {name: arena[name] for name in arena}
         if EXTEND in geometry.modes:
-            self._extend = Extend(geometry, self._slots, arena[sizing.ROW_TILES], own)
+            extend = Wide if tiling.widens(geometry.attention, geometry.device) else Extend
+            self._extend = extend(geometry, self._slots, arena[sizing.ROW_TILES], own)
         if sizing.few_rows_modes(geometry):
             self._few_rows = FewRows(geometry, self._slots, own)
 
@@ -49,6 +51,6 @@ class TritonBackend:
         """Attention of all rows: one launch, and a merge where work is cut by keys."""
         self._of(batch).attend(q, cache, batch, out)
 
-    def _of(self, batch: ForwardBatch) -> Extend | FewRows:
+    def _of(self, batch: ForwardBatch) -> Extend | Wide | FewRows:
         """Whose launches a batch's are."""
         return self._extend if batch.mode is EXTEND else self._few_rows

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from draftmark import BatchError, Geometry
-from draftmark.runtime import ForwardBatch, KVCache, Unknown, record_call
+from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import boxes, launch, sizing, tiling
 from .again import Again
@@ -51,6 +51,7 @@ class Extend:
             what was taken, and leaves it as it was: one stream at a time attends with them.
         buffers: the caller's, of `sizing.parts_buffers`, by name. With them few row tiles are cut by their keys, and
             merged; without, never.
+        page_size: of the batches' page tables, where the pages that are attended to are others (`wide`).
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Extend:
         slots: torch.Tensor,
         row_tiles: torch.Tensor,
         buffers: Mapping[str, torch.Tensor] | None = None,
+        page_size: int | None = None,
     ) -> None:
         self._geometry, self._slots, self._row_tiles = geometry, slots, row_tiles
         self._shape = Attention.of(geometry, slots.is_cuda)
+        self._paged = self._shape if page_size is None else replace(self._shape, page_size=page_size)
         self._again, self._layer = Again(MOVING, OTHERS), layers_of(geometry)
         self._tile, self._buffers = sizing.extend_tile(geometry), buffers
         self._whole, self._cut = self._way(self._tile, 1), self._cut_ways()
@@ -85,7 +88,7 @@ class Extend:
             )
         schedule = () if way.cut is None else (way.cut.work, way.cut.pieces, way.cut.programs)
         record_call(
-            launch.write_metadata_ragged, self._shape, way.tile, batch.num_rows, batch.prefix_lens,
+            launch.write_metadata_ragged, self._paged, way.tile, batch.num_rows, batch.prefix_lens,
             batch.q_indptr, batch.page_table, slots, tiles, batch.slots, *schedule,
             mutates=(slots, tiles, *schedule[:1]),
         )  # fmt: skip
@@ -96,11 +99,27 @@ class Extend:
         Args:
             q, out: ``[rows, query heads, head_dim]``, head_dim contiguous.
         """
-        table, rows, way = batch.page_table, batch.num_rows, self._of(batch)
-        cache_layout, sinks = self._layer(cache)
-        tensors = (
-            q, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks, out, batch.prefix_lens, batch.q_indptr, table,
-        )  # fmt: skip
+        layout, sinks = self._layer(cache)
+        source = (cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
+        self.attend_to(source, layout, batch.page_table, q, batch, out)
+
+    def attend_to(
+        self,
+        source: tuple[torch.Tensor | None, ...],
+        cache_layout: Layout,
+        table: torch.Tensor,
+        q: torch.Tensor,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> None:
+        """The same over pages that may be others than a cache's.
+
+        Args:
+            source: K and V ``[pages, P, KV heads, head_dim]``, their scales, and the sinks that count.
+            cache_layout: all that launches take from `source` but addresses. table: of its pages.
+        """
+        rows, way = batch.num_rows, self._of(batch)
+        tensors = (q, *source, out, batch.prefix_lens, batch.q_indptr, table)
         if not self._slots.is_cuda:
             check_rows(q, out)
             partials = () if way.cut is None else (way.cut.partial_out, way.cut.partial_lse)
@@ -135,8 +154,8 @@ class Extend:
         tile = None if self._buffers is None else tiling.cut_tile(a, device, self._tile, batch.q_lens)
         if tile is None:
             return self._whole
-        lens = None if isinstance(batch.host, Unknown) else batch.host.upper_bound()
-        return self._cut[tile] if tiling.pays_cutting(a, device, tile, batch.q_lens, lens) else self._whole
+        pays = tiling.pays_cutting(a, device, tile, batch.q_lens, sizing.known_lens(batch))
+        return self._cut[tile] if pays else self._whole
 
     def _cut_ways(self) -> dict[tiling.Tile, Way]:
         """By the tile, how batches are worked on whose row tiles may be cut."""

@@ -17,7 +17,17 @@ from draftmark import DTYPE_BYTES, Geometry
 from . import boxes, gathering
 from .flavours import compiled_or_interpreted
 from .starting import dependent, start
-from .tiling import CUT_TILES, ITEM_COST, LEAST_SHARE, Tile, next_power_of_two, ragged_tiles, row_tiles
+from .tiling import (
+    CUT_TILES,
+    INTERPRETED_KEYS,
+    ITEM_COST,
+    LEAST_SHARE,
+    WIDE_PAGE,
+    Tile,
+    next_power_of_two,
+    ragged_tiles,
+    row_tiles,
+)
 
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
@@ -26,6 +36,8 @@ CUT_SIZES = (32, 2 * CUT_TILES)
 """Row tiles that a program which cuts them holds in registers; of each request's a last one may be begun."""
 MERGE_CELLS = 4096
 """fp32 values that one step of a merge program, a warp, holds in registers."""
+WIDEN_CELLS = 8192
+"""Elements of K, and of V, that one program of `widen` has in registers."""
 L2_BYTES = 32 << 20
 """What K and V may take of L2 (50 MB on Hopper) that programs beside each other read."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
@@ -447,6 +459,36 @@ def _attend_ragged(
         SCALED=scaled(k_scale, v_scale), SINKS=sinks is not None, USE_TMA=tile.tma, WITH_LSE=lse is not None,
         CUT=cut, ITEM_COST=ITEM_COST, PDL=pdl, STAGES=tile.num_stages,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(pdl),
+    )  # fmt: skip
+
+
+def widen(
+    shape: Attention,
+    each: int,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    q_indptr: torch.Tensor,
+    page_table: torch.Tensor,
+    wide_k: torch.Tensor,
+    wide_v: torch.Tensor,
+    wide_table: torch.Tensor,
+) -> None:
+    """K and V of a ragged batch in the rows' dtype; see `widen.widen_pages`.
+
+    Args:
+        each: pages of WIDE_PAGE that each request has for it.
+    """
+    kernel, block = compiled_or_interpreted(k).widen.widen_pages, next_power_of_two(shape.num_kv_heads * shape.head_dim)
+    # In the interpreter a program costs milliseconds, whatever it holds.
+    few = max(1, WIDEN_CELLS // block) if isinstance(kernel, triton.JITFunction) else WIDE_PAGE
+    tokens = min(few, WIDE_PAGE)
+    start(
+        kernel, (each * WIDE_PAGE // tokens, prefix_lens.shape[0]),
+        k, v, prefix_lens, q_indptr, page_table, wide_k, wide_v, wide_table, each, shape.window_left,
+        page_table.stride(0), *k.stride()[:3], *v.stride()[:3], PAGE=shape.page_size, WIDE_PAGE=WIDE_PAGE,
+        NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, WINDOW=shape.window, SPARE=INTERPRETED_KEYS, BLOCK=block,
+        BLOCK_TOKENS=tokens,
     )  # fmt: skip
 
 

@@ -50,7 +50,12 @@ def layout_of(
 
 def cache_layout(cache: KVCache) -> Layout:
     """The layout of a layer's cache, which is compared by identity."""
-    facts = (*layout_of(cache.k, cache.v, cache.k_scale, cache.v_scale), cache.sinks is None)
+    return kept_layout(cache.k, cache.v, cache)
+
+
+def kept_layout(k: torch.Tensor, v: torch.Tensor, cache: KVCache) -> Layout:
+    """The layout of K and V, and of a cache's scales and sinks."""
+    facts = (*layout_of(k, v, cache.k_scale, cache.v_scale), cache.sinks is None)
     return _LAYOUTS.setdefault(facts, Layout())
 
 

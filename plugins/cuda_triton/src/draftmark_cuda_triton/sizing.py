@@ -6,13 +6,17 @@ row, the schedule, and the partial results of requests that the schedule cut.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftmark import BufferSpec, Geometry, Mode, Role, Unit, maximum
+from draftmark import DTYPE_BYTES, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
 
 from . import tiling
 
+if TYPE_CHECKING:
+    from draftmark.runtime import ForwardBatch
+
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
+WIDE_K, WIDE_V, WIDE_TABLE = "wide_k", "wide_v", "wide_table"
 FEW_ROWS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
 """Names of `few_rows_buffers`, and of what EXTEND's row tiles are cut with."""
 
@@ -26,7 +30,51 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         specs.append(
             BufferSpec(ROW_TILES, Role.SPLIT_SCHEDULE, (tiling.AGENDA_ROWS + tiles, 2), "int32", Unit.ROWS, formula)
         )
+        specs += wide_buffers(geometry)
     return specs + parts_buffers(geometry, few_rows_modes(geometry), Mode.EXTEND in geometry.modes)
+
+
+def wide_buffers(geometry: Geometry) -> list[BufferSpec]:
+    """Where EXTEND widens K and V, and the page table of what it has widened; none where it does not."""
+    a = geometry.attention
+    if not tiling.widens(a, geometry.device):
+        return []
+    pages = tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len)
+    formula = f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}, or {tiling.WIDE_BYTES >> 20} MiB"
+    shape = pages, tiling.WIDE_PAGE, a.num_kv_heads, a.head_dim
+    return [
+        *(BufferSpec(name, Role.WORKSPACE, shape, a.q_dtype, Unit.PAGES, formula) for name in (WIDE_K, WIDE_V)),
+        BufferSpec(WIDE_TABLE, Role.WORKSPACE, (pages * a.num_kv_heads,), "int32", Unit.PAGES, f"KV heads · {formula}"),
+    ]
+
+
+def wide_pages_each(geometry: Geometry, batch: ForwardBatch) -> tuple[int, int]:
+    """Pages that each request of a batch of EXTEND has, whose K and V are widened first, and in how many parts of heads
+    they are; none where they are not: where the host does not know how long requests may be, where a head has no room,
+    and where it does not pay.
+    """
+    a, lens, rows = geometry.attention, known_lens(batch), batch.q_lens[: batch.num_reqs]
+    if lens is None or not tiling.widens(a, geometry.device) or not tiling.pays_widening(a, rows, lens):
+        return 0, 0
+    each = ceil_div(max(n + q for n, q in zip(lens, rows, strict=True)), tiling.WIDE_PAGE)
+    room = tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len)
+    parts = tiling.wide_parts(a, batch.padded_reqs * each, room)
+    return (each, parts) if parts else (0, 0)
+
+
+def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
+    """What the host knows of the prefixes of live requests, at most; None where it knows no more than the limit."""
+    return getattr(batch.host, "lens", None)
+
+
+def wide_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes of widened pages, and of their table, that a batch of EXTEND takes."""
+    a, (each, parts) = geometry.attention, wide_pages_each(geometry, batch)
+    if not parts:
+        return {}
+    pages = batch.padded_reqs * each
+    token = a.num_kv_heads // parts * a.head_dim * DTYPE_BYTES[a.q_dtype]
+    return {WIDE_K: pages * tiling.WIDE_PAGE * token, WIDE_V: pages * tiling.WIDE_PAGE * token, WIDE_TABLE: pages * 4}
 
 
 def few_rows_modes(geometry: Geometry) -> list[Mode]:

@@ -33,6 +33,16 @@ INTERPRETED_ROWS = 256
 """Packed rows of a row tile in the interpreter at most: however few they are, a program costs milliseconds."""
 INTERPRETED_PIECES = 2
 """Pieces in the interpreter where a request has several tiles: two still cut and merge."""
+WIDE_PAGE = 128
+"""Keys of a page of K and V that EXTEND has widened: a tile of keys, in one box."""
+WIDE_BYTES = 128 << 20
+"""What widened K and V take at most, of as many heads at a time as that has room for."""
+WIDENED_ROWS = 820
+"""Packed rows that see a key, on average, from which on widening it once costs less than widening it in each row tile:
+6 bytes of an element move at 4 TB/s, and a row's two products take a third longer beside a group that widens.
+"""
+WIDENING = 2 << 30
+"""Rows times keys times elements of K of a token beyond those, that pay for one more launch."""
 AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
@@ -576,6 +586,41 @@ def _keys_seen(shape: AttentionShape, tile: Tile, rows: int, prefix: int, m: int
     highest = min((m * tile.block_m + tile.block_m - 1) // group, rows - 1)
     first = 0 if window < 0 else max(prefix + m * tile.block_m // group - window, 0) // tile.block_n
     return (prefix + highest + tile.block_n) // tile.block_n - first
+
+
+def widens(shape: AttentionShape, device: DeviceProfile) -> bool:
+    """Whether EXTEND may widen K and V before it attends: e4m3, where `hopper` has kernels for the rows."""
+    return has_hopper(shape, device) and shape.kv_dtype != shape.q_dtype
+
+
+def widened(shape: AttentionShape) -> AttentionShape:
+    """The attention of rows over K and V that have been widened."""
+    return replace(shape, kv_dtype=shape.q_dtype, page_size=WIDE_PAGE)
+
+
+def wide_pages(shape: AttentionShape, num_reqs: Any, max_kv_len: Any) -> Any:
+    """Pages of all heads that there is room to widen: of all requests, or as many as WIDE_BYTES hold."""
+    page = 2 * WIDE_PAGE * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[shape.q_dtype]
+    return minimum(num_reqs * ceil_div(max_kv_len, WIDE_PAGE), maximum(1, WIDE_BYTES // page))
+
+
+def wide_parts(shape: AttentionShape, pages: int, room: int) -> int:
+    """Into how many parts of as many KV heads so many pages are widened, one after the other; 0 where one head alone
+    has no room.
+    """
+    heads = shape.num_kv_heads
+    return next((parts for parts in range(1, heads + 1) if heads % parts == 0 and pages <= room * parts), 0)
+
+
+def pays_widening(shape: AttentionShape, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> bool:
+    """Whether K and V that are widened once take less time than those that each row tile widens for itself.
+
+    Args:
+        q_lens: rows of each live request. lens: tokens before them, at most.
+    """
+    seen = sum(rows * shape.group_size * (n + rows // 2) for rows, n in zip(q_lens, lens, strict=True))
+    keys = sum(rows + n for rows, n in zip(q_lens, lens, strict=True) if rows)
+    return shape.num_kv_heads * shape.head_dim * (seen - WIDENED_ROWS * keys) >= WIDENING
 
 
 def ragged_tiles(tile: Tile, group: int, num_rows: Any, num_reqs: Any) -> Any:

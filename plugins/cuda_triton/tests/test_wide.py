@@ -1,0 +1,158 @@
+"""EXTEND over e4m3 whose K and V are widened first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark.batch import Causal, ForwardBatch
+from draftmark.lengths import Exact, Unknown, UpperBound
+from draftmark.runtime import KVCache
+from draftmark_cuda_triton import sizing, tiling
+from draftmark_cuda_triton.wide import Wide
+
+H200 = DeviceProfile("cuda", 90, 132)
+
+
+def geometry(page=16, reqs=8, context=4096, **attention):
+    shape = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": page, **attention}
+    made = AttentionShape(**shape, q_dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    return Geometry.create(made, Limits(reqs, context, 4096), DraftShape(), H200, (Mode.EXTEND,))
+
+
+def batch_of(bench, lens, rows, page, host=Exact, padded=0):
+    """A batch of requests with pages in any order, and of `padded` that have no rows."""
+    count, width = len(lens) + padded, 1 + max(n + t for n, t in zip(lens, rows, strict=True)) // page
+    generator = torch.Generator().manual_seed(sum(lens))
+    table = (torch.randperm(count * width, generator=generator).view(count, width) + 1).int()
+    given = [*lens, *[0] * padded], [*rows, *[0] * padded]
+    q_lens = tuple(given[1])
+    prefix, q_lens_now = (torch.tensor(one, dtype=torch.int32) for one in given)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int32), q_lens_now.cumsum(0, dtype=torch.int32)])
+    known = host(len(lens), 4096) if host is Unknown else host(tuple(lens))
+    return ForwardBatch(
+        Mode.EXTEND, 0, prefix.to(bench.device), indptr.to(bench.device), table.to(bench.device), Causal(),
+        torch.zeros(sum(rows), dtype=torch.int64, device=bench.device), known, len(lens), q_lens, q_lens, sum(rows),
+        None,
+    )  # fmt: skip
+
+
+def attended(
+    bench, monkeypatch, told, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0, parts=1
+):  # fmt: skip
+    """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN."""
+    monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
+    monkeypatch.setattr(tiling, "WIDENING", 0)
+    described = geometry(page, sinks=sinks is not None, **told)
+    a, batch = described.attention, batch_of(bench, lens, rows, page, padded=padded)
+    table, generator = batch.page_table.cpu(), torch.Generator().manual_seed(7)
+    sizes = (1 + table.numel(), page, 2, a.num_kv_heads, a.head_dim)
+    pool = torch.full(sizes, float("nan")).to(torch.float8_e4m3fn)
+    q = torch.randn(sum(rows), a.num_qo_heads, a.head_dim, generator=generator).bfloat16()
+    slots = []
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        at = torch.arange(n + t)
+        pages = table[r, at // page].long()
+        pool[pages, at % page] = torch.randn(n + t, *sizes[2:], generator=generator).to(pool.dtype)
+        slots += (pages * page + at % page)[n:].tolist()
+    k, v = (pool[:, :, one] if apart else pool[:, :, one].contiguous() for one in (0, 1))
+    real = [one.double() * (1.0 if factor is None else factor) for one, factor in zip((k, v), scales, strict=True)]
+    expected, first = [], 0
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        chain, depth = torch.ones(t, t, dtype=torch.bool).tril()[None], torch.arange(t, dtype=torch.int32)[None]
+        window, cap = a.window_left, a.logits_soft_cap
+        if t:
+            mine = q[first : first + t], *real, (n,), table[r : r + 1], chain, depth, window, cap, sinks
+            expected.append(bench.oracle(*mine)[0])
+        first += t
+    there = [one.to(bench.device) for one in (q, k, v)]
+    factors = [one if one is None else torch.tensor([one], device=bench.device) for one in scales]
+    cache = KVCache(*there[1:], *factors, sinks if sinks is None else sinks.to(bench.device))
+    buffers = {
+        spec.name: bench.poison(*map(int, spec.shape), dtype=getattr(torch, spec.dtype))
+        for spec in sizing.buffers(described)
+    }
+    served = Wide(described, buffers[sizing.SLOTS], buffers[sizing.ROW_TILES], buffers)
+    out = bench.poison(*q.shape, dtype=q.dtype)
+    served.write_metadata(batch)
+    served.attend(there[0], cache, batch, out)
+    each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
+    assert sizing.wide_pages_each(described, batch) == (each, parts)
+    assert buffers[sizing.SLOTS][: len(slots)].tolist() == slots
+    used = batch.padded_reqs * each
+    assert buffers[sizing.WIDE_TABLE][:used].tolist() == list(range(used))
+    heads = a.num_kv_heads // parts
+    for name, narrow in zip((sizing.WIDE_K, sizing.WIDE_V), (k, v), strict=True):
+        wide = buffers[name].cpu().view(-1, tiling.WIDE_PAGE, heads, a.head_dim)
+        _check_wide(wide, narrow[:, :, -heads:], table, lens, rows, each, a.window_left)
+    return bench.error(out, torch.cat(expected))
+
+
+def _check_wide(wide, narrow, table, lens, rows, each, window):
+    """Every token that a row may see is there, exactly, of the last heads; none behind a request's last was written."""
+    page = narrow.shape[1]
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        mine = wide[r * each : (r + 1) * each].flatten(0, 1)
+        at = torch.arange(n + t)
+        seen = at >= (max(n - window, 0) if window >= 0 else 0)
+        found = narrow[table[r, at // page].long(), at % page].to(wide.dtype)
+        assert torch.equal(mine[: n + t][seen], found[seen])
+        assert mine[n + t :].isnan().all()
+
+
+@pytest.mark.parametrize(("lens", "rows", "padded"), [
+    ((0,), (40,), 0), ((130, 0, 5), (9, 37, 1), 0), ((250, 128, 3), (6, 0, 30), 2), ((0, 0), (128, 127), 0),
+])  # fmt: skip
+@pytest.mark.parametrize(("page", "apart"), [(16, True), (64, False), (1, True)])
+def test_prompts_and_chunks(bench, monkeypatch, lens, rows, padded, page, apart):
+    """Of pages of any size, K and V in one page or apart; requests that bring nothing are widened with the others."""
+    assert attended(bench, monkeypatch, {}, lens, rows, page=page, apart=apart, padded=padded) < 1e-2
+
+
+@pytest.mark.parametrize("scales", [(0.25, 2.0), (3.0, None), (None, 0.1)])
+@pytest.mark.parametrize("told", [{}, {"window_left": 50, "logits_soft_cap": 9.0}, {"head_dim": 80}])
+def test_scales_windows_caps_and_sinks(bench, monkeypatch, scales, told):
+    """What is stored is widened, and scales are counted where they were; what lies before a window stays unread."""
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    assert attended(bench, monkeypatch, told, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
+
+
+@pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 2), (2, 2), (1, 4)])
+def test_heads_in_parts(bench, monkeypatch, room, parts):
+    """Where not all have room: of four KV heads two, or one, at a time, with their own sinks."""
+    told, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
+    monkeypatch.setattr(tiling, "WIDE_BYTES", room * 2 * tiling.WIDE_PAGE * 4 * 64 * 2)
+    for scales in ((None, None), (0.5, 3.0)):
+        found = attended(bench, monkeypatch, told, (200, 0), (5, 30), scales=scales, sinks=sinks, parts=parts)
+        assert found < 1e-2
+
+
+def test_widened_where_it_pays_and_the_host_knows(bench):
+    """Long prompts are, and chunks of many rows; short ones, few rows and lengths that nobody knows are not."""
+    large = geometry(reqs=4, context=32768, num_qo_heads=32, num_kv_heads=8, head_dim=128)
+    plain = replace(large, attention=replace(large.attention, kv_dtype="bfloat16"))
+    cases = [
+        ((0,), (8192,), (64, 1)), ((24576,), (8192,), (256, 1)), ((0,), (1024,), (0, 0)), ((8192,), (64,), (0, 0)),
+        ((16384, 0), (2048, 100), (144, 2)), ((30000,) * 4, (2000,) * 4, (250, 4)),
+    ]  # fmt: skip
+    for lens, rows, expected in cases:
+        for host in (Exact, UpperBound):
+            assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, host)) == expected
+        assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, Unknown)) == (0, 0)
+        assert sizing.wide_pages_each(plain, batch_of(bench, lens, rows, 16)) == (0, 0)
+
+
+def test_no_more_is_widened_than_there_is_room_for():
+    """128 MiB of K and V, or all that a geometry can have; and nothing over KV of the rows' dtype, or elsewhere."""
+    names = {sizing.WIDE_K, sizing.WIDE_V, sizing.WIDE_TABLE}
+    for reqs, context, heads, pages in ((256, 131072, 8, 256), (2, 1000, 8, 16), (256, 131072, 1, 2048)):
+        one = geometry(reqs=reqs, context=context, num_qo_heads=32, num_kv_heads=heads, head_dim=128)
+        specs = {spec.name: spec for spec in sizing.buffers(one)}
+        assert specs[sizing.WIDE_K].shape == specs[sizing.WIDE_V].shape == (pages, 128, heads, 128)
+        assert sum(specs[name].nbytes for name in names) <= tiling.WIDE_BYTES + 4 * pages * heads
+    plain = replace(one, attention=replace(one.attention, kv_dtype="bfloat16"))
+    for other in (plain, replace(one, device=DeviceProfile("cuda", 89, 128)), replace(one, modes=(Mode.DECODE,))):
+        assert not names & {spec.name for spec in sizing.buffers(other)}
