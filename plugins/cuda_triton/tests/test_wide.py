@@ -41,9 +41,14 @@ def batch_of(bench, lens, rows, page, host=Exact, padded=0):
 
 
 def attended(
-    bench, monkeypatch, told, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0, parts=1
+    bench, monkeypatch, told, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0, parts=1,
+    cut=False,
 ):  # fmt: skip
-    """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN."""
+    """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN.
+
+    Args:
+        cut: whether row tiles are, by their keys.
+    """
     monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
     monkeypatch.setattr(tiling, "WIDENING", 0)
     described = geometry(page, sinks=sinks is not None, **told)
@@ -82,6 +87,7 @@ def attended(
     each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
     assert sizing.wide_pages_each(described, batch) == (each, parts)
     assert buffers[sizing.SLOTS][: len(slots)].tolist() == slots
+    assert buffers[sizing.PARTIAL_LSE].isnan().all().item() == (not cut)
     used = batch.padded_reqs * each
     assert buffers[sizing.WIDE_TABLE][:used].tolist() == list(range(used))
     heads = a.num_kv_heads // parts
@@ -130,12 +136,25 @@ def test_heads_in_parts(bench, monkeypatch, room, parts):
         assert found < 1e-2
 
 
+@pytest.mark.parametrize(("room", "parts"), [(48, 1), (26, 2)])
+def test_few_rows_are_cut_by_their_keys(bench, monkeypatch, room, parts):
+    """Few row tiles behind a long prefix, which would leave most programs without any, where heads are in parts too."""
+    monkeypatch.setattr(tiling, "WIDE_BYTES", room * 2 * tiling.WIDE_PAGE * 2 * 64 * 2)
+    sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
+    for scales in ((None, None), (0.5, 3.0)):
+        found = attended(
+            bench, monkeypatch, {}, (3000, 17), (24, 40), scales=scales, sinks=sinks, parts=parts, cut=True
+        )  # fmt: skip
+        assert found < 1e-2
+
+
 def test_widened_where_it_pays_and_the_host_knows(bench):
     """Long prompts are, and chunks of many rows; short ones, few rows and lengths that nobody knows are not."""
     large = geometry(reqs=4, context=32768, num_qo_heads=32, num_kv_heads=8, head_dim=128)
     plain = replace(large, attention=replace(large.attention, kv_dtype="bfloat16"))
     cases = [
-        ((0,), (8192,), (64, 1)), ((24576,), (8192,), (256, 1)), ((0,), (1024,), (0, 0)), ((8192,), (64,), (0, 0)),
+        ((0,), (8192,), (64, 1)), ((24576,), (8192,), (256, 1)), ((0,), (1024,), (8, 1)), ((8192,), (64,), (0, 0)),
+        ((0,), (512,), (0, 0)), ((8192,), (256,), (66, 1)),
         ((16384, 0), (2048, 100), (144, 2)), ((30000,) * 4, (2000,) * 4, (250, 4)),
     ]  # fmt: skip
     for lens, rows, expected in cases:
@@ -143,6 +162,11 @@ def test_widened_where_it_pays_and_the_host_knows(bench):
             assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, host)) == expected
         assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, Unknown)) == (0, 0)
         assert sizing.wide_pages_each(plain, batch_of(bench, lens, rows, 16)) == (0, 0)
+    # Under a window few rows see a key, however long a prompt is.
+    for heads, expected in ((8, (64, 1)), (32, (0, 0))):
+        shape = replace(large.attention, num_kv_heads=heads, window_left=255)
+        under = replace(large, attention=shape)
+        assert sizing.wide_pages_each(under, batch_of(bench, (0,), (8192,), 16)) == expected
 
 
 def test_no_more_is_widened_than_there_is_room_for():

@@ -6,9 +6,10 @@ row, the schedule, and the partial results of requests that the schedule cut.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from draftmark import DTYPE_BYTES, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
+from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
 
 from . import tiling
 
@@ -68,13 +69,14 @@ def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
 
 
 def wide_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Bytes of widened pages, and of their table, that a batch of EXTEND takes."""
+    """Bytes that a batch of EXTEND takes whose K and V are widened: of pages and their table, and of `extend_usage`."""
     a, (each, parts) = geometry.attention, wide_pages_each(geometry, batch)
     if not parts:
         return {}
-    pages = batch.padded_reqs * each
-    token = a.num_kv_heads // parts * a.head_dim * DTYPE_BYTES[a.q_dtype]
-    return {WIDE_K: pages * tiling.WIDE_PAGE * token, WIDE_V: pages * tiling.WIDE_PAGE * token, WIDE_TABLE: pages * 4}
+    pages, own = batch.padded_reqs * each, tiling.widened(a, parts)
+    keys = pages * tiling.WIDE_PAGE * own.num_kv_heads * a.head_dim * DTYPE_BYTES[a.q_dtype]
+    used = extend_usage(replace(geometry, attention=own), batch.q_lens)
+    return used | {WIDE_K: keys, WIDE_V: keys, WIDE_TABLE: pages * 4}
 
 
 def few_rows_modes(geometry: Geometry) -> list[Mode]:
@@ -118,12 +120,20 @@ def cut(geometry: Geometry, q_len: Any, num_reqs: Any) -> tuple[Any, Any]:
 
 def extend_cut(geometry: Geometry) -> tuple[Any, Any]:
     """Pieces, and packed rows of partials, of EXTEND's row tiles where they are cut, at most."""
-    a, device = geometry.attention, geometry.device
-    tiles = tiling.extend_candidates(a, device)
+    device = geometry.device
+    found = [(a, tile) for a in extend_shapes(geometry) for tile in tiling.extend_candidates(a, device)]
     return (
-        maximum(*(tiling.shares(a, device, tile) for tile in tiles)),
-        maximum(*(tiling.partial_rows_of_shares(a, device, tile) for tile in tiles)),
+        maximum(*(tiling.shares(a, device, tile) for a, tile in found)),
+        maximum(*(tiling.partial_rows_of_shares(a, device, tile) for a, tile in found)),
     )
+
+
+def extend_shapes(geometry: Geometry) -> list[AttentionShape]:
+    """The attention of EXTEND's launches: to the cache, and to what is widened of all of its heads or of some."""
+    a = geometry.attention
+    if not tiling.widens(a, geometry.device):
+        return [a]
+    return [a, *(tiling.widened(a, parts) for parts in tiling.parts_of_heads(a))]
 
 
 def extend_tile(geometry: Geometry) -> tiling.Tile:
@@ -141,9 +151,9 @@ def extend_usage(geometry: Geometry, q_lens: tuple[int, ...]) -> dict[str, int]:
 
 def ragged_tiles(geometry: Geometry, num_rows: Any, num_reqs: Any) -> Any:
     """Row tiles of an EXTEND forward of so many rows and requests, at most."""
-    a = geometry.attention
-    least = min(tile.block_m for tile in tiling.candidates(a, geometry.device))
-    return num_rows * a.group_size // least + num_reqs
+    device = geometry.device
+    least = min(tile.block_m for a in extend_shapes(geometry) for tile in tiling.candidates(a, device))
+    return num_rows * geometry.attention.group_size // least + num_reqs
 
 
 def few_rows_usage(geometry: Geometry, q_len: int, num_reqs: int) -> dict[str, int]:

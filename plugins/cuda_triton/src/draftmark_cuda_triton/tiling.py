@@ -37,12 +37,12 @@ WIDE_PAGE = 128
 """Keys of a page of K and V that EXTEND has widened: a tile of keys, in one box."""
 WIDE_BYTES = 128 << 20
 """What widened K and V take at most, of as many heads at a time as that has room for."""
-WIDENED_ROWS = 820
+WIDENED_ROWS = 400
 """Packed rows that see a key, on average, from which on widening it once costs less than widening it in each row tile:
-6 bytes of an element move at 4 TB/s, and a row's two products take a third longer beside a group that widens.
+6 bytes of an element move at 4 TB/s, 1.5 ps, and a row's products of it take 4 fs less of K and V that are wide.
 """
-WIDENING = 2 << 30
-"""Rows times keys times elements of K of a token beyond those, that pay for one more launch."""
+WIDENING = 1 << 30
+"""Rows times keys times elements of K of a token beyond those, that pay for one more launch: 4 us."""
 AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
@@ -593,9 +593,15 @@ def widens(shape: AttentionShape, device: DeviceProfile) -> bool:
     return has_hopper(shape, device) and shape.kv_dtype != shape.q_dtype
 
 
-def widened(shape: AttentionShape) -> AttentionShape:
-    """The attention of rows over K and V that have been widened."""
-    return replace(shape, kv_dtype=shape.q_dtype, page_size=WIDE_PAGE)
+def widened(shape: AttentionShape, parts: int = 1) -> AttentionShape:
+    """The attention of rows over K and V that have been widened, of one of so many parts of the heads."""
+    queries, heads = shape.num_qo_heads // parts, shape.num_kv_heads // parts
+    return replace(shape, num_qo_heads=queries, num_kv_heads=heads, kv_dtype=shape.q_dtype, page_size=WIDE_PAGE)
+
+
+def parts_of_heads(shape: AttentionShape) -> list[int]:
+    """Into how many parts of as many KV heads a cache can be widened, one after the other."""
+    return [parts for parts in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % parts == 0]
 
 
 def wide_pages(shape: AttentionShape, num_reqs: Any, max_kv_len: Any) -> Any:
@@ -608,8 +614,7 @@ def wide_parts(shape: AttentionShape, pages: int, room: int) -> int:
     """Into how many parts of as many KV heads so many pages are widened, one after the other; 0 where one head alone
     has no room.
     """
-    heads = shape.num_kv_heads
-    return next((parts for parts in range(1, heads + 1) if heads % parts == 0 and pages <= room * parts), 0)
+    return next((parts for parts in parts_of_heads(shape) if pages <= room * parts), 0)
 
 
 def pays_widening(shape: AttentionShape, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> bool:
@@ -618,8 +623,11 @@ def pays_widening(shape: AttentionShape, q_lens: tuple[int, ...], lens: tuple[in
     Args:
         q_lens: rows of each live request. lens: tokens before them, at most.
     """
-    seen = sum(rows * shape.group_size * (n + rows // 2) for rows, n in zip(q_lens, lens, strict=True))
-    keys = sum(rows + n for rows, n in zip(q_lens, lens, strict=True) if rows)
+    seen, keys, window = 0, 0, shape.window_left
+    for rows, n in zip(q_lens, lens, strict=True):
+        before = n if window < 0 else min(n, window)
+        seen += rows * shape.group_size * (n + rows // 2 if window < 0 else min(n + rows // 2, window + 1))
+        keys += rows + before if rows else 0
     return shape.num_kv_heads * shape.head_dim * (seen - WIDENED_ROWS * keys) >= WIDENING
 
 

@@ -41,14 +41,13 @@ class Part:
         parts: int,
     ) -> None:
         a = geometry.attention
-        own = replace(a, num_qo_heads=a.num_qo_heads // parts, num_kv_heads=a.num_kv_heads // parts)
+        own = tiling.widened(a, parts)
         self.heads, self._pages = own.num_kv_heads, buffers[sizing.WIDE_TABLE]
         pages = tiling.WIDE_PAGE, own.num_kv_heads, own.head_dim
         self.k, self.v = (buffers[name].view(-1, *pages) for name in (sizing.WIDE_K, sizing.WIDE_V))
-        self.extend = Extend(
-            replace(geometry, attention=tiling.widened(own)), slots, row_tiles, None, page_size=a.page_size
-        )
-        self._shape = Attention.of(replace(geometry, attention=own), slots.is_cuda)
+        self.extend = Extend(replace(geometry, attention=own), slots, row_tiles, buffers, page_size=a.page_size)
+        of_cache = replace(own, kv_dtype=a.kv_dtype, page_size=a.page_size)
+        self._shape = Attention.of(replace(geometry, attention=of_cache), slots.is_cuda)
         self._again = Again(MOVING)
         self._layout = Remembered[KVCache, Layout](lambda cache: kept_layout(self.k, self.v, cache))
 
@@ -116,7 +115,7 @@ class Wide:
         (self._narrow if way is None else way.part.extend).write_metadata(batch)
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows, in one launch or, where K and V are widened first, in two for each part."""
+        """Attention of all rows, as `Extend` launches it, or of each part of the heads once its K and V are widened."""
         way = self._way(batch)
         if way is None:
             self._narrow.attend(q, cache, batch, out)

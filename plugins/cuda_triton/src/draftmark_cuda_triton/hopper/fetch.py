@@ -174,7 +174,9 @@ def ask_for_rest(source, tiles, slot, full, b, begin, page_row, head, kv_len, nu
         room = tiles[0].index(slot)
         # Of a known number of turns the compiler writes each out, which a lone group leaves room for; the bound that
         # never binds keeps a loop.
-        end = (b + 1) * GROUPS if C.MEMBERS == 1 else gl.minimum((b + 1) * GROUPS, BOXES * GROUPS)
+        end = (b + 1) * GROUPS
+        if C.MEMBERS > 1:
+            end = gl.minimum(end, BOXES * GROUPS)
         for g in range(b * GROUPS, end):
             before = gl.minimum(kv_len - begin - g * C.BOX, C.BOX) - C.BOX
             at_group = [page, (begin + g * C.BOX) % C.PAGE // C.BOX, head * PARTS, before, 0]
