@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from dataclasses import replace
 
 import pytest
@@ -47,7 +49,7 @@ def attended(
     """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN.
 
     Args:
-        cut: whether row tiles are, by their keys.
+        cut: whether row tiles are, by their keys; None where it does not matter.
     """
     monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
     monkeypatch.setattr(tiling, "WIDENING", 0)
@@ -87,7 +89,8 @@ def attended(
     each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
     assert sizing.wide_pages_each(described, batch) == (each, parts)
     assert buffers[sizing.SLOTS][: len(slots)].tolist() == slots
-    assert buffers[sizing.PARTIAL_LSE].isnan().all().item() == (not cut)
+    if cut is not None:
+        assert buffers[sizing.PARTIAL_LSE].isnan().all().item() == (not cut)
     used = batch.padded_reqs * each
     assert buffers[sizing.WIDE_TABLE][:used].tolist() == list(range(used))
     heads = a.num_kv_heads // parts
@@ -180,3 +183,34 @@ def test_no_more_is_widened_than_there_is_room_for():
     plain = replace(one, attention=replace(one.attention, kv_dtype="bfloat16"))
     for other in (plain, replace(one, device=DeviceProfile("cuda", 89, 128)), replace(one, modes=(Mode.DECODE,))):
         assert not names & {spec.name for spec in sizing.buffers(other)}
+
+
+RANDOM = [
+    ({"num_qo_heads": 8, "head_dim": 128}, False),
+    ({"num_qo_heads": 14, "head_dim": 128}, False),
+    ({"num_qo_heads": 16, "head_dim": 64, "window_left": 127}, True),
+    ({"num_qo_heads": 4, "head_dim": 256, "logits_soft_cap": 30.0}, False),
+    ({"num_qo_heads": 8, "num_kv_heads": 8, "head_dim": 80, "window_left": 300}, False),
+    ({"num_qo_heads": 24, "num_kv_heads": 4, "head_dim": 96}, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("told", "with_sinks"), RANDOM, ids=[f"{one['num_qo_heads']}x{one['head_dim']}" for one, _ in RANDOM]
+)
+def test_random_batches(bench, monkeypatch, told, with_sinks):
+    """Of fresh lengths, rows, pages and scales; heads in parts, and row tiles that are cut, where it comes to that."""
+    chance, shape = random.Random(str(told)), geometry(**told).attention
+    for _ in range(int(os.environ.get("DRAFTMARK_BATCHES", "10" if bench.device == "cuda" else "1"))):
+        lens = tuple(chance.choice((0, 1, 127, 128, 129, chance.randrange(3000))) for _ in range(chance.randint(1, 4)))
+        rows = tuple(chance.choice((1, chance.randrange(40), chance.randrange(300))) for _ in lens)
+        each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
+        pages = len(lens) * each
+        room = chance.choice((256, pages, (pages + 1) // 2))
+        monkeypatch.setattr(tiling, "WIDE_BYTES", room * 4 * tiling.WIDE_PAGE * shape.num_kv_heads * shape.head_dim)
+        found = attended(
+            bench, monkeypatch, told, lens, rows, sinks=torch.randn(shape.num_qo_heads) * 2 if with_sinks else None,
+            page=chance.choice((1, 16, 48, 64)), scales=chance.choice(((None, None), (0.5, 2.0))),
+            apart=chance.random() < 0.5, parts=tiling.wide_parts(shape, pages, room), cut=None,
+        )  # fmt: skip
+        assert found < 1e-2, (lens, rows)
