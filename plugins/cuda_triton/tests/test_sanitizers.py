@@ -19,6 +19,7 @@ import pytest
 from plugins.cuda_triton.tools import sanitizers
 from plugins.cuda_triton.tools.sanitizers import reports, without_reports
 
+DEVICE = sanitizers.TESTS[0]
 RACE = """
 ========= COMPUTE-SANITIZER
 ============================= test session starts ==============================
@@ -91,7 +92,7 @@ def run(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
 
     def ran(ends: str, *asked: str, shapes: str) -> tuple[int, dict[str, Any]]:
         monkeypatch.setenv("ENDS", ends)
-        monkeypatch.setattr(sanitizers, "_shapes", lambda: [f"{sanitizers.TEST}[{shape}]" for shape in shapes.split()])
+        monkeypatch.setattr(sanitizers, "_shapes", lambda: [f"{DEVICE}[{shape}]" for shape in shapes.split()])
         monkeypatch.setattr(sys, "argv", ["sanitizers", str(tmp_path / "out"), *asked])
         return sanitizers.main(), json.loads((tmp_path / "out" / "sanitizers.json").read_text())
 
@@ -101,7 +102,7 @@ def run(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
 def test_every_shape_is_asked_once(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """By several processes; and nothing is clean where something was reported, or did not pass."""
     code, found = run("PASSED", "--workers", "2", "--batches", "5", shapes="a b c d e")
-    named = [f"{sanitizers.TEST}[{shape}]" for shape in "abcde"]
+    named = [f"{DEVICE}[{shape}]" for shape in "abcde"]
     assert code == 1 and found["memcheck"]["passed"] == found["racecheck"]["passed"] == named
     assert found["memcheck"]["reports"] == {"Invalid __global__ read of size 5 bytes": 2}
     assert run("PASSED", "--tools", "racecheck", "--every", "2", shapes="a b c")[0] == 0
@@ -122,7 +123,7 @@ def test_what_does_not_end_is_named(run: Callable[..., tuple[int, dict[str, Any]
     """And counts as not passed. Its process has all the time that it may have, which is none."""
     code, found = run("PASSED", "--tools", "racecheck", "--workers", "1", "--seconds", "0", shapes="hangs b")
     assert code == 1 and found["racecheck"]["exit_codes"] == [-9]
-    assert f"{sanitizers.TEST}[b]" in found["racecheck"]["not_ended"]
+    assert f"{DEVICE}[b]" in found["racecheck"]["not_ended"]
 
 
 def test_processes_end_with_the_command(stand_in: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -142,10 +143,10 @@ def test_processes_end_with_the_command(stand_in: None, monkeypatch: pytest.Monk
 
 def test_shapes_are_those_of_the_device_tests() -> None:
     """Each by a name that pytest takes."""
-    from .test_device import SHAPES
+    from . import test_device, test_wide
 
     found = sanitizers._shapes()
-    assert len(set(found)) == len(found) == len(SHAPES)
+    assert len(set(found)) == len(found) == len(test_device.SHAPES) + len(test_wide.RANDOM)
 
 
 def test_without_the_tool_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

@@ -44,7 +44,7 @@ def batch_of(bench, lens, rows, page, host=Exact, padded=0):
 
 def attended(
     bench, monkeypatch, told, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0, parts=1,
-    cut=False,
+    cut=None,
 ):  # fmt: skip
     """The error of a batch's output whose K and V were widened; slots that no token occupies are NaN.
 

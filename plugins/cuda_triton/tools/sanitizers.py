@@ -1,9 +1,10 @@
 """python -m plugins.cuda_triton.tools.sanitizers OUT: compute-sanitizer over random batches of every shape, on a GPU.
 
-Each tool (memcheck, racecheck) runs `tests/test_device.py`'s random batches in several processes, a part of the shapes
-in each. OUT holds a log of each process and `sanitizers.json`: which shapes passed under which tool, which did not end
-in time, and what was reported, each kind once with how often. Nothing is excused: exit code 0 says that every shape
-passed under every tool, that none reported anything, and that every process ended well.
+Each tool (memcheck, racecheck) runs the random batches of `tests/test_device.py` and `tests/test_wide.py` in several
+processes, a part of the shapes in each. OUT holds a log of each process and `sanitizers.json`: which shapes passed
+under which tool, which did not end in time, and what was reported, each kind once with how often. Nothing is excused:
+exit code 0 says that every shape passed under every tool, that none reported anything, and that every process ended
+well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-TEST = "plugins/cuda_triton/tests/test_device.py::test_random_batches"
+TESTS = tuple(f"plugins/cuda_triton/tests/{name}.py::test_random_batches" for name in ("test_device", "test_wide"))
 REPORTED = 86
 """Exit code of a process in which a tool has reported something."""
 SAYS = re.compile(r"(?<!=)={9}(?: (.*))?$")
@@ -68,10 +69,10 @@ def _clean(found: dict[str, Any]) -> bool:
 
 
 def _shapes() -> list[str]:
-    """The ids of the test, one a shape."""
-    call = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "device", TEST]
+    """The ids of the tests, one a shape."""
+    call = [sys.executable, "-m", "pytest", "-q", "--collect-only", *TESTS]
     said = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [line for line in said.splitlines() if line.startswith(TEST)]
+    return [line for line in said.splitlines() if line.startswith(TESTS)]
 
 
 def _run(tool: str, shapes: list[str], asked: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def _run(tool: str, shapes: list[str], asked: argparse.Namespace) -> dict[str, A
     until, processes, logs = time.monotonic() + asked.seconds, [], []
     for number in range(min(asked.workers, len(shapes))):
         call = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--error-exitcode", str(REPORTED)]
-        call += [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "device"]
+        call += [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         call += shapes[number :: asked.workers]
         logs.append(asked.out / f"{tool}-{number}.log")
         with logs[-1].open("wb") as log:
