@@ -410,7 +410,6 @@ class Layers:
             tiles = made(999, 2, dtype=torch.int32)
             if fp8:
                 self.served = wide.Wide(geometry, slots, tiles, own)
-                self.served._narrow._get_ready = lambda *_: None
             else:
                 self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
                 self.get_ready, self.served._get_ready = self.served._get_ready, lambda *_: None
@@ -495,7 +494,9 @@ def asked_of_layers(request, layers_of, monkeypatch):
     """
     monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
     monkeypatch.setattr(tiling, "WIDENING", 0)
-    return asked_of(layers_of(*request.param))
+    layers = layers_of(*request.param)
+    monkeypatch.setattr(extend.Extend, "_get_ready", lambda *_: None)
+    return asked_of(layers)
 
 
 def asked_of(layers: Layers) -> tuple[Layers, list[tuple[Any, ...]]]:
