@@ -465,6 +465,25 @@ def test_an_item_is_read_before_it_may_be_overwritten(compiled, case):
         assert asked == read and len(read) == 8
 
 
+TELLING = re.compile(r"(?:st|ld)\.shared|(?:barrier|bar)\.\S+|mbarrier\.(?:arrive\.shared::cta\.b64|try_wait)")
+
+
+@pytest.mark.parametrize("case", [Case(0, page_size=64), Case(0, page_size=1), Case(0, cut=True)], ids=str)
+def test_an_item_is_told_when_all_of_it_is_written_and_read_when_it_is_told(compiled, case):
+    """racecheck reports an item's words, in whose barrier it sees no order (NOTES.md, checks on the device). Before one
+    thread arrives for its role, the role's threads meet; who reads has waited for that barrier.
+    """
+    order = TELLING.findall(attention_of(case).asm["ptx"])
+    arrivals = [at for at, what in enumerate(order) if what.startswith("mbarrier.arrive")]
+    assert arrivals and all(order[at - 1].startswith("bar") for at in arrivals)
+    told = [at for at in arrivals if order[at - 2] == "st.shared"]
+    heard = [at for at in arrivals if order[at - 2] == "ld.shared"]
+    assert told and heard and len(told) + len(heard) == len(arrivals)
+    for at in heard:
+        begin = max(i for i in range(at - 1) if order[i] != "ld.shared")
+        assert order[begin] == "mbarrier.try_wait"
+
+
 @pytest.mark.parametrize(
     "case", [Case(0, fp8=True), Case(8, heads=(14, 7), head_dim=64, fp8=True), Case(0, head_dim=256, fp8=True)], ids=str
 )
