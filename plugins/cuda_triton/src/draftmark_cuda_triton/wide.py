@@ -1,8 +1,8 @@
 """EXTEND over e4m3: K and V are widened once, before, where that is faster than in each row tile.
 
-A row tile that widens keys for itself takes a third longer, and a prompt has hundreds of them. What is widened stands
-in pages of its own, request after request, and the kernels for rows of 16 bits attend to it. Where not all heads have
-room, some are widened and attended to, then others.
+A row tile that widens keys for itself takes two thirds longer, and a prompt has hundreds of them. What is widened
+stands in pages of its own, request after request, and the kernels for rows of 16 bits attend to it. Where not all heads
+have room, some are widened and attended to, then others.
 """
 
 from __future__ import annotations
