@@ -184,6 +184,47 @@ def oracle(
     return torch.cat(outs), torch.cat(lses)
 
 
+def filled(
+    caches: tuple[torch.Tensor, ...],
+    table: torch.Tensor,
+    lens: tuple[int, ...],
+    rows: tuple[int, ...],
+    generator: torch.Generator,
+) -> list[int]:
+    """Draw K, V of all tokens of a ragged batch, into caches ``[pages, P, heads, dim]``; the slots of its rows."""
+    slots = []
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        at, page = torch.arange(n + t), caches[0].shape[1]
+        pages = table[r, at // page].long()
+        for cache in caches:
+            cache[pages, at % page] = torch.randn(n + t, *cache.shape[2:], generator=generator).to(cache.dtype)
+        slots += (pages * page + at % page)[n:].tolist()
+    return slots
+
+
+def ragged_oracle(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lens: tuple[int, ...],
+    rows: tuple[int, ...],
+    table: torch.Tensor,
+    window_left: int = -1,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`oracle` of a causal batch in which each request has rows of its own number, or none."""
+    found, first = [], 0
+    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
+        if t:
+            chain, depth = torch.ones(t, t, dtype=torch.bool).tril()[None], torch.arange(t, dtype=torch.int32)[None]
+            mine = q[first : first + t], k, v, (n,), table[r : r + 1]
+            found.append(oracle(*mine, chain, depth, window_left, cap, sinks))
+        first += t
+    outs, lses = zip(*found, strict=True)
+    return torch.cat(outs), torch.cat(lses)
+
+
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """``‖got - expected‖ / ‖expected‖``; NaN does not pass a comparison."""
     return ((got.cpu().double() - expected).norm() / expected.norm()).item()
@@ -201,6 +242,8 @@ class Bench:
     device: str = DEVICE
     problem: Callable[..., Problem] = make_problem
     oracle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = oracle
+    ragged_oracle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = ragged_oracle
+    filled: Callable[..., list[int]] = filled
     error: Callable[..., float] = error
     poison: Callable[..., torch.Tensor] = poison
 

@@ -33,24 +33,9 @@ def run(
     k, v = (torch.full(pool, float("nan"), dtype=torch.float32).to(kv_dtype or dtype) for _ in range(2))
     real = [1.0 if one is None else one for one in scales]
     q = torch.randn(sum(rows), 4, dim, generator=generator).to(dtype)
-    outs, lses, slots, first = [], [], [], 0
-    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        at = torch.arange(n + t)
-        pages = table[r, at // page].long()
-        for cache in (k, v):
-            cache[pages, at % page] = torch.randn(n + t, 2, dim, generator=generator).to(cache.dtype)
-        slots += (pages * page + at % page)[n:].tolist()
-    real_k, real_v = (cache.double() * factor for cache, factor in zip((k, v), real, strict=True))
-    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        if t:
-            chain = torch.ones(t, t, dtype=torch.bool).tril()[None]
-            depth = torch.arange(t, dtype=torch.int32)[None]
-            expected = bench.oracle(
-                q[first : first + t], real_k, real_v, (n,), table[r : r + 1], chain, depth, window_left, cap, sinks
-            )
-            outs.append(expected[0])
-            lses.append(expected[1])
-        first += t
+    slots = bench.filled((k, v), table, lens, rows, generator)
+    exact = [cache.double() * factor for cache, factor in zip((k, v), real, strict=True)]
+    expected_out, expected_lse = bench.ragged_oracle(q, *exact, lens, rows, table, window_left, cap, sinks)
     prefix = torch.tensor(lens, dtype=torch.int32, device=bench.device)
     indptr = torch.tensor([0, *rows], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(bench.device)
     q, k, v, table = (x.to(bench.device) for x in (q, k, v, table))
@@ -79,7 +64,7 @@ def run(
     by_line = int(tiles[1, 1])
     assert tiles[: tiling.AGENDA_ROWS].tolist() == [[0, number], [1 if room < 2 * longest else 2, by_line]]
     assert by_line == 0 or (by_line == 1 and pieces > 1)
-    return max(bench.error(out, torch.cat(outs)), bench.error(lse, torch.cat(lses)))
+    return max(bench.error(out, expected_out), bench.error(lse, expected_lse))
 
 
 @pytest.mark.parametrize("block_m", [16, 48, 64])

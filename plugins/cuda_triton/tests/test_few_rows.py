@@ -60,13 +60,9 @@ def run(
     k, v = (torch.full((1 + len(lens) * width, page, HEADS[1], DIM), float("nan")) for _ in range(2))
     q = torch.randn(budget, HEADS[0], DIM, generator=generator)
     mask, depths = torch.full((budget, WORDS), -7, dtype=torch.int32), torch.full((budget,), -7, dtype=torch.int32)
-    outs, slots = [], []
+    slots, outs = bench.filled((k, v), table, lens, rows, generator), []
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        at, first = torch.arange(n + t), sum(rows[:r])
-        pages = table[r, at // page].long()
-        for cache in (k, v):
-            cache[pages, at % page] = torch.randn(n + t, HEADS[1], DIM, generator=generator)
-        slots += (pages * page + at % page)[n:].tolist()
+        first = sum(rows[:r])
         if t:
             seen, depth = tail(t, kind, chance)
             mask[first : first + t], depths[first : first + t] = pack(seen), depth

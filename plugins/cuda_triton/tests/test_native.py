@@ -145,8 +145,10 @@ def test_the_driver_is_given_what_triton_gives_it(library, asked_of_layers, anew
         with anew():
             wanted = given_anew(library.gpu, layers.served.attend, *one)
         launched, started = given_anew(library.gpu, layers.served.attend, *one), direct(library)
-        # What widens for a layer, and what attends to that, are each known or not.
-        assert wanted and wanted in (launched + started, started + launched)
+        if isinstance(layers.served, Wide):  # what widens for a layer, and what attends to that, are each known or not
+            assert wanted and wanted in (launched + started, started + launched)
+        else:
+            assert wanted and (launched or started) == wanted
         count += bool(started)
     assert count > 15
     served = layers.served

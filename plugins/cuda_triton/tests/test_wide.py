@@ -42,6 +42,11 @@ def batch_of(bench, lens, rows, page, host=Exact, padded=0):
     )  # fmt: skip
 
 
+def make_room(monkeypatch, pages, heads, dim):
+    """For so many pages, of K and of V, of so many heads."""
+    monkeypatch.setattr(tiling, "WIDE_BYTES", 2 * pages * tiling.WIDE_PAGE * heads * dim * 2)
+
+
 def attended(
     bench, monkeypatch, told, lens, rows, *, page=16, scales=(None, None), sinks=None, apart=True, padded=0, parts=1,
     cut=None,
@@ -59,22 +64,11 @@ def attended(
     sizes = (1 + table.numel(), page, 2, a.num_kv_heads, a.head_dim)
     pool = torch.full(sizes, float("nan")).to(torch.float8_e4m3fn)
     q = torch.randn(sum(rows), a.num_qo_heads, a.head_dim, generator=generator).bfloat16()
-    slots = []
-    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        at = torch.arange(n + t)
-        pages = table[r, at // page].long()
-        pool[pages, at % page] = torch.randn(n + t, *sizes[2:], generator=generator).to(pool.dtype)
-        slots += (pages * page + at % page)[n:].tolist()
+    # What pads the batch has no rows, and no token.
+    slots = bench.filled((pool[:, :, 0], pool[:, :, 1]), table[: len(lens)], lens, rows, generator)
     k, v = (pool[:, :, one] if apart else pool[:, :, one].contiguous() for one in (0, 1))
     real = [one.double() * (1.0 if factor is None else factor) for one, factor in zip((k, v), scales, strict=True)]
-    expected, first = [], 0
-    for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        chain, depth = torch.ones(t, t, dtype=torch.bool).tril()[None], torch.arange(t, dtype=torch.int32)[None]
-        window, cap = a.window_left, a.logits_soft_cap
-        if t:
-            mine = q[first : first + t], *real, (n,), table[r : r + 1], chain, depth, window, cap, sinks
-            expected.append(bench.oracle(*mine)[0])
-        first += t
+    expected, _ = bench.ragged_oracle(q, *real, lens, rows, table, a.window_left, a.logits_soft_cap, sinks)
     there = [one.to(bench.device) for one in (q, k, v)]
     factors = [one if one is None else torch.tensor([one], device=bench.device) for one in scales]
     cache = KVCache(*there[1:], *factors, sinks if sinks is None else sinks.to(bench.device))
@@ -97,7 +91,7 @@ def attended(
     for name, narrow in zip((sizing.WIDE_K, sizing.WIDE_V), (k, v), strict=True):
         wide = buffers[name].cpu().view(-1, tiling.WIDE_PAGE, heads, a.head_dim)
         _check_wide(wide, narrow[:, :, -heads:], table, lens, rows, each, a.window_left)
-    return bench.error(out, torch.cat(expected))
+    return bench.error(out, expected)
 
 
 def _check_wide(wide, narrow, table, lens, rows, each, window):
@@ -133,7 +127,7 @@ def test_scales_windows_caps_and_sinks(bench, monkeypatch, scales, told):
 def test_heads_in_parts(bench, monkeypatch, room, parts):
     """Where not all have room: of four KV heads two, or one, at a time, with their own sinks."""
     told, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
-    monkeypatch.setattr(tiling, "WIDE_BYTES", room * 2 * tiling.WIDE_PAGE * 4 * 64 * 2)
+    make_room(monkeypatch, room, 4, 64)
     for scales in ((None, None), (0.5, 3.0)):
         found = attended(bench, monkeypatch, told, (200, 0), (5, 30), scales=scales, sinks=sinks, parts=parts)
         assert found < 1e-2
@@ -142,7 +136,7 @@ def test_heads_in_parts(bench, monkeypatch, room, parts):
 @pytest.mark.parametrize(("room", "parts"), [(48, 1), (26, 2)])
 def test_few_rows_are_cut_by_their_keys(bench, monkeypatch, room, parts):
     """Few row tiles behind a long prefix, which would leave most programs without any, where heads are in parts too."""
-    monkeypatch.setattr(tiling, "WIDE_BYTES", room * 2 * tiling.WIDE_PAGE * 2 * 64 * 2)
+    make_room(monkeypatch, room, 2, 64)
     sinks = torch.tensor([1.5, float("-inf"), -2.0, 4.0])
     for scales in ((None, None), (0.5, 3.0)):
         found = attended(
@@ -207,10 +201,10 @@ def test_random_batches(bench, monkeypatch, told, with_sinks):
         each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
         pages = len(lens) * each
         room = chance.choice((256, pages, (pages + 1) // 2))
-        monkeypatch.setattr(tiling, "WIDE_BYTES", room * 4 * tiling.WIDE_PAGE * shape.num_kv_heads * shape.head_dim)
+        make_room(monkeypatch, room, shape.num_kv_heads, shape.head_dim)
         found = attended(
             bench, monkeypatch, told, lens, rows, sinks=torch.randn(shape.num_qo_heads) * 2 if with_sinks else None,
             page=chance.choice((1, 16, 48, 64)), scales=chance.choice(((None, None), (0.5, 2.0))),
-            apart=chance.random() < 0.5, parts=tiling.wide_parts(shape, pages, room), cut=None,
+            apart=chance.random() < 0.5, parts=tiling.wide_parts(shape, pages, room),
         )  # fmt: skip
         assert found < 1e-2, (lens, rows)
