@@ -48,7 +48,7 @@ class TritonBackend:
         write_rows(k, v, cache, self._slots_of(batch))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Attention of all rows: one launch, and a merge where work is cut by keys."""
+        """Attention of all rows: one launch, and a merge where work is cut by keys; over e4m3 see `wide` too."""
         self._of(batch).attend(q, cache, batch, out)
 
     def _of(self, batch: ForwardBatch) -> Extend | Wide | FewRows:

@@ -3,7 +3,7 @@
     grid (tokens of a request / BLOCK_TOKENS, requests): a program moves as many tokens of all KV heads.
 
 What a request has stands in `each` pages of its own, one behind the other, which its row of the new page table names.
-Worked size, one request of 32,768 tokens, 8 heads of 128, bf16: 64 MiB read, 128 MiB written, 50 us at 4 TB/s.
+Worked size, one request of 32,768 tokens, 8 heads of 128, bf16: 64 MiB read, 128 MiB written, 50 µs at 4 TB/s.
 """
 
 import triton
