@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from draftmark import Form
 from draftmark.reference import ReferencePlugin
 from draftmark_vllm.versions import VLLM
-from engines.vllm.tests.engine_models import eagle_head, gemma4_assistant, smollm2, smollm2_head, tiny
+from engines.vllm.tests.engine_models import eagle_head, gemma4_assistant, tiny
 from engines.vllm.tests.engine_run import SLOW_NEW_TOKENS, Asked, Said
 from engines.vllm.tests.families import SERVED
 
@@ -226,11 +226,11 @@ def test_bfloat16_parts_at_near_ties_only(folder: Path) -> None:
         pytest.param(64, 512, id="64-whole", marks=pytest.mark.slow),
     ],
 )
-def test_our_trained_head_drafts_for_smollm2(folder: Path, page_size: int, chunk: int) -> None:
+def test_our_trained_head_drafts_for_smollm2(trained: tuple[str, str], page_size: int, chunk: int) -> None:
     """EAGLE-3 with the head of this repository: the texts of plain decoding, and drafts that are accepted."""
     from transformers import AutoTokenizer
 
-    model, head = smollm2(folder), smollm2_head(folder)
+    model, head = trained
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = ["Copy: one two three four five six. Copy: one two three", "def fibonacci(n):\n    ", "Once upon a time"]
     prompts = [tokenizer(text)["input_ids"] for text in texts]

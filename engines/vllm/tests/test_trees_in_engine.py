@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 from draftmark_engines import EngineError
 from draftmark_vllm.trees.runner import with_trees
-from engines.vllm.tests.engine_models import smollm2, smollm2_head, tiny
+from engines.vllm.tests.engine_models import tiny
 from engines.vllm.tests.engine_run import Asked, Said
 
 WORKER = "draftmark_vllm.trees.cpu_worker.CpuTreeWorker"
@@ -87,12 +87,11 @@ def test_requests_with_logprobs_have_vllms_own_sampler(model: str) -> None:
 
 
 @pytest.mark.smollm2
-def test_combs_of_our_trained_head_are_plain_texts_and_longer_than_its_chains(tmp_path_factory: Any) -> None:
+def test_combs_of_our_trained_head_are_plain_texts_and_longer_than_its_chains(trained: tuple[str, str]) -> None:
     """EAGLE-3 with the head of this repository: three draft steps as a chain, and as a comb of two a step."""
     from transformers import AutoTokenizer
 
-    folder = tmp_path_factory.getbasetemp()
-    model, head = smollm2(folder), smollm2_head(folder)
+    model, head = trained
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = ["Copy: one two three four five six. Copy: one two three", "def fibonacci(n):\n    ", "Once upon a time"]
     prompts = [tokenizer(text)["input_ids"] for text in texts]
