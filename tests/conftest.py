@@ -7,7 +7,6 @@ forgets is not linked, so that its import fails as it would fail for a user.
 from __future__ import annotations
 
 import email
-import fcntl
 import importlib.metadata as md
 import os
 import shutil
@@ -15,8 +14,8 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -52,14 +51,6 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
     return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-@contextmanager
-def alone(file: Path) -> Iterator[None]:
-    """One worker at a time."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def build(sources: list[Path], folder: Path) -> None:
     """Wheels, from copies, so that no build folder is left in the tree to leak old files into a later wheel."""
     copies = [shutil.copytree(one, folder / "sources" / one.name, ignore=NOT_COPIED) for one in sources]
@@ -79,12 +70,9 @@ def _build() -> Callable[[Path, Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+def wheels(shared: Callable[[str], AbstractContextManager[Path]]) -> Wheels:
     """Distribution name → wheel, of all of them; the first worker that asks builds them for all workers."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "wheels"
-    folder.mkdir(exist_ok=True)
-    with alone(folder / "lock"):
+    with shared("wheels") as folder:
         if not (folder / "built").exists():
             build(SOURCES, folder)
             (folder / "built").touch()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def trained(shared: Callable[[str], AbstractContextManager[Path]]) -> tuple[str, str]:
     """SmolLM2 and the head of this repository; the first worker that asks writes their 0.6 GB for all workers."""
-    from filelock import FileLock
-
     from engines.vllm.tests.engine_models import smollm2, smollm2_head
 
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with FileLock(folder / "trained.lock"):
+    with shared("trained") as folder:
         return smollm2(folder), smollm2_head(folder)
