@@ -455,7 +455,7 @@ class Layers:
                 self.served = wide.Wide(geometry, slots, tiles, own)
             else:
                 self.served = extend.Extend(geometry, slots, tiles, own if page == 16 else None)
-                self.get_ready, self.served._get_ready = self.served._get_ready, lambda *_: None
+                self.get_ready, self.served.get_ready = self.served.get_ready, lambda *_: None
         else:
             self.served = few_rows.FewRows(geometry, slots, own)
         self.words = geometry.mask_words
@@ -538,7 +538,8 @@ def asked_of_layers(request, layers_of, monkeypatch):
     monkeypatch.setattr(tiling, "WIDENED_ROWS", 0)
     monkeypatch.setattr(tiling, "WIDENING", 0)
     layers = layers_of(*request.param)
-    monkeypatch.setattr(extend.Extend, "_get_ready", lambda *_: None)
+    monkeypatch.setattr(extend.Extend, "get_ready", lambda *_: None)
+    monkeypatch.setattr(wide.Wide, "_get_ready", lambda *_: None)
     return asked_of(layers)
 
 

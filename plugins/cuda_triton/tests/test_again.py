@@ -12,7 +12,7 @@ import torch
 
 from draftmark import Mode
 from draftmark.runtime import KVCache
-from draftmark_cuda_triton import boxes, launch, writing
+from draftmark_cuda_triton import boxes, launch, tiling, writing
 
 HEADS = (8, 2)
 
@@ -136,7 +136,7 @@ def test_no_tensor_is_kept(compiled, layers_of, mode):
 def test_all_that_may_be_launched_is_compiled_at_first(compiled, layers_of, monkeypatch):
     """Over a cache of a layout that is new: EXTEND's whole row tiles, and both cuts with their merges."""
     layers, chance = layers_of(Mode.EXTEND, 16), random.Random(2)
-    monkeypatch.setattr(layers.served, "_get_ready", layers.get_ready)
+    monkeypatch.setattr(layers.served, "get_ready", layers.get_ready)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     batch, cache = layers.batch(chance), layers.layer(chance)
     counts = []
@@ -147,3 +147,21 @@ def test_all_that_may_be_launched_is_compiled_at_first(compiled, layers_of, monk
     first, again = counts
     assert first[:5] == ["attend_ragged", "attend_ragged", "merge_pieces", "attend_ragged", "merge_pieces"]
     assert len(first) == 7 and len(again) <= 2
+
+
+def test_a_short_prompt_over_e4m3_compiles_what_long_ones_are_launched_with(compiled, layers_of, monkeypatch):
+    """With the first one over a cache of a layout that is new; but not while a graph is captured."""
+    layers, chance, capturing = layers_of(Mode.EXTEND, 16, fp8=True), random.Random(2), [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(tiling, "pays_widening", lambda *_: False)
+    batch, cache = layers.batch(chance), layers.layer(chance)
+    counts = []
+    for capturing[0] in (True, False, False):
+        before, (q, out) = len(compiled.launched), layers.rows(batch, chance)
+        layers.served.attend(q, cache, batch, out)
+        counts.append([source.fn.__name__ for source, _ in compiled.launched[before:]])
+    captured, first, again = counts
+    assert "widen_pages" not in captured and len(again) <= 2
+    begin = first.index("widen_pages")
+    ready = ["widen_pages", "attend_ragged", *["attend_ragged", "merge_pieces"] * 2]
+    assert first[begin : begin + 6] == ready

@@ -17,6 +17,7 @@ from draftmark_cuda_triton import sizing, tiling
 from draftmark_cuda_triton.wide import Wide
 
 H200 = DeviceProfile("cuda", 90, 132)
+SPARE = tiling.INTERPRETED_KEYS
 
 
 def geometry(page=16, reqs=8, context=4096, **attention):
@@ -81,29 +82,34 @@ def attended(
     served.write_metadata(batch)
     served.attend(there[0], cache, batch, out)
     each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
-    assert sizing.wide_pages_each(described, batch) == (each, parts)
+    how = sizing.widened(described, batch)
+    assert (how.each, how.parts) == (each, parts)
     assert buffers[sizing.SLOTS][: len(slots)].tolist() == slots
     if cut is not None:
         assert buffers[sizing.PARTIAL_LSE].isnan().all().item() == (not cut)
-    used = batch.padded_reqs * each
-    assert buffers[sizing.WIDE_TABLE][:used].tolist() == list(range(used))
+    cells = buffers[sizing.WIDE_TABLE][: batch.padded_reqs * each].view(-1, each).cpu().long()
     heads = a.num_kv_heads // parts
     for name, narrow in zip((sizing.WIDE_K, sizing.WIDE_V), (k, v), strict=True):
         wide = buffers[name].cpu().view(-1, tiling.WIDE_PAGE, heads, a.head_dim)
-        _check_wide(wide, narrow[:, :, -heads:], table, lens, rows, each, a.window_left)
+        taken = _check_wide(wide, cells, narrow[:, :, -heads:], table, lens, rows, a.window_left)
+    assert len(set(taken)) == len(taken) and max(taken) < how.pages <= wide.shape[0]
     return bench.error(out, expected)
 
 
-def _check_wide(wide, narrow, table, lens, rows, each, window):
-    """Every token that a row may see is there, exactly, of the last heads; none behind a request's last was written."""
-    page = narrow.shape[1]
+def _check_wide(wide, cells, narrow, table, lens, rows, window):
+    """Every token that a row may see is there, exactly, of the last heads; none behind a request's last was written.
+    Returns the pages of all.
+    """
+    page, taken = narrow.shape[1], []
     for r, (n, t) in enumerate(zip(lens, rows, strict=True)):
-        mine = wide[r * each : (r + 1) * each].flatten(0, 1)
-        at = torch.arange(n + t)
-        seen = at >= (max(n - window, 0) if window >= 0 else 0)
-        found = narrow[table[r, at // page].long(), at % page].to(wide.dtype)
-        assert torch.equal(mine[: n + t][seen], found[seen])
-        assert mine[n + t :].isnan().all()
+        first, stop = max(n - window, 0) if window >= 0 else 0, n + t
+        if t:
+            taken += cells[r, first // tiling.WIDE_PAGE : -(-stop // tiling.WIDE_PAGE)].tolist()
+            at, behind = torch.arange(first, stop), torch.arange(stop, -(-stop // tiling.WIDE_PAGE) * tiling.WIDE_PAGE)
+            mine, rest = (wide[cells[r, p // tiling.WIDE_PAGE], p % tiling.WIDE_PAGE] for p in (at, behind))
+            assert torch.equal(mine, narrow[table[r, at // page].long(), at % page].to(wide.dtype))
+            assert rest.isnan().all()
+    return taken
 
 
 @pytest.mark.parametrize(("lens", "rows", "padded"), [
@@ -123,7 +129,7 @@ def test_scales_windows_caps_and_sinks(bench, monkeypatch, scales, told):
     assert attended(bench, monkeypatch, told, (600, 0, 299), (5, 20, 40), scales=scales, sinks=sinks) < 1e-2
 
 
-@pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 2), (2, 2), (1, 4)])
+@pytest.mark.parametrize(("room", "parts"), [(4, 1), (3, 1), (2, 2), (1, 4)])
 def test_heads_in_parts(bench, monkeypatch, room, parts):
     """Where not all have room: of four KV heads two, or one, at a time, with their own sinks."""
     told, sinks = {"num_qo_heads": 8, "num_kv_heads": 4}, torch.linspace(-3, 3, 8)
@@ -133,7 +139,7 @@ def test_heads_in_parts(bench, monkeypatch, room, parts):
         assert found < 1e-2
 
 
-@pytest.mark.parametrize(("room", "parts"), [(48, 1), (26, 2)])
+@pytest.mark.parametrize(("room", "parts"), [(25, 1), (13, 2)])
 def test_few_rows_are_cut_by_their_keys(bench, monkeypatch, room, parts):
     """Few row tiles behind a long prefix, which would leave most programs without any, where heads are in parts too."""
     make_room(monkeypatch, room, 2, 64)
@@ -150,20 +156,37 @@ def test_widened_where_it_pays_and_the_host_knows(bench):
     large = geometry(reqs=4, context=32768, num_qo_heads=32, num_kv_heads=8, head_dim=128)
     plain = replace(large, attention=replace(large.attention, kv_dtype="bfloat16"))
     cases = [
-        ((0,), (8192,), (64, 1)), ((24576,), (8192,), (256, 1)), ((0,), (1024,), (8, 1)), ((8192,), (64,), (0, 0)),
-        ((0,), (512,), (0, 0)), ((8192,), (256,), (66, 1)),
-        ((16384, 0), (2048, 100), (144, 2)), ((30000,) * 4, (2000,) * 4, (250, 4)),
+        ((0,), (8192,), (64, 64, 1)), ((24576,), (8192,), (256, 256, 1)), ((0,), (1024,), (8, 8, 1)),
+        ((8192,), (64,), None), ((0,), (512,), None), ((8192,), (256,), (66, 66, 1)),
+        ((16384, 0), (2048, 100), (144, 145, 1)), ((30000,) * 4, (2000,) * 4, (250, 1000, 4)),
+        ((30000, 0, 7, 0), (2000, 0, 2000, 300), (250, 269, 2)),
     ]  # fmt: skip
     for lens, rows, expected in cases:
         for host in (Exact, UpperBound):
-            assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, host)) == expected
-        assert sizing.wide_pages_each(large, batch_of(bench, lens, rows, 16, Unknown)) == (0, 0)
-        assert sizing.wide_pages_each(plain, batch_of(bench, lens, rows, 16)) == (0, 0)
-    # Under a window few rows see a key, however long a prompt is.
-    for heads, expected in ((8, (64, 1)), (32, (0, 0))):
-        shape = replace(large.attention, num_kv_heads=heads, window_left=255)
-        under = replace(large, attention=shape)
-        assert sizing.wide_pages_each(under, batch_of(bench, (0,), (8192,), 16)) == expected
+            assert sizing.widened(large, batch_of(bench, lens, rows, 16, host)) == expected
+        assert sizing.widened(large, batch_of(bench, lens, rows, 16, Unknown)) is None
+        assert sizing.widened(plain, batch_of(bench, lens, rows, 16)) is None
+    # Under a window few rows see a key, however long a prompt is; and a long prefix takes no room.
+    for heads, lens, rows, expected in (
+        (8, (0,), (8192,), (64, 64, 1)), (32, (0,), (8192,), None), (8, (24000,), (2048,), (204, 20, 1)),
+    ):  # fmt: skip
+        under = replace(large, attention=replace(large.attention, num_kv_heads=heads, window_left=255))
+        assert sizing.widened(under, batch_of(bench, lens, rows, 16)) == expected
+
+
+def test_a_request_takes_no_more_pages_than_the_host_counts():
+    """Whatever its prefix is, up to the one that the host knows of."""
+    for window in (-1, 0, 1, 127, 128, 1000):
+        shape = replace(geometry().attention, window_left=window)
+        for rows in (1, 127, 128, 129, 500):
+            found = {
+                n: -(-(n + rows) // tiling.WIDE_PAGE) - (max(n - window, 0) // SPARE * 2 if window >= 0 else 0)
+                for n in range(2600)
+            }
+            for bound in (0, 1, 128, 999, 2599):
+                most = tiling.pages_widened(shape, rows, bound)
+                assert most >= max(found[n] for n in range(bound + 1)) >= most - 3
+        assert tiling.pages_widened(shape, 0, 100) == 0
 
 
 def test_no_more_is_widened_than_there_is_room_for():
@@ -173,7 +196,7 @@ def test_no_more_is_widened_than_there_is_room_for():
         one = geometry(reqs=reqs, context=context, num_qo_heads=32, num_kv_heads=heads, head_dim=128)
         specs = {spec.name: spec for spec in sizing.buffers(one)}
         assert specs[sizing.WIDE_K].shape == specs[sizing.WIDE_V].shape == (pages, 128, heads, 128)
-        assert sum(specs[name].nbytes for name in names) <= tiling.WIDE_BYTES + 4 * pages * heads
+        assert sum(specs[name].nbytes for name in names) <= tiling.WIDE_BYTES + 4 * tiling.WIDE_CELLS
     plain = replace(one, attention=replace(one.attention, kv_dtype="bfloat16"))
     for other in (plain, replace(one, device=DeviceProfile("cuda", 89, 128)), replace(one, modes=(Mode.DECODE,))):
         assert not names & {spec.name for spec in sizing.buffers(other)}
@@ -198,8 +221,7 @@ def test_random_batches(bench, monkeypatch, told, with_sinks):
     for _ in range(int(os.environ.get("DRAFTMARK_BATCHES", "10" if bench.device == "cuda" else "1"))):
         lens = tuple(chance.choice((0, 1, 127, 128, 129, chance.randrange(3000))) for _ in range(chance.randint(1, 4)))
         rows = tuple(chance.choice((1, chance.randrange(40), chance.randrange(300))) for _ in lens)
-        each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
-        pages = len(lens) * each
+        pages = sum(tiling.pages_widened(shape, t, n) for n, t in zip(lens, rows, strict=True))
         room = chance.choice((256, pages, (pages + 1) // 2))
         make_room(monkeypatch, room, shape.num_kv_heads, shape.head_dim)
         found = attended(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import MetadataSpec, over_page_table
 
-from . import sizing
+from . import sizing, tiling
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -24,7 +24,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     used = dict.fromkeys(sizing.FEW_ROWS, 0)
     if Mode.EXTEND in geometry.modes:
         used[sizing.ROW_TILES] = 0
-        used |= dict.fromkeys((spec.name for spec in sizing.wide_buffers(geometry)), 0)
+        if tiling.widens(geometry.attention, geometry.device):
+            used |= dict.fromkeys(sizing.WIDE, 0)
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
         used |= sizing.wide_usage(geometry, batch) or sizing.extend_usage(geometry, batch.q_lens)

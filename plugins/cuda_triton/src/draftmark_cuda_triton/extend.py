@@ -129,18 +129,21 @@ class Extend:
             *(rows, batch.padded_reqs, way, table.stride(0), cache_layout),
             *(q.stride(), out.stride(), q.dtype, out.dtype),
         )  # fmt: skip
-        if cache_layout not in self._ready:
-            self._get_ready(cache_layout, rows, tensors)
+        if self._cut and cache_layout not in self._ready:
+            self.get_ready(cache_layout, rows, tensors)
         self._again(layout, tensors, self._launch_own, rows, way)
 
-    def _get_ready(self, layout: Layout, num_rows: int, tensors: tuple[torch.Tensor | None, ...]) -> None:
+    def get_ready(self, layout: Layout, num_rows: int, tensors: tuple[torch.Tensor | None, ...]) -> None:
         """Launch all that batches over such a cache may be launched with, for no row tile: what is compiled when a
         server first needs it holds up everybody for seconds.
+
+        Args:
+            tensors: of one launch, as `_launch` takes them.
         """
-        if not self._cut or torch.cuda.is_current_stream_capturing():
+        if layout in self._ready or torch.cuda.is_current_stream_capturing():
             return
         self._ready.add(layout)
-        most = max(cut.pieces for way in self._cut.values() if (cut := way.cut) is not None)
+        most = max((cut.pieces for way in self._cut.values() if (cut := way.cut) is not None), default=1)
         nothing = torch.zeros(max(2 * most * 4, 2 * tiling.AGENDA_ROWS), dtype=torch.int32, device=self._slots.device)
         for way in (self._whole, *self._cut.values()):
             cut = None if way.cut is None else way.cut._replace(work=nothing)

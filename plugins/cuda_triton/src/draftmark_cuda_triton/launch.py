@@ -38,6 +38,8 @@ MERGE_CELLS = 4096
 """fp32 values that one step of a merge program, a warp, holds in registers."""
 WIDEN_CELLS = 8192
 """Elements of K, and of V, that one program of `widen` has in registers."""
+WIDEN_REQS = 64
+"""Requests before its own that it looks at in one step."""
 L2_BYTES = 32 << 20
 """What K and V may take of L2 (50 MB on Hopper) that programs beside each other read."""
 CAUSAL, TREE, BLOCK = 0, 1, 2
@@ -477,7 +479,7 @@ def widen(
     """K and V of a ragged batch in the rows' dtype; see `widen.widen_pages`.
 
     Args:
-        each: pages of WIDE_PAGE that each request has for it.
+        each: pages of WIDE_PAGE that a request has at most, and its row of the new table.
     """
     kernel, block = compiled_or_interpreted(k).widen.widen_pages, next_power_of_two(shape.num_kv_heads * shape.head_dim)
     # In the interpreter a program costs milliseconds, whatever it holds.
@@ -486,7 +488,8 @@ def widen(
     start(
         kernel, (each * WIDE_PAGE // tokens, prefix_lens.shape[0]),
         k, v, prefix_lens, q_indptr, page_table, wide_k, wide_v, wide_table, each, shape.window_left,
-        page_table.stride(0), *k.stride()[:3], *v.stride()[:3], PAGE=shape.page_size, WIDE_PAGE=WIDE_PAGE,
+        page_table.stride(0), *k.stride()[:3], *v.stride()[:3], BLOCK_REQS=WIDEN_REQS, PAGE=shape.page_size,
+        WIDE_PAGE=WIDE_PAGE,
         NUM_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, WINDOW=shape.window, SPARE=INTERPRETED_KEYS, BLOCK=block,
         BLOCK_TOKENS=tokens,
     )  # fmt: skip

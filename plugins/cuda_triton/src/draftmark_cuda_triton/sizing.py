@@ -7,7 +7,7 @@ row, the schedule, and the partial results of requests that the schedule cut.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, Role, Unit, ceil_div, maximum
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
 
 WORK, ROW_TILES, PARTIAL_OUT, PARTIAL_LSE, SLOTS = "work", "row_tiles", "partial_out", "partial_lse", "slot_mapping"
-WIDE_K, WIDE_V, WIDE_TABLE = "wide_k", "wide_v", "wide_table"
+WIDE = WIDE_K, WIDE_V, WIDE_TABLE = "wide_k", "wide_v", "wide_table"
+"""Names of `wide_buffers`."""
 FEW_ROWS = (WORK, PARTIAL_OUT, PARTIAL_LSE)
 """Names of `few_rows_buffers`, and of what EXTEND's row tiles are cut with."""
 
@@ -42,25 +43,40 @@ def wide_buffers(geometry: Geometry) -> list[BufferSpec]:
         return []
     pages = tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len)
     formula = f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}, or {tiling.WIDE_BYTES >> 20} MiB"
-    shape = pages, tiling.WIDE_PAGE, a.num_kv_heads, a.head_dim
+    shape, cells = (pages, tiling.WIDE_PAGE, a.num_kv_heads, a.head_dim), f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}"
+    table = tiling.wide_cells(geometry.max_reqs, geometry.max_kv_len)
     return [
         *(BufferSpec(name, Role.WORKSPACE, shape, a.q_dtype, Unit.PAGES, formula) for name in (WIDE_K, WIDE_V)),
-        BufferSpec(WIDE_TABLE, Role.WORKSPACE, (pages * a.num_kv_heads,), "int32", Unit.PAGES, f"KV heads · {formula}"),
+        BufferSpec(WIDE_TABLE, Role.WORKSPACE, (table,), "int32", Unit.PAGES, f"{cells}, or {tiling.WIDE_CELLS}"),
     ]
 
 
-def wide_pages_each(geometry: Geometry, batch: ForwardBatch) -> tuple[int, int]:
-    """Pages that each request of a batch of EXTEND has, whose K and V are widened first, and in how many parts of heads
-    they are; none where they are not: where the host does not know how long requests may be, where a head has no room,
-    and where it does not pay.
+class Widened(NamedTuple):
+    """How K and V of a batch are widened.
+
+    Attributes:
+        each: pages of the longest request, and a row of the new page table. pages: of all requests, at most.
+        parts: of the KV heads, that are widened and attended to one after the other.
+    """
+
+    each: int
+    pages: int
+    parts: int
+
+
+def widened(geometry: Geometry, batch: ForwardBatch) -> Widened | None:
+    """How K and V of a batch of EXTEND are widened first; None where they are not: where the host does not know how
+    long requests may be, where a head has no room, and where it does not pay.
     """
     a, lens, rows = geometry.attention, known_lens(batch), batch.q_lens[: batch.num_reqs]
     if lens is None or not tiling.widens(a, geometry.device) or not tiling.pays_widening(a, rows, lens):
-        return 0, 0
-    each = ceil_div(max(n + q for n, q in zip(lens, rows, strict=True)), tiling.WIDE_PAGE)
-    room = tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len)
-    parts = tiling.wide_parts(a, batch.padded_reqs * each, room)
-    return (each, parts) if parts else (0, 0)
+        return None
+    requests = list(zip(rows, lens, strict=True))
+    each = max(ceil_div(n + q, tiling.WIDE_PAGE) for q, n in requests)
+    pages = sum(tiling.pages_widened(a, q, n) for q, n in requests)
+    parts = tiling.wide_parts(a, pages, tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len))
+    cells = tiling.wide_cells(geometry.max_reqs, geometry.max_kv_len)
+    return Widened(each, pages, parts) if parts and batch.padded_reqs * each <= cells else None
 
 
 def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
@@ -70,13 +86,13 @@ def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
 
 def wide_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that a batch of EXTEND takes whose K and V are widened: of pages and their table, and of `extend_usage`."""
-    a, (each, parts) = geometry.attention, wide_pages_each(geometry, batch)
-    if not parts:
+    a, found = geometry.attention, widened(geometry, batch)
+    if found is None:
         return {}
-    pages, own = batch.padded_reqs * each, tiling.widened(a, parts)
-    keys = pages * tiling.WIDE_PAGE * own.num_kv_heads * a.head_dim * DTYPE_BYTES[a.q_dtype]
+    own = tiling.widened(a, found.parts)
+    keys = found.pages * tiling.WIDE_PAGE * own.num_kv_heads * a.head_dim * DTYPE_BYTES[a.q_dtype]
     used = extend_usage(replace(geometry, attention=own), batch.q_lens)
-    return used | {WIDE_K: keys, WIDE_V: keys, WIDE_TABLE: pages * 4}
+    return used | {WIDE_K: keys, WIDE_V: keys, WIDE_TABLE: batch.padded_reqs * found.each * 4}
 
 
 def few_rows_modes(geometry: Geometry) -> list[Mode]:

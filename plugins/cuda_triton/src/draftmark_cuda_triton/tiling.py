@@ -37,6 +37,8 @@ WIDE_PAGE = 128
 """Keys of a page of K and V that EXTEND has widened: a tile of keys, in one box."""
 WIDE_BYTES = 128 << 20
 """What widened K and V take at most, of as many heads at a time as that has room for."""
+WIDE_CELLS = 1 << 16
+"""Cells of the page table of what is widened: requests times the pages of the longest."""
 WIDENED_ROWS = 400
 """Packed rows that see a key, on average, from which on widening it once costs less than widening it in each row tile:
 6 bytes of an element move at 4 TB/s, 1.5 ps, and a row's products of it take 4 fs less of K and V that are wide.
@@ -608,6 +610,22 @@ def wide_pages(shape: AttentionShape, num_reqs: Any, max_kv_len: Any) -> Any:
     """Pages of all heads that there is room to widen: of all requests, or as many as WIDE_BYTES hold."""
     page = 2 * WIDE_PAGE * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[shape.q_dtype]
     return minimum(num_reqs * ceil_div(max_kv_len, WIDE_PAGE), maximum(1, WIDE_BYTES // page))
+
+
+def wide_cells(num_reqs: Any, max_kv_len: Any) -> Any:
+    """Cells of the page table of what is widened, at most."""
+    return minimum(num_reqs * ceil_div(max_kv_len, WIDE_PAGE), WIDE_CELLS)
+
+
+def pages_widened(shape: AttentionShape, rows: int, prefix: int) -> int:
+    """Pages that a request of so many rows takes, whose prefix is so long at most.
+
+    Under a window they begin with a page, or with as many keys as `widen` rounds down to.
+    """
+    pages = ceil_div(prefix + rows, WIDE_PAGE)
+    if shape.window_left >= 0:
+        pages = min(pages, ceil_div(shape.window_left + rows, WIDE_PAGE) + ceil_div(INTERPRETED_KEYS, WIDE_PAGE))
+    return pages if rows else 0
 
 
 def wide_parts(shape: AttentionShape, pages: int, room: int) -> int:

@@ -76,6 +76,21 @@ class Part:
         source = (self.k, self.v, cache.k_scale, cache.v_scale, sinks)
         self.extend.attend_to(source, self._layout(cache), table, q, batch, out)
 
+    def get_ready(
+        self,
+        q: torch.Tensor,
+        sinks: torch.Tensor | None,
+        cache: KVCache,
+        batch: ForwardBatch,
+        table: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """All that `attend` launches, for no request and no row tile, so that it is compiled (`Extend.get_ready`)."""
+        self._launch(1, cache.k, cache.v, batch.prefix_lens[:0], batch.q_indptr[:1], batch.page_table[:0])
+        source = (self.k, self.v, cache.k_scale, cache.v_scale, sinks)
+        tensors = (q, *source, out, batch.prefix_lens, batch.q_indptr, table)
+        self.extend.get_ready(self._layout(cache), batch.num_rows, tensors)
+
     def _launch(self, each: int, *tensors: torch.Tensor) -> None:
         launch.widen(self._shape, each, *tensors, self.k, self.v, self._pages)  # type: ignore[call-arg]  # as MOVING
 
@@ -107,6 +122,7 @@ class Wide:
         self._narrow = Extend(geometry, slots, row_tiles, buffers)
         self._parts: dict[int, Part] = {}
         self._way = Remembered[ForwardBatch, Way | None](self._way_of)
+        self._ready = set[Layout]()
         self._sinks = Remembered[KVCache, torch.Tensor | None](lambda cache: sinks_of(cache, geometry))
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -117,10 +133,12 @@ class Wide:
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, as `Extend` launches it, or of each part of the heads once its K and V are widened."""
         way = self._way(batch)
+        a, sinks = self._geometry.attention, self._sinks(cache)
         if way is None:
             self._narrow.attend(q, cache, batch, out)
+            self._get_ready(q, sinks, cache, batch, out)
             return
-        a, part, sinks = self._geometry.attention, way.part, self._sinks(cache)
+        part = way.part
         if part.heads == a.num_kv_heads:
             part.attend(q, cache.k, cache.v, sinks, cache, batch, way.table, out)
             return
@@ -131,11 +149,26 @@ class Wide:
             k, v = cache.k[:, :, of_kv], cache.v[:, :, of_kv]
             part.attend(q[:, of_q], k, v, own, cache, batch, way.table, out[:, of_q])
 
+    def _get_ready(
+        self, q: torch.Tensor, sinks: torch.Tensor | None, cache: KVCache, batch: ForwardBatch, out: torch.Tensor
+    ) -> None:
+        """Compile what longer prompts over such a cache are launched with, with the first short one."""
+        layout = layout_of_cache(cache)
+        if layout in self._ready or not q.is_cuda or torch.cuda.is_current_stream_capturing():
+            return
+        self._ready.add(layout)
+        nothing = self._given[-1][sizing.WIDE_TABLE][:0].view(0, 1)
+        self._part(1).get_ready(q, sinks, cache, batch, nothing, out)
+
     def _way_of(self, batch: ForwardBatch) -> Way | None:
-        each, parts = sizing.wide_pages_each(self._geometry, batch)
-        if not parts:
+        found = sizing.widened(self._geometry, batch)
+        if found is None:
             return None
+        cells = self._given[-1][sizing.WIDE_TABLE][: batch.padded_reqs * found.each]
+        return Way(cells.view(batch.padded_reqs, found.each), self._part(found.parts))
+
+    def _part(self, parts: int) -> Part:
+        """The first of so many parts of the heads, and of the others."""
         if parts not in self._parts:
             self._parts[parts] = Part(self._geometry, *self._given, parts)
-        pages = self._given[-1][sizing.WIDE_TABLE][: batch.padded_reqs * each]
-        return Way(pages.view(batch.padded_reqs, each), self._parts[parts])
+        return self._parts[parts]
