@@ -635,6 +635,32 @@ def test_extend_has_three_groups_over_heads_of_up_to_80(head_dim, dtypes, page_s
     assert tiling.ragged_tiles(tile, 1, 4096, 3) <= tiling.ragged_tiles(few, 1, 4096, 3)
 
 
+@pytest.mark.parametrize(
+    ("heads", "rows", "num_reqs", "block_m"),
+    [
+        ((32, 8), 28, 8, 64), ((32, 8), 28, 5, 128), ((32, 8), 16, 5, 64), ((32, 8), 29, 8, 128),
+        ((28, 4), 16, 12, 64), ((28, 4), 16, 11, 128), ((28, 4), 16, 34, 128),
+    ],
+)  # fmt: skip
+def test_few_chunks_of_some_rows_have_one_row_tile(heads, rows, num_reqs, block_m):
+    """Of 65 to 112 packed rows, which are cut by their keys whatever their tile is."""
+    told = AttentionShape(*heads, 128, 16)
+    found = tiling.cut_tile(told, H200, tiling.choose(told, H200, 4096, extend=True), (rows,) * num_reqs)
+    assert (found.block_m, found.programs_per_sm) == (block_m, 2 if block_m == 64 else 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "prefix", "expected"), [(512, 0, False), (1064, 0, False), (1536, 0, False), (256, 8192, True)]
+)
+def test_prompts_over_heads_of_256_are_not_cut(rows, prefix, expected):
+    """A little more than one row tile for each multiprocessor, where the first is the longest: sums of heads of 256
+    take too long to be stored and merged. Few row tiles behind a long prefix are cut.
+    """
+    told = AttentionShape(16, 4, 256, 16)
+    tile = tiling.cut_tile(told, H200, tiling.choose(told, H200, 4096, extend=True), (rows,))
+    assert tiling.pays_cutting(told, H200, tile, (rows,), (prefix,)) == expected
+
+
 def test_row_tiles_pieces_and_partials():
     """32/8 heads of 128 on 132 multiprocessors: worked out by hand."""
     attention, tile = AttentionShape(32, 8, 128, 16), Tile(64, 64, 4, 3, 2)

@@ -88,15 +88,15 @@ def test_row_tiles_cut_by_their_keys(bench, lens, rows, block_m, pieces):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5])
-@pytest.mark.parametrize("window_left", [-1, 300])
-def test_the_host_finds_what_the_schedule_finds(bench, heads, window_left):
+@pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
+def test_the_host_finds_what_the_schedule_finds(bench, heads, head_dim, window_left):
     """Of lengths that it knows, whether row tiles are cut: for long prefixes of few rows, prompts, many requests."""
     from draftmark_cuda_triton import launch, tiling
 
     chance, found = random.Random(heads), set()
     tile, device = tiling.Tile(16, 32, 4, 2, 2), DeviceProfile("cuda", 80, 12)
-    attention = AttentionShape(2 * heads, heads, 64, 16, window_left=window_left)
-    shape = launch.Attention(heads, 2, 64, 16, 1.0, window_left=window_left)
+    attention = AttentionShape(2 * heads, heads, head_dim, 16, window_left=window_left)
+    shape = launch.Attention(heads, 2, head_dim, 16, 1.0, window_left=window_left)
     pieces = tiling.shares(attention, device, tile)
     for _ in range(24):
         count = chance.randrange(1, 9)

@@ -24,6 +24,7 @@ from .tiling import (
     LEAST_SHARE,
     WIDE_PAGE,
     Tile,
+    cut_cost,
     next_power_of_two,
     ragged_tiles,
     row_tiles,
@@ -202,7 +203,7 @@ def write_metadata_ragged(
         shape.window_left,
         PAGE=shape.page_size, GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
         CUT=pieces > 1, BLOCK_N=tile.block_n, WINDOW=shape.window, ITEM_COST=ITEM_COST, LEAST_SHARE=LEAST_SHARE,
-        BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
+        CUT_COST=cut_cost(shape.head_dim), BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 

@@ -530,7 +530,8 @@ def cut_tile(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: t
     """The tile of a batch of EXTEND whose row tiles may be cut by their keys, where they are few; None of many, which
     keep all programs busy.
 
-    Of few rows a request two programs of 64 share a multiprocessor, as in `_shared`.
+    Of few rows a request two programs of 64 share a multiprocessor, as in `_shared`; but of 65 to 112 and very few
+    requests, which are cut whatever their tile is, one of 128 brings their keys once.
 
     Args:
         tile: of batches that are not cut. q_lens: rows of each request, padding included. Lengths are the device's.
@@ -538,7 +539,7 @@ def cut_tile(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: t
     if len(q_lens) > CUT_TILES:
         return None
     rows, lines = max(q_lens) * shape.group_size, len(q_lens) * shape.num_kv_heads
-    if rows <= 64 or (rows <= 112 and lines <= device.num_sms):
+    if rows <= 64 or (rows <= 112 and device.num_sms < 3 * lines <= 3 * device.num_sms):
         tile = cut_tiles(shape, tile)[-1]
     count = sum(row_tiles(tile, rows, shape.group_size) for rows in q_lens)
     return tile if count <= CUT_TILES and shares(shape, device, tile) > 1 else None
@@ -577,9 +578,17 @@ def pays_cutting(
         return False
     share = ceil_div(line * shape.num_kv_heads, programs)
     rounds = ceil_div(count * shape.num_kv_heads, programs)
+    cost = cut_cost(shape.head_dim)
     if rounds <= 1:
-        return bool(3 * share // 2 + 6 < max(lengths))
-    return bool(5 * share // 4 + 4 < max(rounds * (line // count), share + 2 * max(lengths) // 5))
+        return bool(3 * share // 2 + 3 * cost < max(lengths))
+    return bool(5 * share // 4 + 2 * cost < max(rounds * (line // count), share + 2 * max(lengths) // 5))
+
+
+def cut_cost(head_dim: int) -> int:
+    """What partial results cost a piece, in tiles, of which it pays two or three times as many: they are stored and
+    merged. Heads of 256 have twice as many bytes of them, and tiles of half as many keys, which take as long.
+    """
+    return 2 * ceil_div(head_dim, 128)
 
 
 def _keys_seen(shape: AttentionShape, tile: Tile, rows: int, prefix: int, m: int) -> int:

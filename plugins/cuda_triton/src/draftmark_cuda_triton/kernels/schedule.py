@@ -145,7 +145,9 @@ def row_tile_of(entry, height, exists, index):
 
 
 @inline
-def pieces_of(line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_SHARE: tl.constexpr):
+def pieces_of(
+    line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_SHARE: tl.constexpr, COST: tl.constexpr
+):  # fmt: skip
     """Into how many pieces a line of row tiles is cut, and whether that takes less time than row tiles that are taken
     whole, one by one (`tiling.pays_cutting` says the same). NOTES.md has the measurements.
 
@@ -153,7 +155,7 @@ def pieces_of(line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_
 
     Args:
         line, longest: length of all row tiles of a KV head, and of the longest. tiles, high: row tiles, and those of a
-            request, 1 where they differ. programs: that the device holds at a time.
+            request, 1 where they differ. programs: that the device holds at a time. COST: `tiling.cut_cost`.
     """
     made = tl.minimum(tl.maximum(line // LEAST_SHARE, tiles), pieces)
     level = made // high * high
@@ -162,7 +164,7 @@ def pieces_of(line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_
     rounds = (tiles * num_kv_heads + programs - 1) // programs
     in_turn = tl.maximum(rounds * (line // tl.maximum(tiles, 1)), share + 2 * longest // 5)
     in_turn = tl.where(rounds <= 1, longest, in_turn)
-    cut = tl.where(rounds <= 1, 3 * share // 2 + 6, 5 * share // 4 + 4)
+    cut = tl.where(rounds <= 1, 3 * share // 2 + 3 * COST, 5 * share // 4 + 2 * COST)
     return made, (cut < in_turn) & (line // LEAST_SHARE > tiles)
 
 
@@ -206,6 +208,7 @@ def write_ragged(
     WINDOW: tl.constexpr,
     ITEM_COST: tl.constexpr,
     LEAST_SHARE: tl.constexpr,
+    CUT_COST: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
 ):
@@ -260,7 +263,9 @@ def write_ragged(
             length = tl.where(is_one, stop - first + ITEM_COST, 0)
             line = tl.maximum(total(length, 0), 1)
             longest = largest(length, 0)
-            made, by_line = pieces_of(line, longest, count, high, pieces, programs, num_kv_heads, LEAST_SHARE)
+            made, by_line = pieces_of(
+                line, longest, count, high, pieces, programs, num_kv_heads, LEAST_SHARE, CUT_COST
+            )  # fmt: skip
             number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
             place = running_total(length) - length
             start = tl.minimum(number, made) * line // made
