@@ -636,29 +636,41 @@ def test_extend_has_three_groups_over_heads_of_up_to_80(head_dim, dtypes, page_s
 
 
 @pytest.mark.parametrize(
-    ("heads", "rows", "num_reqs", "block_m"),
+    ("heads", "rows", "lens", "block_m"),
     [
-        ((32, 8), 28, 8, 64), ((32, 8), 28, 5, 128), ((32, 8), 16, 5, 64), ((32, 8), 29, 8, 128),
-        ((28, 4), 16, 12, 64), ((28, 4), 16, 11, 128), ((28, 4), 16, 34, 128),
+        ((32, 8), 28, (8192,) * 8, 64), ((32, 8), 28, (8192,) * 5, 128), ((32, 8), 28, None, 64),
+        ((32, 8), 16, (8192,) * 5, 64), ((32, 8), 29, (8192,) * 8, 128),
+        ((28, 4), 16, (4096,) * 3, 64), ((28, 4), 16, (4400, 100, 8700), 128), ((28, 4), 16, (4096,) * 11, 128),
+        ((28, 4), 16, (4096,) * 12, 64),
     ],
 )  # fmt: skip
-def test_few_chunks_of_some_rows_have_one_row_tile(heads, rows, num_reqs, block_m):
-    """Of 65 to 112 packed rows, which are cut by their keys whatever their tile is."""
-    told = AttentionShape(*heads, 128, 16)
-    found = tiling.cut_tile(told, H200, tiling.choose(told, H200, 4096, extend=True), (rows,) * num_reqs)
+def test_few_chunks_of_some_rows_bring_many_keys_once(heads, rows, lens, block_m):
+    """Of 65 to 112 packed rows; what the host does not know is not many. Under a window they never are."""
+    told, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
+    whole = tiling.choose(told, H200, 4096, extend=True)
+    found = tiling.cut_tile(told, H200, whole, (rows,) * count, lens)
     assert (found.block_m, found.programs_per_sm) == (block_m, 2 if block_m == 64 else 1)
+    under = replace(told, window_left=100)
+    assert tiling.cut_tile(under, H200, whole, (rows,) * count, lens).block_m == (64 if rows < 29 else 128)
 
 
 @pytest.mark.parametrize(
-    ("rows", "prefix", "expected"), [(512, 0, False), (1064, 0, False), (1536, 0, False), (256, 8192, True)]
-)
-def test_prompts_over_heads_of_256_are_not_cut(rows, prefix, expected):
-    """A little more than one row tile for each multiprocessor, where the first is the longest: sums of heads of 256
-    take too long to be stored and merged. Few row tiles behind a long prefix are cut.
+    ("heads", "head_dim", "rows", "lens", "expected"),
+    [
+        ((16, 4), 256, 512, (0,), False), ((16, 4), 256, 1064, (0,), False), ((16, 8), 256, 2240, (0,), False),
+        ((8, 2), 256, 2069, (0,), False), ((4, 2), 256, 2415, (0,) * 3, False), ((8, 1), 256, 543, (0,), False),
+        ((16, 8), 192, 1453, (0,), False), ((8, 4), 192, 1810, (0,) * 2, False), ((4, 2), 192, 2355, (0,) * 3, False),
+        ((16, 4), 256, 256, (8192,), True), ((16, 4), 256, 804, (7139,) * 4, True), ((8, 1), 256, 1482, (0,), True),
+        ((8, 2), 192, 519, (293,), True), ((8, 2), 192, 945, (0,), True), ((16, 4), 256, 64, (8192,) * 8, True),
+    ],
+)  # fmt: skip
+def test_heads_of_more_than_128_are_cut_where_it_was_measured_to_pay(heads, head_dim, rows, lens, expected):
+    """Sums of so many columns take long to be stored and merged: of prompts a little more than a row tile for each
+    program, whose first is the longest, take less time whole. Few row tiles behind long prefixes are cut.
     """
-    told = AttentionShape(16, 4, 256, 16)
-    tile = tiling.cut_tile(told, H200, tiling.choose(told, H200, 4096, extend=True), (rows,))
-    assert tiling.pays_cutting(told, H200, tile, (rows,), (prefix,)) == expected
+    told, q_lens = AttentionShape(*heads, head_dim, 16), (rows,) * len(lens)
+    tile = tiling.cut_tile(told, H200, tiling.choose(told, H200, 4096, extend=True), q_lens, lens)
+    assert tiling.pays_cutting(told, H200, tile, q_lens, lens) == expected
 
 
 def test_row_tiles_pieces_and_partials():

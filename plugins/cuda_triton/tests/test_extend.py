@@ -42,7 +42,7 @@ def run(
     if attention is not None:
         chosen = tiling.choose(attention, device_profile("cuda"), 4096, extend=True)
         if pieces > 1:
-            chosen = tiling.cut_tile(attention, device_profile("cuda"), chosen, rows) or chosen
+            chosen = tiling.cut_tile(attention, device_profile("cuda"), chosen, rows, lens) or chosen
         where = extend.has_one_pitch(k, v), extend.has_boxes(k, v)
         tile = tiling.for_cache(attention, device_profile("cuda"), chosen, *where)
     sinks = sinks if sinks is None else sinks.to(bench.device)

@@ -28,7 +28,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
             used |= dict.fromkeys(sizing.WIDE, 0)
     extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
     if extent is None:
-        used |= sizing.wide_usage(geometry, batch) or sizing.extend_usage(geometry, batch.q_lens)
+        used |= sizing.wide_usage(geometry, batch) or sizing.extend_usage(geometry, batch)
     else:
         used |= sizing.few_rows_usage(geometry, extent.q_len, batch.padded_reqs)
     return used

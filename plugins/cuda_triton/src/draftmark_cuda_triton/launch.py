@@ -24,7 +24,7 @@ from .tiling import (
     LEAST_SHARE,
     WIDE_PAGE,
     Tile,
-    cut_cost,
+    cut_costs,
     next_power_of_two,
     ragged_tiles,
     row_tiles,
@@ -195,6 +195,7 @@ def write_metadata_ragged(
     # All row tiles stand in a vector of each program that cuts them; of two sizes, for each is compiled apart.
     block_tiles = next((size for size in CUT_SIZES if num_tiles <= size), CUT_SIZES[-1]) if pieces > 1 else 1
     block_pieces = max(1, min(32, SCHEDULE_CELLS // block_tiles))
+    once, eighths, more = cut_costs(shape.head_dim)
     grid = (max(triton.cdiv(max(num_rows, num_tiles), block), triton.cdiv(pieces, block_pieces)),)
     start(
         compiled_or_interpreted(tiles).schedule.write_ragged, grid,
@@ -203,7 +204,7 @@ def write_metadata_ragged(
         shape.window_left,
         PAGE=shape.page_size, GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
         CUT=pieces > 1, BLOCK_N=tile.block_n, WINDOW=shape.window, ITEM_COST=ITEM_COST, LEAST_SHARE=LEAST_SHARE,
-        CUT_COST=cut_cost(shape.head_dim), BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
+        ONCE=once, EIGHTHS=eighths, MORE=more, BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def wide_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         return {}
     own = tiling.widened(a, found.parts)
     keys = found.pages * tiling.WIDE_PAGE * own.num_kv_heads * a.head_dim * DTYPE_BYTES[a.q_dtype]
-    used = extend_usage(replace(geometry, attention=own), batch.q_lens)
+    used = extend_usage(replace(geometry, attention=own), batch)
     return used | {WIDE_K: keys, WIDE_V: keys, WIDE_TABLE: batch.padded_reqs * found.each * 4}
 
 
@@ -157,10 +157,11 @@ def extend_tile(geometry: Geometry) -> tiling.Tile:
     return tiling.choose(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len, extend=True)
 
 
-def extend_usage(geometry: Geometry, q_lens: tuple[int, ...]) -> dict[str, int]:
-    """Bytes of row tiles, and of schedule and partials where those are cut, that an EXTEND of so many rows takes."""
-    used = {ROW_TILES: (tiling.AGENDA_ROWS + ragged_tiles(geometry, sum(q_lens), len(q_lens))) * 2 * 4}
-    if tiling.cut_tile(geometry.attention, geometry.device, extend_tile(geometry), q_lens) is not None:
+def extend_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Bytes of row tiles, and of schedule and partials where those are cut, that a batch of EXTEND takes."""
+    a, rows = geometry.attention, batch.q_lens
+    used = {ROW_TILES: (tiling.AGENDA_ROWS + ragged_tiles(geometry, sum(rows), len(rows))) * 2 * 4}
+    if tiling.cut_tile(a, geometry.device, extend_tile(geometry), rows, known_lens(batch)) is not None:
         used |= _bytes(geometry, *extend_cut(geometry))
     return used
 

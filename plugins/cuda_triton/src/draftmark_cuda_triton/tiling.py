@@ -45,6 +45,8 @@ WIDENED_ROWS = 400
 """
 WIDENING = 1 << 30
 """Rows times keys times elements of K of a token beyond those, that pay for one more launch: 4 us."""
+MANY_KEYS = 400
+"""Keys of a multiprocessor's share of a batch of few requests, from which on bringing them once is what counts."""
 AGENDA_ROWS = 2
 """Rows of EXTEND's row tiles before the first one: how many were taken, how many there are, in which order."""
 HOPPER = 90
@@ -526,20 +528,28 @@ def partial_rows_of_shares(shape: AttentionShape, device: DeviceProfile, tile: T
     return 2 * minimum(1, pieces - 1) * pieces * shape.num_kv_heads * tile.block_m
 
 
-def cut_tile(shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...]) -> Tile | None:
+def cut_tile(
+    shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...] | None
+) -> Tile | None:
     """The tile of a batch of EXTEND whose row tiles may be cut by their keys, where they are few; None of many, which
     keep all programs busy.
 
-    Of few rows a request two programs of 64 share a multiprocessor, as in `_shared`; but of 65 to 112 and very few
-    requests, which are cut whatever their tile is, one of 128 brings their keys once.
+    Of few rows a request two programs of 64 share a multiprocessor, as in `_shared`; but of 65 to 112 and so few
+    requests that they are cut whatever their tile is, one of 128 brings many keys once, where two bring them twice.
 
     Args:
-        tile: of batches that are not cut. q_lens: rows of each request, padding included. Lengths are the device's.
+        tile: of batches that are not cut. q_lens: rows of each request, padding included. lens: of live requests, what
+            the host knows of their prefixes, or None.
     """
     if len(q_lens) > CUT_TILES:
         return None
     rows, lines = max(q_lens) * shape.group_size, len(q_lens) * shape.num_kv_heads
-    if rows <= 64 or (rows <= 112 and device.num_sms < 3 * lines <= 3 * device.num_sms):
+    once = (
+        lens is not None
+        and 3 * lines <= device.num_sms
+        and (sum(_in_reach(shape, n) for n in lens) * shape.num_kv_heads >= MANY_KEYS * device.num_sms)
+    )
+    if rows <= 64 or (rows <= 112 and lines <= device.num_sms and not once):
         tile = cut_tiles(shape, tile)[-1]
     count = sum(row_tiles(tile, rows, shape.group_size) for rows in q_lens)
     return tile if count <= CUT_TILES and shares(shape, device, tile) > 1 else None
@@ -554,8 +564,8 @@ def cut_tiles(shape: AttentionShape, tile: Tile) -> tuple[Tile, ...]:
 def pays_cutting(
     shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...] | None
 ) -> bool:
-    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one (`kernels.schedule.pieces_of`
-    says the same of what the device knows).
+    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one (`kernels.schedule` says
+    the same of what the device knows).
 
     A program has an even share, and a merge; and where fewer programs were as fast as memory, it gains less. Or it has
     whole row tiles: one, or as many as all have, or last a long one.
@@ -578,17 +588,20 @@ def pays_cutting(
         return False
     share = ceil_div(line * shape.num_kv_heads, programs)
     rounds = ceil_div(count * shape.num_kv_heads, programs)
-    cost = cut_cost(shape.head_dim)
+    once, eighths, more = cut_costs(shape.head_dim)
     if rounds <= 1:
-        return bool(3 * share // 2 + 3 * cost < max(lengths))
-    return bool(5 * share // 4 + 2 * cost < max(rounds * (line // count), share + 2 * max(lengths) // 5))
+        return bool(3 * share // 2 + once < max(lengths))
+    return bool(eighths * share // 8 + more < max(rounds * (line // count), share + 2 * max(lengths) // 5))
 
 
-def cut_cost(head_dim: int) -> int:
-    """What partial results cost a piece, in tiles, of which it pays two or three times as many: they are stored and
-    merged. Heads of 256 have twice as many bytes of them, and tiles of half as many keys, which take as long.
+def cut_costs(head_dim: int) -> tuple[int, int, int]:
+    """What a program takes that has an even share, in tiles: half as much again and so many, where whole row tiles have
+    a program each; or so many eighths of it, and so many. Of more than 128 columns partial results are more bytes.
     """
-    return 2 * ceil_div(head_dim, 128)
+    if head_dim <= 128:
+        return 6, 10, 4
+    once = 3 + 3 * head_dim // 128
+    return once, 9, once + 4
 
 
 def _keys_seen(shape: AttentionShape, tile: Tile, rows: int, prefix: int, m: int) -> int:
@@ -597,6 +610,11 @@ def _keys_seen(shape: AttentionShape, tile: Tile, rows: int, prefix: int, m: int
     highest = min((m * tile.block_m + tile.block_m - 1) // group, rows - 1)
     first = 0 if window < 0 else max(prefix + m * tile.block_m // group - window, 0) // tile.block_n
     return (prefix + highest + tile.block_n) // tile.block_n - first
+
+
+def _in_reach(shape: AttentionShape, prefix: int) -> int:
+    """Keys of a prefix that any row of its request sees."""
+    return prefix if shape.window_left < 0 else min(prefix, shape.window_left)
 
 
 def widens(shape: AttentionShape, device: DeviceProfile) -> bool:
@@ -652,7 +670,7 @@ def pays_widening(shape: AttentionShape, q_lens: tuple[int, ...], lens: tuple[in
     """
     seen, keys, window = 0, 0, shape.window_left
     for rows, n in zip(q_lens, lens, strict=True):
-        before = n if window < 0 else min(n, window)
+        before = _in_reach(shape, n)
         seen += rows * shape.group_size * (n + rows // 2 if window < 0 else min(n + rows // 2, window + 1))
         keys += rows + before if rows else 0
     return shape.num_kv_heads * shape.head_dim * (seen - WIDENED_ROWS * keys) >= WIDENING

@@ -145,27 +145,35 @@ def row_tile_of(entry, height, exists, index):
 
 
 @inline
-def pieces_of(
-    line, longest, tiles, high, pieces, programs, num_kv_heads, LEAST_SHARE: tl.constexpr, COST: tl.constexpr
-):  # fmt: skip
-    """Into how many pieces a line of row tiles is cut, and whether that takes less time than row tiles that are taken
-    whole, one by one (`tiling.pays_cutting` says the same). NOTES.md has the measurements.
+def pieces_of(line, tiles, high, pieces, LEAST_SHARE: tl.constexpr):
+    """Into how many pieces a line of row tiles is cut.
 
     Pieces of requests of one height are as many for each row tile of a request (`split.in_line`).
 
     Args:
-        line, longest: length of all row tiles of a KV head, and of the longest. tiles, high: row tiles, and those of a
-            request, 1 where they differ. programs: that the device holds at a time. COST: `tiling.cut_cost`.
+        line: length of all row tiles of a KV head. tiles, high: row tiles, and those of a request, 1 where they differ.
     """
     made = tl.minimum(tl.maximum(line // LEAST_SHARE, tiles), pieces)
     level = made // high * high
-    made = tl.maximum(tl.where(8 * level >= 7 * made, level, made), 1)
+    return tl.maximum(tl.where(8 * level >= 7 * made, level, made), 1)
+
+
+@inline
+def pays_cutting(
+    line, longest, tiles, programs, num_kv_heads, ONCE: tl.constexpr, EIGHTHS: tl.constexpr, MORE: tl.constexpr
+):
+    """Whether row tiles that are cut take less time than those that are taken whole, one by one (`tiling.pays_cutting`
+    says the same). NOTES.md has the measurements.
+
+    Args:
+        line, longest: length of all row tiles of a KV head, and of the longest. programs: that the device holds at a
+            time. ONCE, EIGHTHS, MORE: `tiling.cut_costs`.
+    """
     share = (line * num_kv_heads + programs - 1) // programs
     rounds = (tiles * num_kv_heads + programs - 1) // programs
     in_turn = tl.maximum(rounds * (line // tl.maximum(tiles, 1)), share + 2 * longest // 5)
     in_turn = tl.where(rounds <= 1, longest, in_turn)
-    cut = tl.where(rounds <= 1, 3 * share // 2 + 3 * COST, 5 * share // 4 + 2 * COST)
-    return made, (cut < in_turn) & (line // LEAST_SHARE > tiles)
+    return tl.where(rounds <= 1, 3 * share // 2 + ONCE, EIGHTHS * share // 8 + MORE) < in_turn
 
 
 @triton.jit(
@@ -208,7 +216,9 @@ def write_ragged(
     WINDOW: tl.constexpr,
     ITEM_COST: tl.constexpr,
     LEAST_SHARE: tl.constexpr,
-    CUT_COST: tl.constexpr,
+    ONCE: tl.constexpr,
+    EIGHTHS: tl.constexpr,
+    MORE: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
 ):
@@ -262,10 +272,9 @@ def write_ragged(
             first, stop = tiles_of(which, rows, prefix_len, group, window_left, BLOCK_M, BLOCK_N, WINDOW)
             length = tl.where(is_one, stop - first + ITEM_COST, 0)
             line = tl.maximum(total(length, 0), 1)
-            longest = largest(length, 0)
-            made, by_line = pieces_of(
-                line, longest, count, high, pieces, programs, num_kv_heads, LEAST_SHARE, CUT_COST
-            )  # fmt: skip
+            made = pieces_of(line, count, high, pieces, LEAST_SHARE)
+            pays = pays_cutting(line, largest(length, 0), count, programs, num_kv_heads, ONCE, EIGHTHS, MORE)
+            by_line = pays & (line // LEAST_SHARE > count)
             number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
             place = running_total(length) - length
             start = tl.minimum(number, made) * line // made
