@@ -1,5 +1,6 @@
 """FlashAttention 3, vLLM's build: by itself, which has no tree mask, and composed to an exact tree as SGLang does.
 
+Over e4m3 it wants rows of that too, and rounds its weights to it: they are rounded beforehand, which is not timed.
 `DRAFTMARK_FA3_LIBRARY` names vLLM's `_vllm_fa3_C.abi3.so`.
 """
 
@@ -21,12 +22,10 @@ FA3_LIBRARY = "DRAFTMARK_FA3_LIBRARY"
 """Environment variable: path of vLLM's `_vllm_fa3_C.abi3.so`."""
 
 
-def _load(model: Model) -> None:
+def _load() -> None:
     path = os.environ.get(FA3_LIBRARY, "")
     if not os.path.exists(path):
         raise Absent(f"{FA3_LIBRARY} names no file")
-    if model.kv_dtype != "bfloat16":
-        raise Absent("FA3 wants queries of KV's dtype; e4m3 queries are another question")
     torch.ops.load_library(path)
 
 
@@ -47,7 +46,7 @@ def _forward(
     page = pair[0].shape[1]
     window = (model.window_left, 0 if model.window else -1)
     metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata(
-        lens.numel(), q_len, longest, model.heads, model.kv_heads, model.dim, model.dim, torch.bfloat16, lens, q_indptr,
+        lens.numel(), q_len, longest, model.heads, model.kv_heads, model.dim, model.dim, q.dtype, lens, q_indptr,
         None, None, None, None, page, 0, causal, *window, model.cap > 0, 0, None, 0,
     )  # fmt: skip
 
@@ -64,7 +63,7 @@ def _forward(
 def fa3(inputs: Inputs) -> Peer:
     """FlashAttention 3 by itself: a tree is asked as a chain, a draft step without its tail."""
     case, model = inputs.case, inputs.case.model
-    _load(model)
+    _load()
     draft = case.tree and case.q_len != case.tail_len
     if draft and model.window:
         raise Absent("its window counts rows, and a draft step's are at one depth")
@@ -72,14 +71,13 @@ def fa3(inputs: Inputs) -> Peer:
     causal = not draft and case.q_len > 1
     lens = inputs.prefix_lens if draft else inputs.prefix_lens + inputs.tails
     longest = max(case.lens) + (0 if draft else case.tail_len)
-    outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
+    q, outs = _rows(inputs), [torch.empty_like(inputs.q) for _ in inputs.caches]
     calls = [
-        _forward(
-            model, inputs.q, pair, out, inputs.q_indptr, case.q_len, lens, longest, inputs.page_table, causal, sinks
-        )
+        _forward(model, q, pair, out, inputs.q_indptr, case.q_len, lens, longest, inputs.page_table, causal, sinks)
         for pair, out in zip(inputs.caches, outs, strict=True)
     ]
-    return Peer(list(calls), outs, "none" if draft else "causal" if case.tree else "exact")
+    tail = "none" if draft else "causal" if case.tree else "exact"
+    return Peer(list(calls), outs, tail, rounds=q.dtype != inputs.q.dtype)
 
 
 def composed(inputs: Inputs) -> Peer:
@@ -89,8 +87,8 @@ def composed(inputs: Inputs) -> Peer:
         raise Absent("no tree in this case")
     if model.window or model.sinks:
         raise Absent("its window counts rows, where a tree's counts depths; of two parts each would count the sinks")
-    _load(model)
-    rows = inputs.q.shape[0]
+    _load()
+    q, rows = _rows(inputs), inputs.q.shape[0]
     ancestors, counts = _ancestors(inputs)
     ones = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
     outs = [torch.empty_like(inputs.q) for _ in inputs.caches]
@@ -98,14 +96,20 @@ def composed(inputs: Inputs) -> Peer:
     calls = []
     for pair, out in zip(inputs.caches, outs, strict=True):
         prefix = _forward(
-            model, inputs.q, pair, out, inputs.q_indptr, case.q_len, inputs.prefix_lens, max(case.lens),
-            inputs.page_table, False,
+            model, q, pair, out, inputs.q_indptr, case.q_len, inputs.prefix_lens, max(case.lens), inputs.page_table,
+            False,
         )  # fmt: skip
         tail = _forward(
-            model, inputs.q, as_tokens(pair), other, ones, 1, counts, case.tail_len, ancestors, False
+            model, q, as_tokens(pair), other, ones, 1, counts, case.tail_len, ancestors, False
         )  # fmt: skip
         calls.append(_merged(prefix, tail, out, other))
-    return Peer(calls, outs, note="prefix, ancestors at page size 1, merge")
+    note = "prefix, ancestors at page size 1, merge"
+    return Peer(calls, outs, note=note, rounds=q.dtype != inputs.q.dtype)
+
+
+def _rows(inputs: Inputs) -> torch.Tensor:
+    """Queries of KV's dtype."""
+    return inputs.q.to(inputs.caches[0][0].dtype)
 
 
 def _ancestors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,12 +29,14 @@ class Peer:
         outs: those outputs.
         tail: what the answer means: "exact", "causal" (the tree replaced by a chain) or "none" (prefix only).
         note: what a reader of the row should know.
+        rounds: whether it may round rows and weights to e4m3, as its K and V are, where an exact answer does not.
     """
 
     calls: list[Callable[[], object]]
     outs: list[torch.Tensor]
     tail: str = "exact"
     note: str = ""
+    rounds: bool = False
 
 
 def _csr(inputs: Inputs, tails: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -156,7 +158,9 @@ def _runs(wrapper: object, q: torch.Tensor, caches: list) -> Peer:
 
 
 def xqa(inputs: Inputs) -> Peer:
-    """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only."""
+    """TensorRT-LLM's XQA through FlashInfer; a tail as long as the query rows only. Its kernel of Hopper for e4m3
+    rounds rows and weights.
+    """
     model = inputs.case.model
     fi, case = import_flashinfer(), inputs.case
     if model.cap:
@@ -186,7 +190,7 @@ def xqa(inputs: Inputs) -> Peer:
             window_left=model.window_left, sinks=inputs.sinks,
         )  # fmt: skip
 
-    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs)
+    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, rounds=model.kv_dtype != "bfloat16")
 
 
 def as_tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 
-from benchmarks.attention import measuring
+from benchmarks.attention import fa3, measuring
 from benchmarks.attention.__main__ import whatever_the_pages
 from benchmarks.attention.cases import CASES, Case, Inputs, build, cleared, reference
 from benchmarks.attention.drawn import MOST_BYTES, drawn
@@ -226,6 +227,80 @@ def test_backends_whose_answers_are_right_take_turns(monkeypatch: pytest.MonkeyP
     assert [rows[name]["note"] for name in ("wrong", "none", "broken")] == [
         "wrong answer, not timed", "not here", "failed: ValueError: of its own",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rounds", "checked"), [(True, True), (False, False)])
+def test_answers_that_round_to_e4m3_are_told_from_exact_ones(
+    rounds: bool, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and weights of three bits of mantissa answer another question, and only who says so is asked it."""
+    told = case(replace(SMALL, kv_dtype="float8_e4m3fn"), "decode", (900, 700), 1)
+    inputs = build(told, "cpu", 1)
+    clean = tuple(cleared(one) for one in inputs.caches[0])
+    exact, rows = reference(inputs, clean).bfloat16(), inputs.q.to(clean[0].dtype).to(inputs.q.dtype)
+    rounded = _with_rounded_weights(replace(inputs, q=rows), clean)
+    peers = {
+        "exact": lambda _: Peer([lambda: None], [exact], rounds=True),
+        "rounded": lambda _: Peer([lambda: None], [rounded], rounds=rounds),
+        "wrong": lambda _: Peer([lambda: None], [rounded * 1.1], rounds=True),
+    }
+    monkeypatch.setattr(measuring, "OURS", {})
+    monkeypatch.setattr(measuring, "backends", lambda _: peers)
+    monkeypatch.setattr(measuring, "build", lambda _: inputs)
+    monkeypatch.setattr(measuring, "turn_of", lambda _: lambda: 1.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = {row["backend"]: row for row in measuring.measure(told, None, turns=1)}
+    assert [(row["rounded"], row["checked"]) for row in found.values()] == [
+        (False, True),
+        (rounds, checked),
+        (True, False),
+    ]
+    assert found["exact"]["max_err"] < 1e-2 < found["rounded"]["max_err"]
+
+
+def _with_rounded_weights(inputs: Inputs, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """One row a request, as a kernel answers whose products are of e4m3: weights beside the largest, 448 at most."""
+    out, model = torch.empty_like(inputs.q), inputs.case.model
+    k, v = (one.flatten(0, 1).double() for one in (cache[0].float(), cache[1].float()))
+    for r, n in enumerate(inputs.case.lens):
+        at = torch.arange(n + 1)
+        slots = inputs.page_table[r, at // model.page].long() * model.page + at % model.page
+        for head in range(model.heads):
+            of = head * model.kv_heads // model.heads
+            scores = k[slots, of] @ inputs.q[r, head].double() * model.scale
+            weights = (scores - scores.max()).exp()
+            narrow = (weights * 256).to(cache[0].dtype).double() / 256
+            out[r, head] = (narrow @ v[slots, of] / weights.sum()).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "tail"), [("decode", 1, "exact"), ("verify", 7, "causal"), ("draft", 4, "none")]
+)
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_fa3_is_asked_with_rows_of_kvs_dtype(
+    kv_dtype: str, kind: str, rows: int, tail: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has no kernel for others; what it writes is bf16."""
+    seen: list[tuple[torch.dtype, ...]] = []
+
+    def schedule(*told: object) -> None:
+        seen.append((told[7],))
+
+    def forward(*told: torch.Tensor) -> tuple[None, None]:
+        seen.append((told[0].dtype, told[1].dtype, told[6].dtype))
+        return None, None
+
+    library = tmp_path / "fa3.so"
+    library.touch()
+    monkeypatch.setenv(fa3.FA3_LIBRARY, str(library))
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    monkeypatch.setattr(torch.ops, "_vllm_fa3_C", SimpleNamespace(fwd=forward, get_scheduler_metadata=schedule), False)
+    peer = fa3.fa3(build(case(replace(SMALL, kv_dtype=kv_dtype), kind, LENS, rows), "cpu", 1))
+    peer.calls[0]()
+    dtype = getattr(torch, kv_dtype)
+    assert seen == [(dtype,), (dtype, dtype, torch.bfloat16)]
+    assert (peer.tail, peer.rounds) == (tail, kv_dtype != "bfloat16")
 
 
 class Recorded:
