@@ -77,7 +77,7 @@ def fa3(inputs: Inputs) -> Peer:
         for pair, out in zip(inputs.caches, outs, strict=True)
     ]
     tail = "none" if draft else "causal" if case.tree else "exact"
-    return Peer(list(calls), outs, tail, rounds=q.dtype != inputs.q.dtype)
+    return Peer(list(calls), outs, tail, rounds=model.is_narrow)
 
 
 def composed(inputs: Inputs) -> Peer:
@@ -104,7 +104,7 @@ def composed(inputs: Inputs) -> Peer:
         )  # fmt: skip
         calls.append(_merged(prefix, tail, out, other))
     note = "prefix, ancestors at page size 1, merge"
-    return Peer(calls, outs, note=note, rounds=q.dtype != inputs.q.dtype)
+    return Peer(calls, outs, note=note, rounds=model.is_narrow)
 
 
 def _rows(inputs: Inputs) -> torch.Tensor:

@@ -42,13 +42,18 @@ class Model:
     def kind(self) -> str:
         """What is not usual about it, as names of cases say it: -e4m3-w128-cap50-sinks-heads."""
         said = {
-            "e4m3": "float8" in self.kv_dtype,
+            "e4m3": self.is_narrow,
             f"w{self.window}": self.window,
             f"cap{self.cap:g}": self.cap,
             "sinks": self.sinks,
             self.packed: self.packed,
         }
         return "".join(f"-{what}" for what, is_so in said.items() if is_so)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether KV is e4m3."""
+        return self.kv_dtype == "float8_e4m3fn"
 
     @property
     def window_left(self) -> int:

@@ -81,7 +81,7 @@ def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
     backend.plan(batch)
     backend.write_metadata(batch)
     outs = [torch.full_like(inputs.q, float("nan")) for _ in inputs.caches]
-    scale = None if inputs.case.model.kv_dtype == "bfloat16" else torch.ones(1, device=inputs.q.device)
+    scale = torch.ones(1, device=inputs.q.device) if inputs.case.model.is_narrow else None
     layers = [KVCache(*pair, scale, scale, inputs.sinks) for pair in inputs.caches]
     calls = [
         lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)

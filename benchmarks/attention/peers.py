@@ -190,7 +190,7 @@ def xqa(inputs: Inputs) -> Peer:
             window_left=model.window_left, sinks=inputs.sinks,
         )  # fmt: skip
 
-    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, rounds=model.kv_dtype != "bfloat16")
+    return Peer([lambda i=i: call(i) for i in range(len(outs))], outs, rounds=model.is_narrow)
 
 
 def as_tokens(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
