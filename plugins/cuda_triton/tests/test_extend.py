@@ -121,6 +121,38 @@ def test_the_host_finds_what_the_schedule_finds(bench, heads, head_dim, window_l
     assert found == {True, False}
 
 
+@pytest.mark.parametrize("room", [1 << 30, 0])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_the_longest_row_tiles_are_taken_first(bench, heads, room):
+    """Of all requests where their keys have room together; else those of the longest request, then of the next."""
+    from draftmark_cuda_triton import launch, tiling
+
+    chance, tile, group = random.Random(heads), tiling.Tile(16, 32, 4, 2, 2), 3
+    for _ in range(12):
+        count = chance.randrange(1, 40)
+        lens = [chance.choice((0, 0, 5, chance.randrange(3000))) for _ in range(count)]
+        rows = [chance.choice((0, 1, 16, chance.randrange(60))) for _ in range(count)]
+        keys = sum(n + t for n, t in zip(lens, rows, strict=True) if t)
+        shape = launch.Attention(
+            heads, group, 64, 16, 1.0, room=min(room, keys * heads) if chance.random() < 0.5 else room
+        )
+        indptr = torch.tensor([0, *rows]).cumsum(0).int().to(bench.device)
+        number = tiling.ragged_tiles(tile, group, sum(rows), count)
+        tiles = bench.poison(tiling.AGENDA_ROWS + number, 2, dtype=torch.int32)
+        launch.write_metadata_ragged(
+            shape, tile, sum(rows), torch.tensor(lens, dtype=torch.int32, device=bench.device), indptr,
+            torch.ones(count, 200, dtype=torch.int32, device=bench.device), bench.poison(sum(rows), dtype=torch.int64),
+            tiles,
+        )  # fmt: skip
+        every = [(r, m) for r, t in enumerate(rows) for m in range(-(-t * group // 16))]
+        if room:
+            every.sort(key=lambda one: (-(lens[one[0]] * group + (one[1] + 1) * 16), one[0]))
+        else:
+            every.sort(key=lambda one: (-lens[one[0]] - rows[one[0]], one[0], -one[1]))
+        found = [tuple(one) for one in tiles[tiling.AGENDA_ROWS :].tolist()]
+        assert int(tiles[0, 1]) == len(every) and found == every + [(-1, 0)] * (number - len(every))
+
+
 def assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left):
     """Walking every piece as the kernels do meets each tile of keys of each row tile once; cuts name who has a part."""
     from draftmark_cuda_triton.tiling import AGENDA_ROWS, ITEM_COST

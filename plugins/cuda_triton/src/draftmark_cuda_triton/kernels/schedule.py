@@ -145,6 +145,30 @@ def row_tile_of(entry, height, exists, index):
 
 
 @inline
+def turn_of(request, m, index, keys, prefixes, height, together, group, BLOCK_M: tl.constexpr):
+    """When row tiles are taken that are taken whole: the longest first, so that no long one is begun last.
+
+    Those of one request stay together, for they read the same keys, and the longest request comes first; or all are
+    in one order.
+
+    Args:
+        request, m: of row tiles, their request and their index. index, keys, prefixes, height: of requests, their
+            number, their keys in all and before their rows, their row tiles. together: whether L2 has room for the keys
+            of all requests.
+    """
+    mine, before = index[None, :] == request[:, None], index[None, :] < request[:, None]
+    own = total(tl.where(mine, keys[None, :], 0), 1)[:, None]
+    is_longer = (keys[None, :] > own) | ((keys[None, :] == own) & before)
+    apart = tl.where(mine, height[None, :] - 1 - m[:, None], tl.where(is_longer, height[None, :], 0))
+    # Of each request, its row tiles that see no more: keys times the group, of which there are few where it is asked.
+    prefix_len = total(tl.where(mine, prefixes[None, :], 0), 1)[:, None]
+    seen = tl.where(together, (prefix_len - prefixes[None, :]) * group, 0) + (m[:, None] + 1) * BLOCK_M
+    behind = tl.where(before, (seen + BLOCK_M - 1) // BLOCK_M - 1, seen // BLOCK_M)
+    behind = tl.minimum(tl.maximum(behind, 0), height[None, :])
+    return total(tl.where(together, height[None, :] - behind, apart), 1)
+
+
+@inline
 def pieces_of(line, tiles, high, pieces, LEAST_SHARE: tl.constexpr):
     """Into how many pieces a line of row tiles is cut.
 
@@ -229,7 +253,8 @@ def write_ragged(
         row_tiles: int32 ``[2 + num_tiles, 2]``, out: how many row tiles of how many heads were taken, 0 now, and how
             many row tiles there are; how many KV heads are worked on side by side, and 0 where row tiles are whole, or
             `high` of the line that they are cut from (`split.in_line`); then request and index of a row tile, request
-            -1 where there is none. A request's last tile, which has the most keys, comes first.
+            -1 where there is none. Where they are whole, the longest come first (`turn_of`); where they may be CUT, a
+            request's last one does.
         work: int32 ``[2 · pieces, 4]``, out, if row tiles may be CUT: of those in line, as `write_uniform` has it of
             requests; all idle where they are taken whole. A piece is no shorter than LEAST_SHARE, unless as many row
             tiles are.
@@ -256,9 +281,15 @@ def write_ragged(
     height = ((end - begin) * group + BLOCK_M - 1) // BLOCK_M
     request, m = row_tile_of(entry, height, exists, index)
     here = request < num_reqs
-    tiles = row_tiles + HEADER
-    tl.store(tiles + entry * 2, tl.where(here, request, -1), mask=entry < num_tiles)
-    tl.store(tiles + entry * 2 + 1, tl.where(here, m, 0), mask=entry < num_tiles)
+    prefixes = tl.load(prefix_lens + index, mask=exists, other=0)
+    keys = tl.where(exists & (height > 0), prefixes + end - begin, 0)
+    turn = entry
+    if not CUT:
+        together = total(keys, 0) <= room // num_kv_heads
+        turn = tl.where(here, turn_of(request, m, index, keys, prefixes, height, together, group, BLOCK_M), entry)
+    tile = row_tiles + HEADER + turn * 2
+    tl.store(tile, tl.where(here, request, -1), mask=entry < num_tiles)
+    tl.store(tile + 1, tl.where(here, m, 0), mask=entry < num_tiles)
     cut_from = pid * 0
     if CUT:  # noqa: SIM102
         if pid * BLOCK_PIECES < pieces:
@@ -287,8 +318,7 @@ def write_ragged(
                 is_cut = is_one & (parts > 1) & by_line
                 write_cuts(work, pieces, is_cut, item, holder, parts, holder * line // made < place)
     if pid == 0:
-        keys = tl.load(prefix_lens + index, mask=exists, other=0) + end - begin
-        side_by_side = tl.maximum(room // tl.maximum(largest(tl.where(exists, keys, 0), 0), 1), 1)
+        side_by_side = tl.maximum(room // tl.maximum(largest(keys, 0), 1), 1)
         rounds = (num_kv_heads + side_by_side - 1) // side_by_side
         tl.store(row_tiles, 0)
         tl.store(row_tiles + 1, total(height, 0))
