@@ -82,7 +82,7 @@ def attended(
     served.write_metadata(batch)
     served.attend(there[0], cache, batch, out)
     each = -(-max(n + t for n, t in zip(lens, rows, strict=True)) // tiling.WIDE_PAGE)
-    how = sizing.widened(described, batch)
+    how = sizing.widening_of(described, batch)
     assert (how.each, how.parts) == (each, parts)
     assert buffers[sizing.SLOTS][: len(slots)].tolist() == slots
     if cut is not None:
@@ -163,15 +163,15 @@ def test_widened_where_it_pays_and_the_host_knows(bench):
     ]  # fmt: skip
     for lens, rows, expected in cases:
         for host in (Exact, UpperBound):
-            assert sizing.widened(large, batch_of(bench, lens, rows, 16, host)) == expected
-        assert sizing.widened(large, batch_of(bench, lens, rows, 16, Unknown)) is None
-        assert sizing.widened(plain, batch_of(bench, lens, rows, 16)) is None
+            assert sizing.widening_of(large, batch_of(bench, lens, rows, 16, host)) == expected
+        assert sizing.widening_of(large, batch_of(bench, lens, rows, 16, Unknown)) is None
+        assert sizing.widening_of(plain, batch_of(bench, lens, rows, 16)) is None
     # Under a window few rows see a key, however long a prompt is; and a long prefix takes no room.
     for heads, lens, rows, expected in (
         (8, (0,), (8192,), (64, 64, 1)), (32, (0,), (8192,), None), (8, (24000,), (2048,), (204, 20, 1)),
     ):  # fmt: skip
         under = replace(large, attention=replace(large.attention, num_kv_heads=heads, window_left=255))
-        assert sizing.widened(under, batch_of(bench, lens, rows, 16)) == expected
+        assert sizing.widening_of(under, batch_of(bench, lens, rows, 16)) == expected
 
 
 def test_a_request_takes_no_more_pages_than_the_host_counts():

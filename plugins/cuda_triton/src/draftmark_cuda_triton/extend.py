@@ -24,6 +24,8 @@ MOVING = (
 """The kernel's parameters that another layer or step brings, in the order of `Extend._launch`."""
 OTHERS = {"k_other": "k_source", "v_other": "v_source"}
 """Its further descriptors, which are of the same tensors (`boxes.describe`)."""
+Source = tuple[torch.Tensor | None, ...]
+"""What is attended to: K and V ``[pages, P, KV heads, head_dim]``, their scales, and the sinks that count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ class Extend:
 
     def attend_to(
         self,
-        source: tuple[torch.Tensor | None, ...],
+        source: Source,
         cache_layout: Layout,
         table: torch.Tensor,
         q: torch.Tensor,
@@ -115,11 +117,10 @@ class Extend:
         """The same over pages that may be others than a cache's.
 
         Args:
-            source: K and V ``[pages, P, KV heads, head_dim]``, their scales, and the sinks that count.
             cache_layout: all that launches take from `source` but addresses. table: of its pages.
         """
         rows, way = batch.num_rows, self._of(batch)
-        tensors = (q, *source, out, batch.prefix_lens, batch.q_indptr, table)
+        tensors = moving(source, table, q, batch, out)
         if not self._slots.is_cuda:
             check_rows(q, out)
             partials = () if way.cut is None else (way.cut.partial_out, way.cut.partial_lse)
@@ -130,24 +131,30 @@ class Extend:
             *(q.stride(), out.stride(), q.dtype, out.dtype),
         )  # fmt: skip
         if self._cut and cache_layout not in self._ready:
-            self.get_ready(cache_layout, rows, tensors)
+            self.get_ready(source, cache_layout, table, q, batch, out)
         self._again(layout, tensors, self._launch_own, rows, way)
 
-    def get_ready(self, layout: Layout, num_rows: int, tensors: tuple[torch.Tensor | None, ...]) -> None:
-        """Launch all that batches over such a cache may be launched with, for no row tile: what is compiled when a
-        server first needs it holds up everybody for seconds.
-
-        Args:
-            tensors: of one launch, as `_launch` takes them.
+    def get_ready(
+        self,
+        source: Source,
+        cache_layout: Layout,
+        table: torch.Tensor,
+        q: torch.Tensor,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch all that batches over such pages may be launched with, for no row tile: what is compiled when a
+        server first needs it holds up everybody for seconds. It takes what `attend_to` does.
         """
-        if layout in self._ready or torch.cuda.is_current_stream_capturing():
+        if cache_layout in self._ready or torch.cuda.is_current_stream_capturing():
             return
-        self._ready.add(layout)
+        self._ready.add(cache_layout)
+        tensors = moving(source, table, q, batch, out)
         most = max((cut.pieces for way in self._cut.values() if (cut := way.cut) is not None), default=1)
         nothing = torch.zeros(max(2 * most * 4, 2 * tiling.AGENDA_ROWS), dtype=torch.int32, device=self._slots.device)
         for way in (self._whole, *self._cut.values()):
             cut = None if way.cut is None else way.cut._replace(work=nothing)
-            self._launch(num_rows, way.tile, cut, *tensors, nothing)  # type: ignore[call-arg,arg-type]
+            self._launch(batch.num_rows, way.tile, cut, *tensors, nothing)  # type: ignore[call-arg,arg-type]
 
     def _way_of(self, batch: ForwardBatch) -> Way:
         """The schedule, which knows the lengths, says if row tiles are cut; but where it is asked a merge is launched,
@@ -205,6 +212,13 @@ class Extend:
             self._shape, tile, num_rows, q, k, v, k_scale, v_scale, prefix_lens, q_indptr, page_table, row_tiles, out,
             None, sinks, cut,
         )  # fmt: skip
+
+
+def moving(
+    source: Source, table: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, out: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """The tensors of MOVING, of what `Extend.attend_to` takes."""
+    return (q, *source, out, batch.prefix_lens, batch.q_indptr, table)
 
 
 def check_rows(q: torch.Tensor, out: torch.Tensor) -> None:

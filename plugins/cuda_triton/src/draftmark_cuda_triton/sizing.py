@@ -42,16 +42,16 @@ def wide_buffers(geometry: Geometry) -> list[BufferSpec]:
     if not tiling.widens(a, geometry.device):
         return []
     pages = tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len)
-    formula = f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}, or {tiling.WIDE_BYTES >> 20} MiB"
-    shape, cells = (pages, tiling.WIDE_PAGE, a.num_kv_heads, a.head_dim), f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}"
     table = tiling.wide_cells(geometry.max_reqs, geometry.max_kv_len)
+    shape, most = (pages, tiling.WIDE_PAGE, a.num_kv_heads, a.head_dim), f"max_reqs · max_kv_len / {tiling.WIDE_PAGE}"
+    formula, cells = (f"{most}, or {room}" for room in (f"{tiling.WIDE_BYTES >> 20} MiB", tiling.WIDE_CELLS))
     return [
         *(BufferSpec(name, Role.WORKSPACE, shape, a.q_dtype, Unit.PAGES, formula) for name in (WIDE_K, WIDE_V)),
-        BufferSpec(WIDE_TABLE, Role.WORKSPACE, (table,), "int32", Unit.PAGES, f"{cells}, or {tiling.WIDE_CELLS}"),
+        BufferSpec(WIDE_TABLE, Role.WORKSPACE, (table,), "int32", Unit.PAGES, cells),
     ]
 
 
-class Widened(NamedTuple):
+class Widening(NamedTuple):
     """How K and V of a batch are widened.
 
     Attributes:
@@ -64,7 +64,7 @@ class Widened(NamedTuple):
     parts: int
 
 
-def widened(geometry: Geometry, batch: ForwardBatch) -> Widened | None:
+def widening_of(geometry: Geometry, batch: ForwardBatch) -> Widening | None:
     """How K and V of a batch of EXTEND are widened first; None where they are not: where the host does not know how
     long requests may be, where a head has no room, and where it does not pay.
     """
@@ -76,7 +76,7 @@ def widened(geometry: Geometry, batch: ForwardBatch) -> Widened | None:
     pages = sum(tiling.pages_widened(a, q, n) for q, n in requests)
     parts = tiling.wide_parts(a, pages, tiling.wide_pages(a, geometry.max_reqs, geometry.max_kv_len))
     cells = tiling.wide_cells(geometry.max_reqs, geometry.max_kv_len)
-    return Widened(each, pages, parts) if parts and batch.padded_reqs * each <= cells else None
+    return Widening(each, pages, parts) if parts and batch.padded_reqs * each <= cells else None
 
 
 def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
@@ -86,7 +86,7 @@ def known_lens(batch: ForwardBatch) -> tuple[int, ...] | None:
 
 def wide_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Bytes that a batch of EXTEND takes whose K and V are widened: of pages and their table, and of `extend_usage`."""
-    a, found = geometry.attention, widened(geometry, batch)
+    a, found = geometry.attention, widening_of(geometry, batch)
     if found is None:
         return {}
     own = tiling.widened(a, found.parts)

@@ -544,15 +544,17 @@ def cut_tile(
     if len(q_lens) > CUT_TILES:
         return None
     rows, lines = max(q_lens) * shape.group_size, len(q_lens) * shape.num_kv_heads
-    once = (
-        lens is not None
-        and 3 * lines <= device.num_sms
-        and (sum(_in_reach(shape, n) for n in lens) * shape.num_kv_heads >= MANY_KEYS * device.num_sms)
-    )
-    if rows <= 64 or (rows <= 112 and lines <= device.num_sms and not once):
+    if rows <= 64 or (rows <= 112 and lines <= device.num_sms and not _brings_once(shape, device, lines, lens)):
         tile = cut_tiles(shape, tile)[-1]
     count = sum(row_tiles(tile, rows, shape.group_size) for rows in q_lens)
     return tile if count <= CUT_TILES and shares(shape, device, tile) > 1 else None
+
+
+def _brings_once(shape: AttentionShape, device: DeviceProfile, lines: int, lens: tuple[int, ...] | None) -> bool:
+    """Whether bringing keys once is what counts: requests are few, and their keys, as far as the host knows, many."""
+    if lens is None or 3 * lines > device.num_sms:
+        return False
+    return sum(_in_reach(shape, n) for n in lens) * shape.num_kv_heads >= MANY_KEYS * device.num_sms
 
 
 def cut_tiles(shape: AttentionShape, tile: Tile) -> tuple[Tile, ...]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftmark import Geometry
-from draftmark.runtime import ForwardBatch, KVCache, record_call, sinks_of
+from draftmark.runtime import ForwardBatch, KVCache, record_call
 
 from . import launch, sizing, tiling
 from .again import Again
-from .extend import Extend
+from .extend import Extend, Source
 from .launch import Attention
-from .remembered import Layout, Remembered, kept_layout, layout_of_cache
+from .remembered import Layout, Remembered, kept_layout, layers_of, layout_of_cache
 
 MOVING = ("k_source", "v_source", "prefix_lens", "q_indptr", "page_table")
 """The widening kernel's parameters that another layer or step brings, in the order of `Part.launch`."""
@@ -73,8 +73,7 @@ class Part:
             self._again(layout, tensors, self._launch, table.shape[1])
         else:
             record_call(self._launch, table.shape[1], *tensors, mutates=(self.k, self.v, self._pages))
-        source = (self.k, self.v, cache.k_scale, cache.v_scale, sinks)
-        self.extend.attend_to(source, self._layout(cache), table, q, batch, out)
+        self.extend.attend_to(*self._widened(cache, sinks), table, q, batch, out)
 
     def get_ready(
         self,
@@ -87,9 +86,11 @@ class Part:
     ) -> None:
         """All that `attend` launches, for no request and no row tile, so that it is compiled (`Extend.get_ready`)."""
         self._launch(1, cache.k, cache.v, batch.prefix_lens[:0], batch.q_indptr[:1], batch.page_table[:0])
-        source = (self.k, self.v, cache.k_scale, cache.v_scale, sinks)
-        tensors = (q, *source, out, batch.prefix_lens, batch.q_indptr, table)
-        self.extend.get_ready(self._layout(cache), batch.num_rows, tensors)
+        self.extend.get_ready(*self._widened(cache, sinks), table, q, batch, out)
+
+    def _widened(self, cache: KVCache, sinks: torch.Tensor | None) -> tuple[Source, Layout]:
+        """What is attended to, and its layout, as `Extend.attend_to` takes them."""
+        return (self.k, self.v, cache.k_scale, cache.v_scale, sinks), self._layout(cache)
 
     def _launch(self, each: int, *tensors: torch.Tensor) -> None:
         launch.widen(self._shape, each, *tensors, self.k, self.v, self._pages)  # type: ignore[call-arg]  # as MOVING
@@ -123,7 +124,7 @@ class Wide:
         self._parts: dict[int, Part] = {}
         self._way = Remembered[ForwardBatch, Way | None](self._way_of)
         self._ready = set[Layout]()
-        self._sinks = Remembered[KVCache, torch.Tensor | None](lambda cache: sinks_of(cache, geometry))
+        self._layer = layers_of(geometry)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """As `Extend` does, for the row tiles that will attend."""
@@ -133,12 +134,11 @@ class Wide:
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Attention of all rows, as `Extend` launches it, or of each part of the heads once its K and V are widened."""
         way = self._way(batch)
-        a, sinks = self._geometry.attention, self._sinks(cache)
         if way is None:
             self._narrow.attend(q, cache, batch, out)
-            self._get_ready(q, sinks, cache, batch, out)
+            self._get_ready(q, cache, batch, out)
             return
-        part = way.part
+        a, part, (_, sinks) = self._geometry.attention, way.part, self._layer(cache)
         if part.heads == a.num_kv_heads:
             part.attend(q, cache.k, cache.v, sinks, cache, batch, way.table, out)
             return
@@ -149,11 +149,9 @@ class Wide:
             k, v = cache.k[:, :, of_kv], cache.v[:, :, of_kv]
             part.attend(q[:, of_q], k, v, own, cache, batch, way.table, out[:, of_q])
 
-    def _get_ready(
-        self, q: torch.Tensor, sinks: torch.Tensor | None, cache: KVCache, batch: ForwardBatch, out: torch.Tensor
-    ) -> None:
+    def _get_ready(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Compile what longer prompts over such a cache are launched with, with the first short one."""
-        layout = layout_of_cache(cache)
+        layout, sinks = self._layer(cache)
         if layout in self._ready or not q.is_cuda or torch.cuda.is_current_stream_capturing():
             return
         self._ready.add(layout)
@@ -161,7 +159,7 @@ class Wide:
         self._part(1).get_ready(q, sinks, cache, batch, nothing, out)
 
     def _way_of(self, batch: ForwardBatch) -> Way | None:
-        found = sizing.widened(self._geometry, batch)
+        found = sizing.widening_of(self._geometry, batch)
         if found is None:
             return None
         cells = self._given[-1][sizing.WIDE_TABLE][: batch.padded_reqs * found.each]
