@@ -570,7 +570,7 @@ def pays_cutting(
     the same of what the device knows).
 
     A program has an even share, and a merge; and where fewer programs were as fast as memory, it gains less. Or it has
-    whole row tiles: one, or as many as all have, or last a long one.
+    whole row tiles (`_in_turn`).
 
     Args:
         lens: of live requests, what the host knows of their prefixes. None where it knows nothing: cutting may pay then
@@ -589,11 +589,22 @@ def pays_cutting(
     if line // LEAST_SHARE <= count:
         return False
     share = ceil_div(line * shape.num_kv_heads, programs)
-    rounds = ceil_div(count * shape.num_kv_heads, programs)
     once, eighths, more = cut_costs(shape.head_dim)
-    if rounds <= 1:
-        return bool(3 * share // 2 + once < max(lengths))
-    return bool(eighths * share // 8 + more < max(rounds * (line // count), share + 2 * max(lengths) // 5))
+    is_one = count * shape.num_kv_heads <= programs
+    cut = 3 * share // 2 + once if is_one else eighths * share // 8 + more
+    return bool(cut < _in_turn(lengths, shape.num_kv_heads, programs))
+
+
+def _in_turn(lengths: list[int], heads: int, programs: int) -> int:
+    """What a program takes, in tiles, that has whole row tiles one after the other, the longest of all first.
+
+    Somebody's n-th is the shortest of n. Those do not all end together, which is a sixteenth.
+
+    Args:
+        lengths: of the row tiles of a head.
+    """
+    turns = ((ceil_div((rank + 1) * heads, programs), n) for rank, n in enumerate(sorted(lengths, reverse=True)))
+    return max(n if turn == 1 else 17 * turn * n // 16 for turn, n in turns)
 
 
 def cut_costs(head_dim: int) -> tuple[int, int, int]:

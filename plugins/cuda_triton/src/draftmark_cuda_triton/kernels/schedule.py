@@ -184,20 +184,22 @@ def pieces_of(line, tiles, high, pieces, LEAST_SHARE: tl.constexpr):
 
 @inline
 def pays_cutting(
-    line, longest, tiles, programs, num_kv_heads, ONCE: tl.constexpr, EIGHTHS: tl.constexpr, MORE: tl.constexpr
+    item, length, tiles, programs, num_kv_heads, ONCE: tl.constexpr, EIGHTHS: tl.constexpr, MORE: tl.constexpr
 ):
     """Whether row tiles that are cut take less time than those that are taken whole, one by one (`tiling.pays_cutting`
     says the same). NOTES.md has the measurements.
 
     Args:
-        line, longest: length of all row tiles of a KV head, and of the longest. programs: that the device holds at a
-            time. ONCE, EIGHTHS, MORE: `tiling.cut_costs`.
+        item, length: of the row tiles of a KV head, their numbers and lengths; 0 of none. tiles: how many those are.
+        programs: that the device holds at a time. ONCE, EIGHTHS, MORE: `tiling.cut_costs`.
     """
-    share = (line * num_kv_heads + programs - 1) // programs
-    rounds = (tiles * num_kv_heads + programs - 1) // programs
-    in_turn = tl.maximum(rounds * (line // tl.maximum(tiles, 1)), share + 2 * longest // 5)
-    in_turn = tl.where(rounds <= 1, longest, in_turn)
-    return tl.where(rounds <= 1, 3 * share // 2 + ONCE, EIGHTHS * share // 8 + MORE) < in_turn
+    share = (total(length, 0) * num_kv_heads + programs - 1) // programs
+    cut = tl.where(tiles * num_kv_heads <= programs, 3 * share // 2 + ONCE, EIGHTHS * share // 8 + MORE)
+    is_longer = (length[None, :] > length[:, None]) | (
+        (length[None, :] == length[:, None]) & (item[None, :] < item[:, None])
+    )
+    turn = ((total(is_longer.to(tl.int32), 1) + 1) * num_kv_heads + programs - 1) // programs
+    return cut < largest(tl.where(turn == 1, length, 17 * turn * length // 16), 0)
 
 
 @triton.jit(
@@ -304,7 +306,7 @@ def write_ragged(
             length = tl.where(is_one, stop - first + ITEM_COST, 0)
             line = tl.maximum(total(length, 0), 1)
             made = pieces_of(line, count, high, pieces, LEAST_SHARE)
-            pays = pays_cutting(line, largest(length, 0), count, programs, num_kv_heads, ONCE, EIGHTHS, MORE)
+            pays = pays_cutting(item, length, count, programs, num_kv_heads, ONCE, EIGHTHS, MORE)
             by_line = pays & (line // LEAST_SHARE > count)
             number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
             place = running_total(length) - length
