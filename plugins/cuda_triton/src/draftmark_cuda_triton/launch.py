@@ -33,6 +33,8 @@ from .tiling import (
 LOG2E = 1.4426950408889634
 SCHEDULE_CELLS = 8192
 """Cells of the (worker, request) comparison that one program of write_metadata holds in registers."""
+RAGGED_CELLS = 2048
+"""Of the ragged (row or row tile, request) comparisons, which are several."""
 CUT_SIZES = (32, 2 * CUT_TILES)
 """Row tiles that a program which cuts them holds in registers; of each request's a last one may be begun."""
 MERGE_CELLS = 4096
@@ -191,11 +193,10 @@ def write_metadata_ragged(
     num_reqs = prefix_lens.shape[0]
     num_tiles = ragged_tiles(tile, shape.group, num_rows, num_reqs)
     block_r = max(16, next_power_of_two(num_reqs))
-    block = max(1, min(256, SCHEDULE_CELLS // block_r))
+    block = max(1, min(256, RAGGED_CELLS // block_r))
     # All row tiles stand in a vector of each program that cuts them; of two sizes, for each is compiled apart.
     block_tiles = next((size for size in CUT_SIZES if num_tiles <= size), CUT_SIZES[-1]) if pieces > 1 else 1
     block_pieces = max(1, min(32, SCHEDULE_CELLS // block_tiles))
-    once, eighths, more = cut_costs(shape.head_dim)
     grid = (max(triton.cdiv(max(num_rows, num_tiles), block), triton.cdiv(pieces, block_pieces)),)
     start(
         compiled_or_interpreted(tiles).schedule.write_ragged, grid,
@@ -204,7 +205,7 @@ def write_metadata_ragged(
         shape.window_left,
         PAGE=shape.page_size, GIVEN=given_slots is not None, BLOCK_M=tile.block_m, BLOCK_R=block_r, BLOCK=block,
         CUT=pieces > 1, BLOCK_N=tile.block_n, WINDOW=shape.window, ITEM_COST=ITEM_COST, LEAST_SHARE=LEAST_SHARE,
-        ONCE=once, EIGHTHS=eighths, MORE=more, BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
+        ONCE=cut_costs(shape.head_dim)[0], BLOCK_TILES=block_tiles, BLOCK_PIECES=block_pieces,
     )  # fmt: skip
 
 

@@ -566,8 +566,8 @@ def cut_tiles(shape: AttentionShape, tile: Tile) -> tuple[Tile, ...]:
 def pays_cutting(
     shape: AttentionShape, device: DeviceProfile, tile: Tile, q_lens: tuple[int, ...], lens: tuple[int, ...] | None
 ) -> bool:
-    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one (`kernels.schedule` says
-    the same of what the device knows).
+    """Whether row tiles of EXTEND that are cut take less time than whole ones, one by one. Of those that have a program
+    each, `kernels.schedule` says the same of what the device knows.
 
     A program has an even share, and a merge; and where fewer programs were as fast as memory, it gains less. Or it has
     whole row tiles (`_in_turn`).

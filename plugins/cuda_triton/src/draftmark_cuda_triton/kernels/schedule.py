@@ -145,27 +145,31 @@ def row_tile_of(entry, height, exists, index):
 
 
 @inline
-def turn_of(request, m, index, keys, prefixes, height, together, group, BLOCK_M: tl.constexpr):
+def turn_of(
+    request, m, here, index, keys, prefixes, height, prefix_lens, q_indptr, together, group, BLOCK_M: tl.constexpr
+):
     """When row tiles are taken that are taken whole: the longest first, so that no long one is begun last.
 
     Those of one request stay together, for they read the same keys, and the longest request comes first; or all are
-    in one order.
+    in one order. Of equal ones a lower request's come first.
 
     Args:
-        request, m: of row tiles, their request and their index. index, keys, prefixes, height: of requests, their
-            number, their keys in all and before their rows, their row tiles. together: whether L2 has room for the keys
-            of all requests.
+        request, m, here: of row tiles, their request, their index, and whether they are any. index, keys, prefixes,
+            height: of requests, their number, their keys in all and before their rows, their row tiles. together:
+            whether L2 has room for the keys of all requests.
     """
-    mine, before = index[None, :] == request[:, None], index[None, :] < request[:, None]
-    own = total(tl.where(mine, keys[None, :], 0), 1)[:, None]
-    is_longer = (keys[None, :] > own) | ((keys[None, :] == own) & before)
-    apart = tl.where(mine, height[None, :] - 1 - m[:, None], tl.where(is_longer, height[None, :], 0))
-    # Of each request, its row tiles that see no more: keys times the group, of which there are few where it is asked.
-    prefix_len = total(tl.where(mine, prefixes[None, :], 0), 1)[:, None]
-    seen = tl.where(together, (prefix_len - prefixes[None, :]) * group, 0) + (m[:, None] + 1) * BLOCK_M
-    behind = tl.where(before, (seen + BLOCK_M - 1) // BLOCK_M - 1, seen // BLOCK_M)
-    behind = tl.minimum(tl.maximum(behind, 0), height[None, :])
-    return total(tl.where(together, height[None, :] - behind, apart), 1)
+    before = (index[None, :] < request[:, None]).to(tl.int32)
+    prefix_len = tl.load(prefix_lens + request, mask=here, other=0)
+    if together:
+        # Keys times the group, of which there are few where it is asked.
+        seen = (prefix_len[:, None] - prefixes[None, :]) * group + (m[:, None] + 1) * BLOCK_M
+        behind = tl.minimum(tl.maximum((seen - before) // BLOCK_M, 0), height[None, :])
+        turn = total(height[None, :] - behind, 1)
+    else:
+        rows = tl.load(q_indptr + request + 1, mask=here, other=0) - tl.load(q_indptr + request, mask=here, other=0)
+        is_ahead = keys[None, :] + before > (prefix_len + rows)[:, None]
+        turn = total(tl.where(is_ahead, height[None, :], 0), 1) + (rows * group + BLOCK_M - 1) // BLOCK_M - 1 - m
+    return turn
 
 
 @inline
@@ -183,23 +187,16 @@ def pieces_of(line, tiles, high, pieces, LEAST_SHARE: tl.constexpr):
 
 
 @inline
-def pays_cutting(
-    item, length, tiles, programs, num_kv_heads, ONCE: tl.constexpr, EIGHTHS: tl.constexpr, MORE: tl.constexpr
-):
+def pays_cutting(line, longest, tiles, programs, num_kv_heads, ONCE: tl.constexpr):
     """Whether row tiles that are cut take less time than those that are taken whole, one by one (`tiling.pays_cutting`
-    says the same). NOTES.md has the measurements.
+    says the same). Of more row tiles than programs the host has said so. NOTES.md has the measurements.
 
     Args:
-        item, length: of the row tiles of a KV head, their numbers and lengths; 0 of none. tiles: how many those are.
-        programs: that the device holds at a time. ONCE, EIGHTHS, MORE: `tiling.cut_costs`.
+        line, longest: length of all row tiles of a KV head, and of the longest. programs: that the device holds at a
+            time. ONCE: `tiling.cut_costs`.
     """
-    share = (total(length, 0) * num_kv_heads + programs - 1) // programs
-    cut = tl.where(tiles * num_kv_heads <= programs, 3 * share // 2 + ONCE, EIGHTHS * share // 8 + MORE)
-    is_longer = (length[None, :] > length[:, None]) | (
-        (length[None, :] == length[:, None]) & (item[None, :] < item[:, None])
-    )
-    turn = ((total(is_longer.to(tl.int32), 1) + 1) * num_kv_heads + programs - 1) // programs
-    return cut < largest(tl.where(turn == 1, length, 17 * turn * length // 16), 0)
+    share = (line * num_kv_heads + programs - 1) // programs
+    return (tiles * num_kv_heads > programs) | (3 * share // 2 + ONCE < longest)
 
 
 @triton.jit(
@@ -243,8 +240,6 @@ def write_ragged(
     ITEM_COST: tl.constexpr,
     LEAST_SHARE: tl.constexpr,
     ONCE: tl.constexpr,
-    EIGHTHS: tl.constexpr,
-    MORE: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
 ):
@@ -286,9 +281,13 @@ def write_ragged(
     prefixes = tl.load(prefix_lens + index, mask=exists, other=0)
     keys = tl.where(exists & (height > 0), prefixes + end - begin, 0)
     turn = entry
-    if not CUT:
-        together = total(keys, 0) <= room // num_kv_heads
-        turn = tl.where(here, turn_of(request, m, index, keys, prefixes, height, together, group, BLOCK_M), entry)
+    if not CUT:  # noqa: SIM102
+        if (num_reqs > 1) & (pid * BLOCK < num_tiles):
+            together = total(keys, 0) <= room // num_kv_heads
+            turn = turn_of(
+                request, m, here, index, keys, prefixes, height, prefix_lens, q_indptr, together, group, BLOCK_M
+            )
+            turn = tl.where(here, turn, entry)
     tile = row_tiles + HEADER + turn * 2
     tl.store(tile, tl.where(here, request, -1), mask=entry < num_tiles)
     tl.store(tile + 1, tl.where(here, m, 0), mask=entry < num_tiles)
@@ -306,7 +305,7 @@ def write_ragged(
             length = tl.where(is_one, stop - first + ITEM_COST, 0)
             line = tl.maximum(total(length, 0), 1)
             made = pieces_of(line, count, high, pieces, LEAST_SHARE)
-            pays = pays_cutting(item, length, count, programs, num_kv_heads, ONCE, EIGHTHS, MORE)
+            pays = pays_cutting(line, largest(length, 0), count, programs, num_kv_heads, ONCE)
             by_line = pays & (line // LEAST_SHARE > count)
             number = pid * BLOCK_PIECES + tl.arange(0, BLOCK_PIECES)
             place = running_total(length) - length
