@@ -90,7 +90,7 @@ def test_verify_rows_lie_as_in_the_batch(opened, nodes, tree):
 
 @pytest.mark.parametrize("rows", [(200,), (64, 64, 64), (1, 63, 0, 65, 3), (0, 128, 0), (5, 0, 0, 0, 0)])
 def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
-    """Each request's tiles, its last first, and the slot of every row; what is declared holds them."""
+    """Each request's tiles, those that see most first, and the slot of every row; what is declared holds them."""
     made, backend, arena, buffers = opened(TARGET_MODES, (1, 1, 1), page_size=16)
     prefix = [7, 64, 130, 20, 0][: len(rows)]
     buffers.prefix_lens[: len(rows)] = torch.tensor(prefix)
@@ -98,7 +98,8 @@ def test_a_prefill_is_cut_into_row_tiles_of_each_request(opened, rows):
     arena.poison()
     backend.write_metadata(batch)
     height = tiling.INTERPRETED_ROWS // made.attention.group_size  # cuda_triton's tiles where it is interpreted
-    wanted = [[r, tile] for r, n in enumerate(rows) for tile in reversed(range(-(-n // height)))]
+    wanted = [[r, tile] for r, n in enumerate(rows) for tile in range(-(-n // height))]
+    wanted.sort(key=lambda one: (-prefix[one[0]] - (one[1] + 1) * height, one[0]))
     agenda, tiles = arena["row_tiles"][: forms.AGENDA_ROWS].tolist(), arena["row_tiles"][forms.AGENDA_ROWS :]
     assert agenda == [[0, len(wanted)], [made.attention.num_kv_heads, 0]]
     assert tiles[: len(wanted)].tolist() == wanted
