@@ -91,7 +91,7 @@ def test_row_tiles_cut_by_their_keys(bench, lens, rows, block_m, pieces):
 @pytest.mark.parametrize(("head_dim", "window_left"), [(64, -1), (64, 300), (256, -1)])
 def test_the_host_finds_what_the_schedule_finds(bench, heads, head_dim, window_left):
     """Of lengths that it knows, whether row tiles are cut: for long prefixes of few rows, prompts, many requests. Of
-    more row tiles than programs the schedule cuts whatever the host says it should, which may say no before.
+    more row tiles than programs the schedule cuts all lines that are not too short, for the host may say no before.
     """
     from draftmark_cuda_triton import launch, tiling
 
@@ -121,7 +121,10 @@ def test_the_host_finds_what_the_schedule_finds(bench, heads, head_dim, window_l
         asked = tiling.pays_cutting(attention, device, tile, rows, lens)
         is_one = int(tiles[0, 1]) * heads <= device.num_sms * 2
         found.add((is_one, asked))
-        assert asked == bool(tiles[1, 1]) or not (is_one or asked), (lens, rows)
+        spans = spans_of(tiles, lens, rows, window_left)
+        line = sum(end - first + tiling.ITEM_COST for first, end in spans)
+        is_cut = asked if is_one else line // tiling.LEAST_SHARE > len(spans)
+        assert bool(tiles[1, 1]) == is_cut and is_cut >= asked, (lens, rows)
         assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left)
     # Under a window more row tiles than programs have too few keys.
     assert found | {(False, True)} == {(is_one, cut) for is_one in (True, False) for cut in (True, False)}
@@ -160,9 +163,21 @@ def test_the_longest_row_tiles_are_taken_first(bench, heads, room):
         assert int(tiles[0, 1]) == len(every) and found == every + [(-1, 0)] * (number - len(every))
 
 
+def spans_of(tiles, lens, rows, window_left):
+    """First tile of 32 keys that each row tile of 16 packed rows of a group of 2 sees, and the one past the last."""
+    from draftmark_cuda_triton.tiling import AGENDA_ROWS
+
+    found = []
+    for request, m in tiles[AGENDA_ROWS : AGENDA_ROWS + int(tiles[0, 1])].tolist():
+        highest = min((m * 16 + 15) // 2, rows[request] - 1)
+        first = 0 if window_left < 0 else max(lens[request] + m * 8 - window_left, 0) // 32
+        found.append((first, (lens[request] + highest + 32) // 32))
+    return found
+
+
 def assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left):
     """Walking every piece as the kernels do meets each tile of keys of each row tile once; cuts name who has a part."""
-    from draftmark_cuda_triton.tiling import AGENDA_ROWS, ITEM_COST
+    from draftmark_cuda_triton.tiling import ITEM_COST
 
     count, high = int(tiles[0, 1]), int(tiles[1, 1])
     told = work[:pieces].tolist()
@@ -170,11 +185,7 @@ def assert_pieces_are_the_line(tiles, work, pieces, lens, rows, window_left):
         assert not any(length for _, _, length, _ in told)
         assert not any(parts for _, _, parts, _ in work[pieces : pieces + min(count, pieces - 1)].tolist())
         return
-    ends, firsts = [], []
-    for request, m in tiles[AGENDA_ROWS : AGENDA_ROWS + count].tolist():
-        highest = min((m * 16 + 15) // 2, rows[request] - 1)
-        ends.append((lens[request] + highest + 32) // 32)
-        firsts.append(0 if window_left < 0 else max(lens[request] + m * 8 - window_left, 0) // 32)
+    firsts, ends = zip(*spans_of(tiles, lens, rows, window_left), strict=True)
     requests = count // high
     line = [number % requests * high + number // requests for number in range(count)]
     met, held = [], {}
