@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftmark.geometry import Geometry
-from draftmark_contract.judge.driver import SCALES, Bench, Capturable
+from draftmark_contract.judge.driver import SCALES, Capturable, EngineCapabilities
 from draftmark_contract.judge.item import NotServed
 from draftmark_contract.judge.step import Step
 
@@ -172,6 +172,6 @@ def _bits(tensor: torch.Tensor) -> Any:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
-def bench(make: Callable[[Geometry, int], PagedDriver] = PagedDriver, slow: bool = True) -> Bench:
+def caps(make: Callable[[Geometry, int], PagedDriver] = PagedDriver, slow: bool = True) -> EngineCapabilities:
     """Of a driver's class."""
-    return Bench(open=make, device="cpu", slow=slow)
+    return EngineCapabilities(open=make, device="cpu", slow=slow)

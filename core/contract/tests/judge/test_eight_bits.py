@@ -8,16 +8,16 @@ from draftmark_contract.check import ContractViolation
 from draftmark_contract.judge.questions import questions
 
 from .in_eight_bits import ForgetsAKey, InEightBits, NoValueScale, QueriesInHalfThePrecision, Undeclared
-from .paged import PagedDriver, bench
+from .paged import PagedDriver, caps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KV8 = [one.case for one in questions(bench()) if one.rule.startswith("numerics.") and "kv8" in one.case]
+KV8 = [one.case for one in questions(caps()) if one.rule.startswith("numerics.") and "kv8" in one.case]
 
 
 def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[str]:
     """Items of such a name that are wrong."""
     wrong = []
-    for one in questions(bench(driver)):
+    for one in questions(caps(driver)):
         if one.rule.startswith(rule) and text in one.case:
             try:
                 one.run()

@@ -11,20 +11,20 @@ from draftmark_contract.judge.questions import questions
 from draftmark_contract.judge.rules import rules
 
 from .defects import DEFECTS
-from .paged import PagedDriver, bench
+from .paged import PagedDriver, caps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RULES = sorted({item.rule for item in questions(bench())})
+RULES = sorted({item.rule for item in questions(caps())})
 
 
 def item(driver: type[PagedDriver], rule: str, case: str) -> Item:
     """One item by its name."""
-    return next(one for one in questions(bench(driver)) if (one.rule, one.case) == (rule, case))
+    return next(one for one in questions(caps(driver)) if (one.rule, one.case) == (rule, case))
 
 
 def test_items_have_ids_of_their_own_and_rules_of_the_contract() -> None:
     """No id is given twice, and each rule has a number."""
-    ids = [one.id for one in questions(bench(slow=False))]
+    ids = [one.id for one in questions(caps(slow=False))]
     assert len(set(ids)) == len(ids) > 300
     assert set(RULES) <= set(rules())
 
@@ -32,7 +32,7 @@ def test_items_have_ids_of_their_own_and_rules_of_the_contract() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_right_backend_is_right(rule: str) -> None:
     """Of each rule, every seventh item; what it refuses is not served."""
-    mine = [one for one in questions(bench()) if one.rule == rule]
+    mine = [one for one in questions(caps()) if one.rule == rule]
     ended = []
     for one in mine[::7]:
         try:

@@ -1,6 +1,6 @@
 """How the common questions reach a backend: one opened attention layer, driven as its engine's runner drives it.
 
-An engine implements `Driver` and gives a `Bench`; `questions` makes the items of it.
+An engine implements `Driver` and gives a `EngineCapabilities`; `questions` makes the items of it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True)
-class Bench:
+class EngineCapabilities:
     """What a backend brings to the common questions.
 
     Attributes:

@@ -20,7 +20,7 @@ from .finding import finding
 from .item import Item, Outcome, Result
 from .target import Engine
 from .verdict import Verdict, rules_left_out
-from .worker import BEGUN, ENDED, FAILED, OPENED, Order
+from .worker import BEGUN, ENDED, FAILED, OPENED, RunRequest
 
 Say = Callable[[str], None]
 TAIL = 12
@@ -30,7 +30,7 @@ NEWS_S = 15.0
 
 
 @dataclass(frozen=True)
-class Heard:
+class RunLog:
     """What workers have written so far.
 
     Attributes:
@@ -44,7 +44,7 @@ class Heard:
     begun: str
 
     @classmethod
-    def read(cls, journal: Path) -> Heard:
+    def read(cls, journal: Path) -> RunLog:
         """Of a journal; a line that a crash cut short is no line."""
         about: dict[str, Any] = {}
         failed, begun, results = "", "", {}
@@ -77,7 +77,7 @@ def judge(
 
     Args:
         items: ids to run alone. k: run those alone whose id contains it. sample: at most so many of each rule.
-        say: told from time to time how far it is.
+        say: reported from time to time how far it is.
 
     Raises:
         ArgumentError: an item is none of this target's, or nothing contains `k`.
@@ -85,104 +85,104 @@ def judge(
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
         command = _command(named, device, getattr(engine, "release", ""))
-        order = Order(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
-        run = _Run(engine, order, say)
+        request = RunRequest(engine.name, target, device, command, f"{folder}/journal", tuple(items), k, sample)
+        run = _Run(engine, request, say)
         try:
             run.all()
         except KeyboardInterrupt:  # what has ended is kept; the verdict counts the rest as not run
             say("interrupted")
-        about = run.heard.about
+        about = run.log.about
         if not about:
             return Verdict(named, error=run.error())
         known = [one["id"] for one in about["items"]]
-        chosen = _chosen(known, order)
+        chosen = _chosen(known, request)
         left = rules_left_out([one["rule"] for one in about["items"]], about["left_out"])
-        results = [run.heard.results[one] for one in chosen if one in run.heard.results]
+        results = [run.log.results[one] for one in chosen if one in run.log.results]
         return Verdict(named, about["facts"], len(known), results, left, len(chosen) < len(known))
 
 
 def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
     """The items of a target without running one; or none, and why it could not be opened."""
     with tempfile.TemporaryDirectory() as folder:
-        order = Order(engine.name, target, device, "", f"{folder}/journal", list_only=True)
-        run = _Run(engine, order, lambda line: None)
-        run.work(order)
-        return run.heard.about.get("items", []), "" if run.heard.about else run.error()
+        request = RunRequest(engine.name, target, device, "", f"{folder}/journal", list_only=True)
+        run = _Run(engine, request, lambda line: None)
+        run.work(request)
+        return run.log.about.get("items", []), "" if run.log.about else run.error()
 
 
 class _Run:
     """Processes, one after another, with one journal."""
 
-    def __init__(self, engine: Engine, order: Order, say: Say) -> None:
-        self.order, self._say = order, say
-        self._journal = Path(order.journal)
-        self._log = self._journal.with_name("log")
-        self._environment = fresh(engine.environment(order.target, order.device))
-        self.heard = Heard({}, "", {}, "")
+    def __init__(self, engine: Engine, request: RunRequest, say: Say) -> None:
+        self.request, self._say = request, say
+        self._journal = Path(request.journal)
+        self._output = self._journal.with_name("log")
+        self._environment = fresh(engine.environment(request.target, request.device))
+        self.log = RunLog({}, "", {}, "")
 
     def all(self) -> None:
         """Run the items in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
         while True:
-            before = len(self.heard.results)
-            code = self.work(replace(self.order, skip=tuple(self.heard.results)))
-            begun = self.heard.begun
-            if begun and begun not in self.heard.results:
+            before = len(self.log.results)
+            code = self.work(replace(self.request, skip=tuple(self.log.results)))
+            begun = self.log.begun
+            if begun and begun not in self.log.results:
                 self._append(self._died(begun, code))
-            elif code == 0 or not self.heard.about or len(self.heard.results) == before:
+            elif code == 0 or not self.log.about or len(self.log.results) == before:
                 return  # done, or it ended outside of any item: the verdict counts what did not run
 
     def _died(self, begun: str, code: int) -> Result:
-        one = next(one for one in self.heard.about["items"] if one["id"] == begun)
+        one = next(one for one in self.log.about["items"] if one["id"] == begun)
         item = Item(one["rule"], one["case"], lambda: None, one["asks"])
         said = f"the process ended with code {code} in this item (a crash, os._exit or a hang)\n{self._tail()}"
-        return Result(begun, Outcome.WRONG, finding(said, item, self.order.command))
+        return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
-    def work(self, order: Order) -> int:
+    def work(self, request: RunRequest) -> int:
         """One process to its end; its exit code."""
-        path = self._journal.with_name("order")
-        path.write_text(order.as_json(), encoding="utf-8")
-        with self._log.open("ab") as log:
+        path = self._journal.with_name("request")
+        path.write_text(request.as_json(), encoding="utf-8")
+        with self._output.open("ab") as log:
             command = [sys.executable, "-m", "draftmark_contract.judge.worker", str(path)]
             with subprocess.Popen(command, env=self._environment, stdout=log, stderr=log) as process:
                 try:
                     return self._watch(process)
                 finally:
                     process.kill()
-                    self.heard = Heard.read(self._journal)
+                    self.log = RunLog.read(self._journal)
 
     def error(self) -> str:
         """Why the target is not open."""
-        return self.heard.failed or f"its process ended before it was open:\n{self._tail()}"
+        return self.log.failed or f"its process ended before it was open:\n{self._tail()}"
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
-        told = time.monotonic()
+        reported = time.monotonic()
         while True:
             try:
                 return process.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
-                if time.monotonic() - told > NEWS_S:
-                    told, heard = time.monotonic(), Heard.read(self._journal)
-                    self._say(f"{len(heard.results)} items have ended, now {heard.begun or 'opening'}")
+                if time.monotonic() - reported > NEWS_S:
+                    reported, log = time.monotonic(), RunLog.read(self._journal)
+                    self._say(f"{len(log.results)} items have ended, now {log.begun or 'opening'}")
 
     def _append(self, result: Result) -> None:
         with self._journal.open("a", encoding="utf-8") as journal:
             journal.write("\n" + json.dumps({ENDED: result.as_json()}) + "\n")
-        self.heard = Heard.read(self._journal)
+        self.log = RunLog.read(self._journal)
 
     def _tail(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line[:160]}" for line in lines[-TAIL:])
 
 
-def _chosen(known: Sequence[str], order: Order) -> list[str]:
-    for item in order.items:
+def _chosen(known: Sequence[str], request: RunRequest) -> list[str]:
+    for item in request.items:
         if item not in known:
             close = difflib.get_close_matches(item, known, 3)
             near = f"; close to it are {', '.join(close)}" if close else ""
             raise ArgumentError(f"--item {item!r} is none of its items{near}")
-    chosen = order.chosen(known)
+    chosen = request.chosen(known)
     if not chosen:
-        raise ArgumentError(f"-k {order.k!r} selects no item; `--list` shows them")
+        raise ArgumentError(f"-k {request.k!r} selects no item; `--list` shows them")
     return chosen
 
 

@@ -27,8 +27,8 @@ OPENED, BEGUN, ENDED, FAILED = "opened", "begun", "ended", "failed"
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a worker is told.
+class RunRequest:
+    """What a worker is reported.
 
     Attributes:
         engine, target, device: what to open.
@@ -51,7 +51,7 @@ class Order:
     list_only: bool = False
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """Of all ids those to run, in their order."""
+        """Of all ids those to run, in their request."""
         wanted = [one for one in known if (not self.items or one in self.items) and self.k in one]
         by_rule: dict[str, list[str]] = {}
         for one in wanted:
@@ -64,29 +64,29 @@ class Order:
         return json.dumps(asdict(self))
 
 
-def work(order: Order) -> int:
+def work(request: RunRequest) -> int:
     """Open the target and run its items; the exit code of the process."""
-    with Path(order.journal).open("a", encoding="utf-8") as journal:
+    with Path(request.journal).open("a", encoding="utf-8") as journal:
 
         def say(kind: str, value: Any) -> None:
             journal.write(json.dumps({kind: value}) + "\n")
             journal.flush()
 
         try:
-            target = engines()[order.engine].open(order.target, order.device)
+            target = engines()[request.engine].open(request.target, request.device)
             items = list(target.items())
         except DraftmarkError as error:
             say(FAILED, str(error))
             return 1
         say(OPENED, _about(target, items))
-        wanted = set(order.chosen([item.id for item in items])) - set(order.skip)
+        wanted = set(request.chosen([item.id for item in items])) - set(request.skip)
         for item in items:
-            if order.list_only or item.id not in wanted:
+            if request.list_only or item.id not in wanted:
                 continue
             say(BEGUN, item.id)
-            result = run_item(item, order.command)
+            result = run_item(item, request.command)
             say(ENDED, result.as_json())
-            if result.outcome is Outcome.WRONG and _lost(order.device):
+            if result.outcome is Outcome.WRONG and _lost(request.device):
                 return DEVICE_LOST
     return 0
 
@@ -130,4 +130,4 @@ def _about(target: Target, items: list[Item]) -> dict[str, Any]:
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     lists = {name: tuple(given[name]) for name in ("items", "skip")}
-    sys.exit(work(Order(**{**given, **lists})))
+    sys.exit(work(RunRequest(**{**given, **lists})))

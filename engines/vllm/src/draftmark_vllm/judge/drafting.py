@@ -11,12 +11,12 @@ import torch
 from draftmark import Mode
 from draftmark_contract.cases.forwards import uniform
 from draftmark_contract.check import ContractViolation
-from draftmark_contract.judge.driver import Bench
+from draftmark_contract.judge.driver import EngineCapabilities
 from draftmark_contract.judge.item import Item, NotServed
-from draftmark_contract.judge.questions.asking import fitted, on_stage
+from draftmark_contract.judge.questions.building import fitted, on_subject
 from draftmark_contract.judge.questions.numerics import SMALL, of_each_mode
-from draftmark_contract.judge.stage import Stage
 from draftmark_contract.judge.step import Step, step_of
+from draftmark_contract.judge.subject import EngineSubject
 
 from .config import LAYER, SECOND
 from .driver import VllmDriver
@@ -33,35 +33,35 @@ STEPS = 3
 """Draft steps of a round."""
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """Of vLLM alone."""
     found = []
     for name, shape in {"small": SMALL, "window": replace(SMALL, window_left=19)}.items():
-        geometry = fitted(bench, shape)
+        geometry = fitted(caps, shape)
         for forward in of_each_mode(geometry, (40, 0, 133)):
             step, pages = step_of(forward), forward.num_pages
             case = f"{name}-{forward.name}"
-            found.append(on_stage(bench, LAYERS, f"{case}-layers", geometry, pages, partial(_two_layers, step=step)))
+            found.append(on_subject(caps, LAYERS, f"{case}-layers", geometry, pages, partial(_two_layers, step=step)))
             body = partial(_second_group, step=step)
-            found.append(on_stage(bench, LAYERS, f"{case}-groups", geometry, pages, body, GROUPS))
+            found.append(on_subject(caps, LAYERS, f"{case}-groups", geometry, pages, body, GROUPS))
         verify = uniform("verify", geometry, Mode.VERIFY, (40, 17, 133), 3, tree="chain")
         pages = verify.num_pages + 3
         body = partial(_rounds, step=step_of(verify))
-        found.append(on_stage(bench, FRESH, f"{name}-drafting", geometry, pages, body, DRAFTS))
+        found.append(on_subject(caps, FRESH, f"{name}-drafting", geometry, pages, body, DRAFTS))
         body = partial(_refreshed, step=step_of(verify))
-        found.append(on_stage(bench, REPLAY, f"{name}-draft-refresh", geometry, pages, body, REFRESH))
+        found.append(on_subject(caps, REPLAY, f"{name}-draft-refresh", geometry, pages, body, REFRESH))
     return found
 
 
-def _driver(stage: Stage) -> VllmDriver:
-    return cast(VllmDriver, stage.driver)
+def _driver(subject: EngineSubject) -> VllmDriver:
+    return cast(VllmDriver, subject.driver)
 
 
-def _two_layers(stage: Stage, step: Step) -> None:
+def _two_layers(subject: EngineSubject, step: Step) -> None:
     """One build serves both layers of the group: with equal caches their outputs are equal."""
-    driver = _driver(stage)
-    stage.load(step)
-    slots = torch.arange(stage.tensors.cache.k.shape[0] * stage.geometry.attention.page_size, device=stage.bench.device)
+    driver = _driver(subject)
+    subject.load(step)
+    slots = subject.slots
     driver.layers.caches[SECOND].write(slots, *driver.read(slots))
     outs: list[torch.Tensor] = []
 
@@ -72,13 +72,13 @@ def _two_layers(stage: Stage, step: Step) -> None:
             outs.append(ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v), name=name)))
         return outs[-1]
 
-    stage.goes_on(step, run)
+    subject.assert_loaded_step(step, run)
     if not torch.equal(outs[0], outs[1]):
         raise ContractViolation("two layers with equal caches and rows differ, of one build", batch=step)
 
 
-def _second_group(stage: Stage, step: Step) -> None:
-    driver = _driver(stage)
+def _second_group(subject: EngineSubject, step: Step) -> None:
+    driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_update_block_table", False):
         raise NotServed("update_block_table: the builder declares that it has none")
@@ -91,15 +91,15 @@ def _second_group(stage: Stage, step: Step) -> None:
             builder.update_block_table(metadata, torch.ones_like(table), torch.full_like(slots, -1))
         return ordered.back(driver.layers.run(metadata, slots, *ordered.rows(q, k, v)))
 
-    stage.holds(step, run)
+    subject.assert_step(step, run)
 
 
-def _rounds(stage: Stage, step: Step) -> None:
+def _rounds(subject: EngineSubject, step: Step) -> None:
     """A verify step, the drafts behind it, and the verify step of the next round."""
-    stage.holds(step)
+    subject.assert_step(step)
     for number in range(STEPS):
-        stage.holds(_decode(step, number), partial(_draft, _driver(stage), number), seed=number)
-    stage.holds(step, seed=9)
+        subject.assert_step(_decode(step, number), partial(_draft, _driver(subject), number), seed=number)
+    subject.assert_step(step, seed=9)
 
 
 def _draft(driver: VllmDriver, number: int, step: Step, *rows: torch.Tensor) -> torch.Tensor:
@@ -110,8 +110,8 @@ def _draft(driver: VllmDriver, number: int, step: Step, *rows: torch.Tensor) -> 
     return driver.layers.run(metadata, driver.buffers.slots[: step.num_rows], *rows)
 
 
-def _refreshed(stage: Stage, step: Step) -> None:
-    driver = _driver(stage)
+def _refreshed(subject: EngineSubject, step: Step) -> None:
+    driver = _driver(subject)
     builder = driver.layers.builder
     if not getattr(builder, "supports_draft_decode_metadata_update", False):
         raise NotServed("update_draft_decode_metadata: the builder declares that it has none")
@@ -125,7 +125,7 @@ def _refreshed(stage: Stage, step: Step) -> None:
         return driver.layers.run(captured.metadata, driver.buffers.slots[:count], *rows)
 
     for number in range(STEPS):
-        stage.holds(_decode(step, number), run, seed=number)
+        subject.assert_step(_decode(step, number), run, seed=number)
 
 
 def _decode(step: Step, number: int) -> Step:

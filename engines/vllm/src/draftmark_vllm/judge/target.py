@@ -10,7 +10,7 @@ import torch
 
 from draftmark import Geometry
 from draftmark.errors import DraftmarkError
-from draftmark_contract.judge.driver import Bench
+from draftmark_contract.judge.driver import EngineCapabilities
 from draftmark_contract.judge.item import Item, NotAsked
 from draftmark_contract.judge.questions import questions
 
@@ -71,10 +71,10 @@ class VllmTarget:
         """By module."""
         return LEFT_OUT
 
-    def bench(self) -> Bench:
+    def caps(self) -> EngineCapabilities:
         """For the common questions."""
         on_gpu = self.device != "cpu"
-        return Bench(
+        return EngineCapabilities(
             open=self.open,
             device=self.device,
             page_sizes=page_step(self.backend),
@@ -94,8 +94,8 @@ class VllmTarget:
         """The common ones, and vLLM's own."""
         from . import drafting
 
-        bench = self.bench()
-        return [*questions(bench), *drafting.questions(bench)]
+        caps = self.caps()
+        return [*questions(caps), *drafting.questions(caps)]
 
 
 def asked_dtypes(supported: Iterable[Any], on_gpu: bool) -> tuple[str, ...]:

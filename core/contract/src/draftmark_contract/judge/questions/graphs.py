@@ -9,11 +9,11 @@ from typing import Any
 from draftmark.geometry import AttentionShape, Geometry, Mode
 
 from ...cases.forwards import ForwardCase, uniform
-from ..driver import Bench, Capturable
+from ..driver import Capturable, EngineCapabilities
 from ..item import Item, NotServed
-from ..stage import Stage
 from ..step import Step, step_of
-from .asking import DRAFT, fitted, on_stage
+from ..subject import EngineSubject
+from .building import DRAFT, fitted, on_subject
 from .numerics import SMALL
 
 RIGHT, EAGER = "graphs.captured_run_is_right", "graphs.replay_equals_eager"
@@ -39,52 +39,58 @@ class Program:
     rows: int
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """Each program alone, all in turn, and in both orders of capture."""
     found = []
     for name, shape in SHAPES.items():
-        geometry = fitted(bench, shape)
+        geometry = fitted(caps, shape)
         pages = max(one.num_pages for program in _programs(geometry) for one, _ in _rounds(geometry, program))
         for program in _programs(geometry):
             case = f"{name}-{program.mode.value}"
             made: list[tuple[str, Any]] = [(RIGHT, _first), (EAGER, _many), (PADDED, _padded)]
             for rule, body in made:
-                found.append(_item(bench, rule, case, geometry, pages, (program,), body))
+                found.append(_item(caps, rule, case, geometry, pages, (program,), body))
         if len(_programs(geometry)) > 1:
-            found.append(_item(bench, TURNS, name, geometry, pages, _programs(geometry), _in_turn))
-        found.append(_item(bench, ORDER, name, geometry, pages, _programs(geometry), _smallest_first))
+            found.append(_item(caps, TURNS, name, geometry, pages, _programs(geometry), _in_turn))
+        found.append(_item(caps, ORDER, name, geometry, pages, _programs(geometry), _smallest_first))
     return found
 
 
 class Graphs:
     """Programs captured on one layer, and replays of them."""
 
-    def __init__(self, stage: Stage, programs: Sequence[Program], sizes: Sequence[int] = SIZES[::-1]) -> None:
-        self.stage = stage
-        self._graphs = {(one, size): stage.driver.capture(one.rows, size) for size in sizes for one in programs}
+    def __init__(self, subject: EngineSubject, programs: Sequence[Program], sizes: Sequence[int] = SIZES[::-1]) -> None:
+        self.subject = subject
+        self._graphs = {(one, size): subject.driver.capture(one.rows, size) for size in sizes for one in programs}
 
-    def holds(self, program: Program, forward: ForwardCase, size: int, seed: int, loose: int = 0) -> None:
+    def assert_replay(self, program: Program, forward: ForwardCase, size: int, seed: int, loose: int = 0) -> None:
         """A replay of a batch that is padded to `size`; everything that holds after a step."""
         graph = self._graphs[program, size]
-        step = step_of(forward, self.stage.bench.trees, padding=size - forward.live, loose=loose)
+        step = step_of(forward, self.subject.caps.trees, padding=size - forward.live, loose=loose)
 
         def replay(step: Step, *rows: Any) -> Any:
-            return self.stage.driver.replay(graph, step, *rows)
+            return self.subject.driver.replay(graph, step, *rows)
 
-        self.stage.holds(step, replay, seed=seed, what=f"the output of a replay for {size} requests")
+        self.subject.assert_step(step, replay, seed=seed, what=f"the output of a replay for {size} requests")
 
 
 def _item(
-    bench: Bench, rule: str, case: str, geometry: Geometry, pages: int, programs: Sequence[Program], body: Any
+    caps: EngineCapabilities,
+    rule: str,
+    case: str,
+    geometry: Geometry,
+    pages: int,
+    programs: Sequence[Program],
+    body: Any,
 ) -> Item:
-    def run(stage: Stage) -> None:
-        served = [one for one in programs if _served(stage.driver.capturable, one)]
+    def run(subject: EngineSubject) -> None:
+        served = [one for one in programs if _served(subject.driver.capturable, one)]
         if not served or (body is _in_turn and len(served) < 2):
             names = ", ".join(one.mode.value for one in programs)
-            raise NotServed(f"full graphs of {names}: the backend declares {stage.driver.capturable.name}")
-        body(stage, served)
+            raise NotServed(f"full graphs of {names}: the backend declares {subject.driver.capturable.name}")
+        body(subject, served)
 
-    return on_stage(bench, rule, case, geometry, pages, run)
+    return on_subject(caps, rule, case, geometry, pages, run)
 
 
 def _served(declared: Capturable, program: Program) -> bool:
@@ -115,45 +121,45 @@ def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int
     ]
 
 
-def _first(stage: Stage, programs: Sequence[Program]) -> None:
+def _first(subject: EngineSubject, programs: Sequence[Program]) -> None:
     """The first replay, and the same batch once more."""
-    graphs, (program,) = Graphs(stage, programs), programs
-    forward, size = _rounds(stage.geometry, program)[0]
+    graphs, (program,) = Graphs(subject, programs), programs
+    forward, size = _rounds(subject.geometry, program)[0]
     for _ in range(2):
-        graphs.holds(program, forward, size, 0)
+        graphs.assert_replay(program, forward, size, 0)
 
 
-def _many(stage: Stage, programs: Sequence[Program]) -> None:
-    graphs, (program,) = Graphs(stage, programs), programs
-    for number, (forward, size) in enumerate(_rounds(stage.geometry, program)):
-        graphs.holds(program, forward, size, number, loose=number % 3 * 20)
+def _many(subject: EngineSubject, programs: Sequence[Program]) -> None:
+    graphs, (program,) = Graphs(subject, programs), programs
+    for number, (forward, size) in enumerate(_rounds(subject.geometry, program)):
+        graphs.assert_replay(program, forward, size, number, loose=number % 3 * 20)
 
 
-def _padded(stage: Stage, programs: Sequence[Program]) -> None:
+def _padded(subject: EngineSubject, programs: Sequence[Program]) -> None:
     """Any number of live requests finds a size, one of eight too."""
-    graphs, (program,) = Graphs(stage, programs), programs
-    most = stage.geometry.limits.max_num_reqs
+    graphs, (program,) = Graphs(subject, programs), programs
+    most = subject.geometry.limits.max_num_reqs
     for live in range(1, most + 1):
         lens = [37 * n % 200 for n in range(live)]
-        forward = uniform(f"{program.mode.value}-{live}", stage.geometry, program.mode, lens, live, tree="chain")
+        forward = uniform(f"{program.mode.value}-{live}", subject.geometry, program.mode, lens, live, tree="chain")
         for size in (one for one in SIZES if one >= live):
-            graphs.holds(program, forward, size, live)
+            graphs.assert_replay(program, forward, size, live)
 
 
-def _in_turn(stage: Stage, programs: Sequence[Program]) -> None:
-    graphs = Graphs(stage, programs)
-    rounds = [_rounds(stage.geometry, program) for program in programs]
+def _in_turn(subject: EngineSubject, programs: Sequence[Program]) -> None:
+    graphs = Graphs(subject, programs)
+    rounds = [_rounds(subject.geometry, program) for program in programs]
     for number, turn in enumerate(zip(*rounds, strict=True)):
         for program, (forward, size) in zip(programs, turn, strict=True):
-            graphs.holds(program, forward, size, number)
+            graphs.assert_replay(program, forward, size, number)
         forward = turn[0][0]
-        stage.holds(
-            step_of(forward, stage.bench.trees), seed=number, what="the output of an eager step between replays"
+        subject.assert_step(
+            step_of(forward, subject.caps.trees), seed=number, what="the output of an eager step between replays"
         )
 
 
-def _smallest_first(stage: Stage, programs: Sequence[Program]) -> None:
-    graphs = Graphs(stage, programs, sizes=SIZES)
+def _smallest_first(subject: EngineSubject, programs: Sequence[Program]) -> None:
+    graphs = Graphs(subject, programs, sizes=SIZES)
     for program in programs:
-        for number, (forward, size) in enumerate(_rounds(stage.geometry, program)):
-            graphs.holds(program, forward, size, number)
+        for number, (forward, size) in enumerate(_rounds(subject.geometry, program)):
+            graphs.assert_replay(program, forward, size, number)

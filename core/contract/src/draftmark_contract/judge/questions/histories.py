@@ -14,11 +14,11 @@ from ...cases.forwards import uniform
 from ...cases.histories import SEED, Draw, Engine
 from ...cases.histories import Step as Drawn
 from ...check import ContractViolation
-from ..driver import Bench
+from ..driver import EngineCapabilities
 from ..item import Item
-from ..stage import Stage
 from ..step import Step, step_of
-from .asking import fitted, on_stage
+from ..subject import EngineSubject
+from .building import fitted, on_subject
 from .numerics import SMALL, of_each_mode
 
 FRESH, RANDOM = "history.equals_a_fresh_state", "random_history.equals_the_oracle"
@@ -32,21 +32,21 @@ LOOSE = {"exact": 0, "tight_bound": 0, "upper_bound": 33, "unknown": 1000}
 DRAWN = "requests join, grow, leave, wait and come back on other pages; steps of every kind between"
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """Steps that grow and shrink, and drawn histories."""
     found = []
     shapes = {"fp32": SMALL, "window": replace(SMALL, window_left=19, logits_soft_cap=30.0)}
     shapes["page128"] = replace(SMALL, page_size=128)
     for name, shape in shapes.items():
-        geometry = fitted(bench, shape)
-        steps = _uneven(bench, geometry)
+        geometry = fitted(caps, shape)
+        steps = _uneven(caps, geometry)
         pages = max(step.forward.num_pages for step in steps)
-        found.append(on_stage(bench, FRESH, name, geometry, pages, partial(_in_turn, steps=steps)))
-        small = fitted(bench, shape, LIMITS)
+        found.append(on_subject(caps, FRESH, name, geometry, pages, partial(_in_turn, steps=steps)))
+        small = fitted(caps, shape, LIMITS)
         pages = Engine(small).num_pages
         for number in range(HISTORIES):
-            body = partial(_drawn, name=f"{name} {number}", trees=bench.trees)
-            found.append(on_stage(bench, RANDOM, f"{name}-{number}", small, pages, body, DRAWN))
+            body = partial(_drawn, name=f"{name} {number}", trees=caps.trees)
+            found.append(on_subject(caps, RANDOM, f"{name}-{number}", small, pages, body, DRAWN))
     return found
 
 
@@ -56,7 +56,7 @@ def draws(name: str) -> list[Draw]:
     return [(dice.randrange(ACTIONS), *(dice.randrange(12) for _ in range(4))) for _ in range(LENGTH)]
 
 
-def _uneven(bench: Bench, geometry: Geometry) -> list[Step]:
+def _uneven(caps: EngineCapabilities, geometry: Geometry) -> list[Step]:
     """Long and many, then short and few, of every mode in turn, and back."""
     wall = geometry.limits.max_context_len - 5
     few = [one for one in of_each_mode(geometry, (3,))]
@@ -64,22 +64,22 @@ def _uneven(bench: Bench, geometry: Geometry) -> list[Step]:
     order = [*many, *few, *reversed(many), *reversed(few)]
     if Mode.DECODE in geometry.modes:
         order.append(uniform("decode-one", geometry, Mode.DECODE, (0,), 1))
-    return [step_of(forward, bench.trees) for forward in order]
+    return [step_of(forward, caps.trees) for forward in order]
 
 
-def _in_turn(stage: Stage, steps: Sequence[Step]) -> None:
+def _in_turn(subject: EngineSubject, steps: Sequence[Step]) -> None:
     done: list[str] = []
     for number, step in enumerate(steps):
         try:
-            stage.holds(step, seed=number)
+            subject.assert_step(step, seed=number)
         except ContractViolation as error:
             error.add_note(f"after {', '.join(done[-4:]) or 'nothing'}")
             raise
         done.append(step.forward.name)
 
 
-def _drawn(stage: Stage, name: str, trees: bool) -> None:
-    drawn: list[Drawn] = Engine(stage.geometry).steps(draws(name))
+def _drawn(subject: EngineSubject, name: str, trees: bool) -> None:
+    drawn: list[Drawn] = Engine(subject.geometry).steps(draws(name))
     told: list[str] = []
     for number, one in enumerate(drawn):
         step = replace(step_of(one.forward, trees), loose=LOOSE[one.host])
@@ -87,7 +87,7 @@ def _drawn(stage: Stage, name: str, trees: bool) -> None:
             continue
         told.append(f"{number}. {one}")
         try:
-            stage.holds(step, seed=number)
+            subject.assert_step(step, seed=number)
         except ContractViolation as error:
             error.details["batch"] = "\n      ".join([*told[-5:], str(step)])
             raise

@@ -10,11 +10,11 @@ import torch
 from ...cases.forward_sets import extends
 from ...check import ContractViolation
 from ...harness.tensors import RowForm, raw
-from ..driver import Bench
+from ..driver import EngineCapabilities
 from ..item import Item
-from ..stage import Stage
 from ..step import Step, step_of
-from .asking import fitted, on_stage, runs
+from ..subject import EngineSubject
+from .building import fitted, on_subject, runs
 from .numerics import SMALL, of_each_mode
 
 LENGTHS, REPEATS = "lengths.of_any_kind_give_one_result", "repeats.give_the_same_bits"
@@ -23,43 +23,43 @@ PURE = "purity.each_call_writes_its_own"
 LOOSE = "the host's lengths are upper bounds, as in asynchronous steps with drafts"
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """In every mode."""
     found = []
     for name, shape in {"fp32": SMALL, "window": replace(SMALL, window_left=19)}.items():
-        geometry = fitted(bench, shape)
+        geometry = fitted(caps, shape)
         for forward in of_each_mode(geometry, (40, 0, 133)):
-            step = step_of(forward, bench.trees)
+            step = step_of(forward, caps.trees)
             steps = [replace(step, loose=n) for n in (1, geometry.attention.page_size + 1, 300)]
-            found.append(runs(bench, LENGTHS, f"{name}-{forward.name}", steps, asks=LOOSE))
-    geometry = fitted(bench, SMALL)
+            found.append(runs(caps, LENGTHS, f"{name}-{forward.name}", steps, asks=LOOSE))
+    geometry = fitted(caps, SMALL)
     for forward in of_each_mode(geometry, (40, 0, 133)):
-        step = step_of(forward, bench.trees)
+        step = step_of(forward, caps.trees)
         for rule, body in ((REPEATS, _repeats), (VIEWS, _views), (ELSEWHERE, _moved)):
-            found.append(on_stage(bench, rule, forward.name, geometry, forward.num_pages, partial(body, step=step)))
+            found.append(on_subject(caps, rule, forward.name, geometry, forward.num_pages, partial(body, step=step)))
     for forward in extends(geometry):
-        found.append(runs(bench, PURE, forward.name, [step_of(forward)], asks="only its own slots of KV change"))
+        found.append(runs(caps, PURE, forward.name, [step_of(forward)], asks="only its own slots of KV change"))
     return found
 
 
-def _repeats(stage: Stage, step: Step) -> None:
-    stage.load(step)
-    first = stage.goes_on(step)
+def _repeats(subject: EngineSubject, step: Step) -> None:
+    subject.load(step)
+    first = subject.assert_loaded_step(step)
     for _ in range(2):
-        again = stage.goes_on(step)
+        again = subject.assert_loaded_step(step)
         if not torch.equal(raw(first), raw(again)):
             worst = (first.double() - again.double()).abs().max().item()
             raise ContractViolation("the same step gives other bits", batch=step, got=f"up to {worst:.3g} apart")
 
 
-def _views(stage: Stage, step: Step) -> None:
+def _views(subject: EngineSubject, step: Step) -> None:
     for form in (RowForm.PROJECTED, RowForm.BEHIND_ROPE):  # the two that engines bring
-        stage.tensors.lay(form)
-        stage.holds(step)
+        subject.tensors.lay(form)
+        subject.assert_step(step)
 
 
-def _moved(stage: Stage, step: Step) -> None:
+def _moved(subject: EngineSubject, step: Step) -> None:
     for number in range(3):
-        tensors = stage.tensors
+        tensors = subject.tensors
         tensors.q, tensors.k, tensors.v = (torch.empty_like(one) for one in (tensors.q, tensors.k, tensors.v))
-        stage.holds(step, seed=number)
+        subject.assert_step(step, seed=number)

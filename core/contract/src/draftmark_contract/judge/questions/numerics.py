@@ -9,33 +9,33 @@ from draftmark.geometry import AttentionShape, Geometry, Mode
 from ...cases.contents import Contents
 from ...cases.forwards import ForwardCase, ragged, uniform
 from ...cases.geometries import logits, numerics
-from ..driver import Bench
+from ..driver import EngineCapabilities
 from ..item import Item
 from ..step import Step, step_of
-from .asking import fitted, runs
+from .building import fitted, runs
 
 MATCH, SERVE, LOGITS = "numerics.match_float64", "numerics.serve_what_is_not_refused", "numerics.survive_any_logits"
 SMALL = AttentionShape(4, 2, 64, page_size=16, q_dtype="float32", kv_dtype="float32")
 """Float32, so that one key among a hundred shows in an output."""
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """Every shape in every mode; windows about pages; logits of every size."""
     found = []
     for shape in numerics():
-        geometry = fitted(bench, shape.geometry.attention)
+        geometry = fitted(caps, shape.geometry.attention)
         for forward in of_each_mode(geometry):
-            found.append(_match(bench, shape.name, step_of(forward, bench.trees)))
-    for name, attention in _odd(bench).items():
-        geometry = fitted(bench, attention)
-        steps = [step_of(forward, bench.trees) for forward in of_each_mode(geometry)]
-        found.append(runs(bench, SERVE, name, steps))
+            found.append(_match(caps, shape.name, step_of(forward, caps.trees)))
+    for name, attention in _odd(caps).items():
+        geometry = fitted(caps, attention)
+        steps = [step_of(forward, caps.trees) for forward in of_each_mode(geometry)]
+        found.append(runs(caps, SERVE, name, steps))
     for shape in logits():
-        geometry = fitted(bench, shape.geometry.attention)
+        geometry = fitted(caps, shape.geometry.attention)
         for forward in of_each_mode(geometry, (40, 133)):
             case = f"{shape.name}-{forward.name}"
             kinds = (Contents.LARGE, Contents.NEEDLES, Contents.LEVELS)
-            found.append(runs(bench, LOGITS, case, [step_of(forward, bench.trees)], kinds))
+            found.append(runs(caps, LOGITS, case, [step_of(forward, caps.trees)], kinds))
     return found
 
 
@@ -54,13 +54,13 @@ def of_each_mode(geometry: Geometry, lens: tuple[int, ...] = (0, 129, 250)) -> l
     return found
 
 
-def _match(bench: Bench, shape: str, step: Step) -> Item:
-    return runs(bench, MATCH, f"{shape}-{step.forward.name}", [step], (Contents.FLAT, Contents.SPREAD))
+def _match(caps: EngineCapabilities, shape: str, step: Step) -> Item:
+    return runs(caps, MATCH, f"{shape}-{step.forward.name}", [step], (Contents.FLAT, Contents.SPREAD))
 
 
-def _odd(bench: Bench) -> dict[str, AttentionShape]:
+def _odd(caps: EngineCapabilities) -> dict[str, AttentionShape]:
     """Windows on both sides of a page, small and large caps, scales, pages of several sizes, one head and many."""
-    size = bench.fit(SMALL).page_size
+    size = caps.fit(SMALL).page_size
     windows = (0, 1, size - 1, size, size + 1, 127, 128, 1000)
     found = {f"window{n}": replace(SMALL, window_left=n) for n in windows}
     found |= {f"window{n}-page128": replace(SMALL, window_left=n, page_size=128) for n in (63, 128)}

@@ -16,7 +16,7 @@ from ..harness.expected import store
 from ..harness.tensors import CaseTensors, raw
 from ..oracle import attention
 from . import eight_bits
-from .driver import Bench, Driver
+from .driver import Driver, EngineCapabilities
 from .step import Step
 
 STALE = 448.0
@@ -26,17 +26,17 @@ FP8_STEP = 2.0**-3
 Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Stage:
+class EngineSubject:
     """One driver, and tensors for any step of its geometry."""
 
-    def __init__(self, bench: Bench, geometry: Geometry, num_pages: int) -> None:
-        self.bench, self.geometry = bench, geometry
-        self.driver: Driver = bench.open(geometry, num_pages)
-        self.tensors = CaseTensors(geometry, bench.device, num_pages)
+    def __init__(self, caps: EngineCapabilities, geometry: Geometry, num_pages: int) -> None:
+        self.caps, self.geometry = caps, geometry
+        self.driver: Driver = caps.open(geometry, num_pages)
+        self.tensors = CaseTensors(geometry, caps.device, num_pages)
         size = geometry.attention.page_size
-        self._slots = torch.arange(num_pages * size, dtype=torch.int64, device=bench.device)
+        self.slots = torch.arange(num_pages * size, dtype=torch.int64, device=caps.device)
 
-    def holds(
+    def assert_step(
         self,
         step: Step,
         run: Runs | None = None,
@@ -50,7 +50,7 @@ class Stage:
             The live rows of the output, a copy.
         """
         self.load(step, contents, seed)
-        return self.goes_on(step, run, what)
+        return self.assert_loaded_step(step, run, what)
 
     def load(self, step: Step, contents: Contents = Contents.USUAL, seed: int = 0) -> None:
         """New rows, and a new cache in the layer's memory."""
@@ -60,17 +60,17 @@ class Stage:
             nothing = pool.float().isnan()
             raw(pool)[nothing] = raw(torch.full((1,), STALE, dtype=pool.dtype, device=pool.device))
         self._keep(step, (k, v), seed)
-        self.driver.write(self._slots, k, v)
+        self.driver.write(self.slots, k, v)
 
-    def goes_on(self, step: Step, run: Runs | None = None, what: str = "the output") -> torch.Tensor:
+    def assert_loaded_step(self, step: Step, run: Runs | None = None, what: str = "the output") -> torch.Tensor:
         """Run a step whose rows are on the tensors and whose cache is what the layer's memory holds."""
         q, k, v = self.rows(step)
         before = [tensor.clone() for tensor in (q, k, v)]
-        wanted = self._stored(step, self.driver.read(self._slots))
+        wanted = self._stored(step, self.driver.read(self.slots))
         out = (run or self.driver.forward)(step, q, k, v)
-        self._cache_holds(step, wanted)
-        self._inputs_hold(step, before, (q, k, v))
-        self._output_holds(step, out, wanted, what)
+        self._assert_cache(step, wanted)
+        self._assert_inputs(step, before, (q, k, v))
+        self._assert_output(step, out, wanted, what)
         return out[: step.forward.live_rows].clone()
 
     def rows(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -84,10 +84,10 @@ class Stage:
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    def _cache_holds(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _assert_cache(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Every stored row is at its own slot, and nothing else has changed."""
         written = set(step.writes.values())
-        for name, got, want in zip("kv", self.driver.read(self._slots), wanted, strict=True):
+        for name, got, want in zip("kv", self.driver.read(self.slots), wanted, strict=True):
             differs = (raw(got) != raw(want)).flatten(1).any(1).nonzero().flatten().tolist()
             wrong = [slot for slot in differs if slot not in written or not _rounded(got[slot], want[slot])]
             if wrong:
@@ -100,17 +100,17 @@ class Stage:
                     formula="row j is stored at the slot of token L + j, and a row of slot -1 nowhere",
                 )
 
-    def _inputs_hold(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:
+    def _assert_inputs(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:
         for name, old, new in zip("qkv", before, after, strict=True):
             if not torch.equal(raw(old), raw(new)):
                 raise ContractViolation(f"the step changed its input {name}", batch=step, expected="inputs are read")
 
-    def _output_holds(
+    def _assert_output(
         self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
     ) -> None:
         a, cache = self.geometry.attention, self.tensors.cache
         # What fp8 holds was compared above: how it was rounded is not judged again here.
-        pools = self.driver.read(self._slots) if cache.k_scale is not None else wanted
+        pools = self.driver.read(self.slots) if cache.k_scale is not None else wanted
         q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
         if self.driver.rounds_queries:
             q = eight_bits.rounded(q)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...cases.forwards import ragged
-from ..driver import Bench
+from ..driver import EngineCapabilities
 from ..item import Item
 from ..step import step_of
-from .asking import fitted, runs
+from .building import fitted, runs
 from .numerics import SMALL, of_each_mode
 
 PADDING, SLOTS = "padding.changes_no_live_byte", "engine.forms_are_taken_as_they_are"
@@ -16,7 +16,7 @@ BEHIND = "rows behind the live ones hold NaN and have slot -1: no live row and n
 AMONG = "rows of slot -1 store nothing and still attend, to what lies at their token's slot"
 
 
-def questions(bench: Bench) -> list[Item]:
+def questions(caps: EngineCapabilities) -> list[Item]:
     """In every mode, in float32 and in fp8 KV."""
     found = []
     shapes = {
@@ -26,17 +26,17 @@ def questions(bench: Bench) -> list[Item]:
     }
     shapes["kv8"] = replace(SMALL, q_dtype="float16", kv_dtype="float8_e4m3fn")
     for name, shape in shapes.items():
-        geometry = fitted(bench, shape)
+        geometry = fitted(caps, shape)
         for forward in of_each_mode(geometry, (40, 0, 133)):
-            step = step_of(forward, bench.trees)
+            step = step_of(forward, caps.trees)
             for surplus in (1, 37):
                 case = f"{name}-{forward.name}-surplus{surplus}"
-                found.append(runs(bench, PADDING, case, [replace(step, surplus=surplus)], asks=BEHIND))
+                found.append(runs(caps, PADDING, case, [replace(step, surplus=surplus)], asks=BEHIND))
             rows = forward.rows
             # The first row of all and a later one: slot 0 and the last slot are what -1 is taken for.
             some = replace(step, unstored=frozenset((rows[0], rows[len(rows) // 2])))
-            found.append(runs(bench, SLOTS, f"{name}-{forward.name}", [some], asks=AMONG))
+            found.append(runs(caps, SLOTS, f"{name}-{forward.name}", [some], asks=AMONG))
         all_of_one = ragged("prefill", geometry, (40, 7), (6, 5), seed=6)
         none = replace(step_of(all_of_one), unstored=frozenset(row for row in all_of_one.rows if row[0] == 0))
-        found.append(runs(bench, SLOTS, f"{name}-whole-request", [none], asks=AMONG))
+        found.append(runs(caps, SLOTS, f"{name}-whole-request", [none], asks=AMONG))
     return found
