@@ -1,4 +1,4 @@
-"""Defects, each in an otherwise right backend, and the rule whose items must find it."""
+"""Subclasses of `PagedDriver` with one defect each, and the rule that must find the defect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .paged import Metadata, PagedDriver, _bits
 
 
 class StaleReplay(PagedDriver):
-    """A replay's lengths are those of the capture: they were copied to a new tensor."""
+    """A replay reads the lengths of the capture, because they were copied to a new tensor."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         meta = super().capture(rows_each, requests)
@@ -28,7 +28,7 @@ class StaleTable(PagedDriver):
 
 
 class StoresMinusOne(PagedDriver):
-    """Slot -1 is taken as an index: the last slot of the pool is overwritten."""
+    """Slot -1 is used as an index, so the last slot of the pool is overwritten."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         for pool, rows, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
@@ -43,7 +43,7 @@ class StoresPaddingAtZero(PagedDriver):
 
 
 class WindowOffByOne(PagedDriver):
-    """The window counts the query itself."""
+    """The window counts the query's own token, so it is one key too short."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         seen = super().visible(at, key)
@@ -57,7 +57,7 @@ class NoCap(PagedDriver):
 
 
 class NoValueScale(PagedDriver):
-    """The scale of fp8 values is forgotten when they are read."""
+    """The scale of fp8 v is not applied when v is read."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         kept, self.scales = self.scales, (self.scales[0], 1.0)
@@ -67,7 +67,7 @@ class NoValueScale(PagedDriver):
 
 
 class DefaultScale(PagedDriver):
-    """The layer's softmax scale is ignored."""
+    """The layer's softmax_scale is ignored."""
 
     @property
     def scale(self) -> float:
@@ -75,26 +75,26 @@ class DefaultScale(PagedDriver):
 
 
 class ReadsTheBound(PagedDriver):
-    """The kernel reads up to the host's bound of the lengths."""
+    """The kernel reads up to the host's upper bound of the lengths."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         loose = replace(meta, lens=meta.lens.clone())
         loose.lens[number] = (
             max(meta.longest, int(meta.lens[number])) if meta.longest < self.wall else meta.lens[number]
         )
-        shown = super().attend(torch.cat([q, q[:1]]), number, loose) if meta.longest > int(meta.lens.max()) else None
-        return super().attend(q, number, meta) if shown is None else shown[: len(q)]
+        out = super().attend(torch.cat([q, q[:1]]), number, loose) if meta.longest > int(meta.lens.max()) else None
+        return super().attend(q, number, meta) if out is None else out[: len(q)]
 
 
 class NotCausal(PagedDriver):
-    """Rows of a step see each other."""
+    """Every row of a step sees all rows of its request."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return super().visible(at.max().expand_as(at), key)
 
 
 class KeepsLongest(PagedDriver):
-    """A request that has become shorter is read as far as the longest one that its row has held."""
+    """A shorter request is read up to the longest length that its batch row ever held."""
 
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class KeepsLongest(PagedDriver):
 
 
 class WrongGroup(PagedDriver):
-    """Query heads read the KV heads in turn and not group by group."""
+    """Query heads use the KV heads in round-robin order instead of group by group."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
         heads, kv = self.a.num_qo_heads, self.a.num_kv_heads
@@ -118,7 +118,7 @@ class WrongGroup(PagedDriver):
 
 
 class DropsAPage(PagedDriver):
-    """With more than four pages the last one is forgotten."""
+    """Keys after the eighth page are read from the first slot."""
 
     def slots_of(self, number: int, length: int, meta: Metadata) -> torch.Tensor:
         slots = super().slots_of(number, length, meta)
@@ -136,7 +136,7 @@ class ChangesItsQuery(PagedDriver):
 
 
 class Random(PagedDriver):
-    """The order of a sum changes from run to run."""
+    """The output differs in the last bits from run to run."""
 
     turn = 0
 
@@ -146,21 +146,21 @@ class Random(PagedDriver):
 
 
 class PaddingPoisons(PagedDriver):
-    """Rows of nobody take part in a reduction over the batch."""
+    """Padding rows take part in a reduction over the batch."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return super().layer(meta, q, k, v) + 0 * q.sum()
 
 
 class NeedsContiguousRows(PagedDriver):
-    """Rows are read as if they lay side by side."""
+    """k is read as if its rows were contiguous."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         super().store(meta, torch.as_strided(k, k.shape, torch.empty(k.shape).stride()), v)
 
 
 class KeepsAnAddress(PagedDriver):
-    """The query's address of the first step is used ever after."""
+    """The query's address of the first step is used in all later steps."""
 
     kept: torch.Tensor | None = None
 
@@ -171,7 +171,7 @@ class KeepsAnAddress(PagedDriver):
 
 
 class SmallestGraphWins(PagedDriver):
-    """Buffers are made anew by each capture, so that earlier graphs read old ones."""
+    """Each capture allocates new buffers, so that earlier graphs read stale ones."""
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
         self.slots, self.lens = self.slots.clone(), self.lens.clone()
@@ -179,7 +179,7 @@ class SmallestGraphWins(PagedDriver):
 
 
 class WritesTheNextSlot(PagedDriver):
-    """The last row of a prefill is stored one slot further."""
+    """Row 16 of a step is stored one slot too far."""
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
         slots = meta.slots.clone()
@@ -210,4 +210,4 @@ DEFECTS: dict[type[PagedDriver], tuple[str, str]] = {
     KeepsAnAddress: ("inputs.may_lie_elsewhere_each_time", "decode"),
     WritesTheNextSlot: ("random_history.equals_the_oracle", "fp32-0"),
 }
-"""Each with the rule and the case that find it."""
+"""Each defect with the rule and the case that find it."""

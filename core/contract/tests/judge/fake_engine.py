@@ -1,4 +1,4 @@
-"""An engine whose backends end in every way that an item can: what the frame of `draftmark judge` is tested on."""
+"""Fake engine for tests of `draftmark judge`; its items have every possible outcome."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ITEMS = (
 
 
 class FakeTarget:
-    """Opened on nothing."""
+    """Target without a backend."""
 
     facts: Mapping[str, str] = {"engine": "fake 1.0", "device": "cpu"}
     left_out: Mapping[str, str] = {
@@ -63,31 +63,31 @@ class FakeTarget:
         self._items = items
 
     def items(self) -> Sequence[Item]:
-        """All, or the right ones."""
+        """Return the items that the target was created with."""
         return self._items
 
 
 class FakeEngine:
-    """Two backends: one that is right, one that ends in every way."""
+    """Engine with three backends: RIGHT passes, MIXED has every outcome, BROKEN does not open."""
 
     name, install = "fake", "pip install fake-engine"
 
     def version(self) -> str | None:
-        """Always there."""
+        """Return a fixed release."""
         return "fake 1.0"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """And one that lacks a module."""
+        """Return the three backends, and one that lacks a module."""
         absent = TargetInfo("ABSENT", "needs more", needs=("no-such-module",), modules=("no_such_module",))
         names = ("RIGHT", "MIXED", "BROKEN")
-        return [*(TargetInfo(name, f"the {name.lower()} one", ("cpu", "cuda")) for name in names), absent]
+        return [*(TargetInfo(name, f"backend {name.lower()}", ("cpu", "cuda")) for name in names), absent]
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """What its items look for."""
+        """Return the variable that the items check."""
         return {VARIABLE: "set"}
 
     def open(self, target: str, device: str) -> FakeTarget:
-        """Either, or the error."""
+        """Open RIGHT or MIXED; raise an error for BROKEN."""
         if target == "BROKEN":
             raise DraftmarkError("its library cannot be loaded; reinstall it")
         return FakeTarget([one for one in ITEMS if one.run is _right] if target == "RIGHT" else ITEMS)

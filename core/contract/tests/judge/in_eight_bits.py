@@ -1,4 +1,4 @@
-"""A right backend whose products are of e4m3, as tensor cores make them: tiles of 32 keys, and a running maximum."""
+"""Backend that multiplies in e4m3 like tensor cores: tiles of 32 keys and an online softmax."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TILE = 32
 
 
 class InEightBits(PagedDriver):
-    """What vLLM's Triton kernel computes on a GPU where KV is fp8: queries and weights are rounded, sums are not."""
+    """Model of vLLM's Triton kernel on a GPU with fp8 KV: queries and weights are rounded, sums are not."""
 
     @property
     def rounds_queries(self) -> bool:  # type: ignore[override]
-        """Where KV is fp8."""
+        """True with fp8 KV."""
         return self.a.kv_dtype == "float8_e4m3fn"
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
-        """Rows of one request."""
+        """Return the output of one request's rows, ``[rows, heads, dim]``."""
         if self.a.kv_dtype != "float8_e4m3fn":
             return super().attend(q, number, meta)
         length, rows = int(meta.lens[number]), len(q)
@@ -37,7 +37,7 @@ class InEightBits(PagedDriver):
 
 
 def _in_tiles(scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Scores ``[heads, rows, keys]`` and v ``[keys, heads, dim]``, to ``[heads, rows, dim]``."""
+    """Return attention ``[heads, rows, dim]`` of scores ``[heads, rows, keys]`` and v ``[keys, heads, dim]``."""
     top = torch.full((*scores.shape[:2], 1), float("-inf"), dtype=torch.float64)
     total, sums = torch.zeros_like(top), torch.zeros(*scores.shape[:2], v.shape[-1], dtype=torch.float64)
     for first in range(0, len(v), TILE):
@@ -56,16 +56,16 @@ def _eight(values: torch.Tensor) -> Any:
 
 
 class Undeclared(InEightBits):
-    """Says that its queries are as they were given."""
+    """Declares that the queries are not rounded, although they are."""
 
     rounds_queries = False  # type: ignore[assignment]
 
 
 class NoValueScale(InEightBits):
-    """The scale of fp8 values is forgotten when they are read."""
+    """The scale of fp8 v is not applied when v is read."""
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
-        """Rows of one request."""
+        """Attend with a v scale of 1."""
         kept, self.scales = self.scales, (self.scales[0], 1.0)
         found = super().attend(q, number, meta)
         self.scales = kept
@@ -76,13 +76,13 @@ class ForgetsAKey(InEightBits):
     """A row does not see its own token."""
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Every earlier one."""
+        """Mask the row's own token, except at position 0."""
         return super().visible(at, key) & ((key < at) | (at == 0))
 
 
 class QueriesInHalfThePrecision(InEightBits):
-    """Queries go through e5m2."""
+    """Queries are rounded to e5m2."""
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Rounded once more than vLLM does."""
+        """Round the queries once more than vLLM does."""
         return super().layer(meta, rounded(q).to(torch.float8_e5m2).to(q.dtype), k, v)

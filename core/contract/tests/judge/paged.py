@@ -1,6 +1,6 @@
-"""A right backend for the common questions, in plain torch: builder-like buffers, captures and a paged cache.
+"""Correct backend for the common items, in plain torch: metadata buffers, captures and a paged cache.
 
-Every defect of `defects` is a subclass that does one thing wrong.
+Each defect in `defects` is a subclass with one mistake.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from draftmark_contract.judge.step import Step
 
 @dataclass
 class Metadata:
-    """What a layer reads; tensors are views of the builder's buffers.
+    """Metadata of a step; tensors are views of the builder's buffers.
 
     Attributes:
-        starts: int64 ``[requests + 1]``. lens: int64 ``[requests]``. table: int64 ``[requests, columns]``.
-        slots: int64 ``[rows]``, -1 stores nothing.
-        longest: most tokens of any request, as far as the host knows.
+        starts: first row of each request, int64 ``[requests + 1]``.
+        lens: lengths, int64 ``[requests]``.
+        table: page table, int64 ``[requests, columns]``.
+        slots: slot mapping, int64 ``[rows]``; rows with -1 are not stored.
+        longest: host's upper bound of the lengths, in tokens.
     """
 
     starts: torch.Tensor
@@ -35,7 +37,7 @@ class Metadata:
 
 
 class PagedDriver:
-    """See `draftmark_contract.judge.driver.Driver`."""
+    """Implements `draftmark_contract.judge.driver.Driver`."""
 
     capturable = Capturable.ANY
     rounds_queries = False
@@ -60,24 +62,24 @@ class PagedDriver:
     # -- memory -------------------------------------------------------------------------------------------
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Past the backend."""
+        """Write KV straight into the pools."""
         for pool, values in ((self.k, k), (self.v, v)):
             _bits(pool)[slots] = _bits(values)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies."""
+        """Return copies of k and v at these slots."""
         k, v = (_bits(pool)[slots].clone().view(pool.dtype) for pool in (self.k, self.v))
         return k, v
 
     # -- steps --------------------------------------------------------------------------------------------
 
     def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Eagerly."""
+        """Run a step eagerly."""
         count = len(step.forward.requests)
         return self.layer(self.build(step, count, len(q)), q, k, v)
 
     def capture(self, rows_each: int, requests: int) -> Metadata:
-        """What is kept of a capture: views of the buffers, and numbers that hold for every replay."""
+        """Fill the buffers with dummy values and return views that every replay reads."""
         self.starts[: requests + 1] = torch.arange(requests + 1) * rows_each
         self.lens[:requests] = rows_each
         self.table[:requests] = 0
@@ -85,12 +87,12 @@ class PagedDriver:
         return self.views(requests, rows_each * requests, self.wall)
 
     def replay(self, graph: Metadata, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Build into the same buffers, then run what was captured."""
+        """Fill the captured buffers, then run the layer on them."""
         self.build(step, len(graph.lens), len(q))
         return self.layer(graph, q, k, v)
 
     def build(self, step: Step, padded: int, rows: int) -> Metadata:
-        """Fill the buffers."""
+        """Fill the buffers for a step padded to `padded` requests and `rows` rows."""
         requests = step.forward.requests
         counts = torch.tensor([one.rows for one in requests], dtype=torch.int64)
         self.starts[: len(requests) + 1] = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
@@ -106,13 +108,13 @@ class PagedDriver:
         return self.views(padded, rows, longest)
 
     def views(self, requests: int, rows: int, longest: int) -> Metadata:
-        """Of the first requests and rows."""
+        """Return metadata for the first requests and rows of the buffers."""
         return Metadata(
             self.starts[: requests + 1], self.lens[:requests], self.table[:requests], self.slots[:rows], longest
         )
 
     def layer(self, meta: Metadata, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store, then attend."""
+        """Store KV, then attend."""
         self.store(meta, k, v)
         out = torch.full_like(q, float("nan"))
         for number in range(len(meta.lens)):
@@ -122,13 +124,13 @@ class PagedDriver:
         return out
 
     def store(self, meta: Metadata, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Rows of slot -1 nowhere."""
+        """Store k and v; rows with slot -1 are skipped."""
         stored = meta.slots >= 0
         for pool, rows, scale in zip((self.k, self.v), (k, v), self.scales, strict=True):
             _bits(pool)[meta.slots[stored]] = _bits((rows[stored].float() / scale).to(pool.dtype))
 
     def attend(self, q: torch.Tensor, number: int, meta: Metadata) -> torch.Tensor:
-        """Rows of one request."""
+        """Return the output of one request's rows, ``[rows, heads, dim]``."""
         length, rows = int(meta.lens[number]), len(q)
         slots = self.slots_of(number, length, meta)
         k, v = (pool[slots].double() * s for pool, s in zip(self._floats(), self.scales, strict=True))
@@ -141,25 +143,25 @@ class PagedDriver:
         return torch.einsum("hqn,nhd->qhd", scores.softmax(-1), v).to(q.dtype)
 
     def slots_of(self, number: int, length: int, meta: Metadata) -> torch.Tensor:
-        """KV slots of a request's tokens, from its pages."""
+        """Return the KV slots of a request's tokens, int64 ``[length]``."""
         size = self.a.page_size
         pages = meta.table[number, : -(-length // size)]
         return (pages[:, None] * size + torch.arange(size)).flatten()[:length]
 
     def visible(self, at: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Causal, within the window."""
+        """Return the causal mask within the window."""
         seen = key <= at
         return seen & (key >= at - self.a.window_left) if self.a.window_left >= 0 else seen
 
     @property
     def scale(self) -> float:
-        """Factor on q·k."""
+        """Factor of q·k."""
         assert self.a.softmax_scale is not None
         return self.a.softmax_scale
 
     @property
     def cap(self) -> float:
-        """Soft cap."""
+        """Soft cap of the logits."""
         return self.a.logits_soft_cap
 
     def _floats(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,5 +175,5 @@ def _bits(tensor: torch.Tensor) -> Any:
 
 
 def caps(make: Callable[[Geometry, int], PagedDriver] = PagedDriver, slow: bool = True) -> EngineCapabilities:
-    """Of a driver's class."""
+    """Return the capabilities of a driver class."""
     return EngineCapabilities(open=make, device="cpu", slow=slow)

@@ -1,4 +1,4 @@
-"""The frame of `draftmark judge`, on an engine whose backends end in every way."""
+"""Tests of the command `draftmark judge` on a fake engine with every outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Run:
-    """Runs the command where the fake engine is installed beside what is here."""
+    """Return a function that runs the command with the fake engine on its path."""
     info = tmp_path / "fake_engine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
@@ -30,24 +30,24 @@ def judge(tmp_path: Path) -> Run:
     return run
 
 
-def test_alone_it_lists_engines_targets_and_what_they_lack(judge: Run) -> None:
-    """A target that lacks a package is named with its pip line."""
+def test_no_argument_lists_engines_and_missing_packages(judge: Run) -> None:
+    """A target that lacks a package is listed with its pip command."""
     said = judge()
     assert said.returncode == 0, said.stderr
     assert "fake: fake 1.0" in said.stdout
     assert "fake:ABSENT" in said.stdout and "pip install no-such-module" in said.stdout
 
 
-def test_every_way_to_end_is_counted_apart(judge: Run, tmp_path: Path) -> None:
-    """A crash is wrong and the rest still runs; refused and unasked items, and unasked rules, are not right."""
+def test_outcomes_are_counted_separately(judge: Run, tmp_path: Path) -> None:
+    """An item that crashes is wrong and the others still run; items that cannot run are not counted as right."""
     said = judge("fake:MIXED", "--json", str(tmp_path / "verdict.json"))
     assert said.returncode == 1, said.stderr
-    assert "fake:MIXED of fake 1.0 (cpu): 6 items asked: 2 right, 4 wrong" in said.stdout
+    assert "fake:MIXED of fake 1.0 (cpu): 6 items run: 2 right, 4 wrong" in said.stdout
     assert "not served: 1 items" in said.stdout and "1 x head_size not supported" in said.stdout
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["counts"] == {"right": 2, "wrong": 4, "not served": 1, "not asked": 1}
     ended = {row["item"]: row for row in verdict["results"]}
-    assert "ended with code 9" in ended["padding.changes_no_live_byte[dies]"]["message"]
+    assert "the process with code 9" in ended["padding.changes_no_live_byte[dies]"]["message"]
     assert "a kernel's own words" in ended["repeats.give_the_same_bits[raises]"]["message"]
     assert ended["history.equals_a_fresh_state[shrinks]"]["outcome"] == "right"
     left = verdict["rules_not_asked"]
@@ -55,13 +55,13 @@ def test_every_way_to_end_is_counted_apart(judge: Run, tmp_path: Path) -> None:
     assert "numerics.match_float64" not in left
 
 
-def test_a_finding_names_rule_bugs_batch_and_its_command(judge: Run) -> None:
-    """The first wrong item of a rule is printed in full; the command runs it alone, and it ends as before."""
+def test_finding_names_rule_bugs_batch_and_command(judge: Run) -> None:
+    """The first wrong item of a rule is printed in full, and its command reproduces the failure."""
     said = judge("fake:MIXED", "-k", "match_float64")
     for part in (
         "numerics.match_float64[verify]",
         "rule 22, numerics.match_float64: Every live row is within rounding of float64",
-        "asked here as: the builder and the layer run one step",
+        "checked here as: the builder and the layer run one step",
         "batch: r0: L=3 rows=1",
         "got: 1.5",
         "expected: 2.5 ± 0.1",
@@ -71,33 +71,33 @@ def test_a_finding_names_rule_bugs_batch_and_its_command(judge: Run) -> None:
     ):
         assert part in said.stdout, part
     alone = judge("fake:MIXED", "--item", "numerics.match_float64[verify]")
-    assert alone.returncode == 1 and "1 items asked: 0 right, 1 wrong" in alone.stdout
+    assert alone.returncode == 1 and "1 items run: 0 right, 1 wrong" in alone.stdout
 
 
-def test_a_backend_that_is_right_ends_with_0(judge: Run) -> None:
-    """The environment of the target reaches the process that judges."""
+def test_correct_backend_exits_with_0(judge: Run) -> None:
+    """A correct backend exits with 0, and the target's environment reaches the judging process."""
     said = judge("fake:RIGHT")
     assert said.returncode == 0, said.stdout
-    assert "2 items asked: 2 right, 0 wrong" in said.stdout
+    assert "2 items run: 2 right, 0 wrong" in said.stdout
 
 
-def test_a_run_that_could_ask_nothing_is_not_right(judge: Run) -> None:
-    """Its exit code is 1: a script that reads no words would take 0 for a verdict."""
+def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
+    """A run in which no item can run exits with 1, because exit code 0 would mean a verdict."""
     said = judge("fake:MIXED", "--item", "graphs.replay_equals_eager[decode]")
-    assert "0 items asked: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
+    assert "0 items run: 0 right, 0 wrong" in said.stdout and "1 x there is no graph on a CPU" in said.stdout
     assert said.returncode == 1
     refused = judge("fake:MIXED", "--item", "numerics.serve_what_is_not_refused[head-80]")
     assert refused.returncode == 0, refused.stdout
 
 
-def test_a_sample_takes_so_many_items_of_each_rule(judge: Run) -> None:
-    """One of three here; five rules have one item."""
+def test_sample_limits_items_per_rule(judge: Run) -> None:
+    """`--sample 1` runs one of three items of a rule, and the only item of each other rule."""
     said = judge("fake:MIXED", "--sample", "1")
-    assert "4 items asked: 2 right, 2 wrong" in said.stdout, said.stdout
+    assert "4 items run: 2 right, 2 wrong" in said.stdout, said.stdout
 
 
-def test_items_are_listed_without_running_one(judge: Run) -> None:
-    """Even the one that would end the process."""
+def test_list_runs_no_item(judge: Run) -> None:
+    """`--list` runs no item, not even one that would end the process."""
     said = judge("fake:MIXED", "--list")
     assert said.returncode == 0 and "padding.changes_no_live_byte[dies]  (rule 26)" in said.stdout
     assert "8 items" in said.stdout
@@ -106,10 +106,10 @@ def test_items_are_listed_without_running_one(judge: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("fake",), "names no backend that can be judged; fake has RIGHT, MIXED, BROKEN, ABSENT"),
+        (("fake",), "names no backend of an engine; fake has RIGHT, MIXED, BROKEN, ABSENT"),
         (("fake:RIHGT",), "did you mean fake:RIGHT?"),
         (("other:X",), "'other:X' names no engine; there are"),
-        (("fake:ABSENT",), "needs what is not installed here: pip install no-such-module"),
+        (("fake:ABSENT",), "needs packages that are not installed: pip install no-such-module"),
         (("fake:RIGHT", "--device", "npu"), "can be judged on cpu, cuda"),
         (("fake:RIGHT", "--item", "numerics.match_float64[decod]"), "close to it are numerics.match_float64[decode]"),
         (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it counts from 0 on"),
@@ -117,14 +117,14 @@ def test_items_are_listed_without_running_one(judge: Run) -> None:
         (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
-    """Exit code 2, and the way out."""
+def test_wrong_arguments_exit_with_2(judge: Run, arguments: tuple[str, ...], sentence: str) -> None:
+    """A wrong argument exits with 2 and one sentence that contains the remedy."""
     said = judge(*arguments)
     assert said.returncode == 2 and sentence in said.stderr, said.stderr
 
 
-def test_a_backend_that_does_not_open_is_said_once(judge: Run) -> None:
-    """With the engine's own sentence, and exit code 1."""
+def test_backend_that_does_not_open_exits_with_1(judge: Run) -> None:
+    """The command prints the engine's own sentence once and exits with 1."""
     said = judge("fake:BROKEN")
     assert said.returncode == 1
     assert said.stdout == "fake:BROKEN could not be judged: its library cannot be loaded; reinstall it\n"

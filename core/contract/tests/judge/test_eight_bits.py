@@ -1,4 +1,4 @@
-"""Where an engine rounds queries to fp8 on purpose, they are judged as rounded, and defects still show."""
+"""Tests of judging engines that round queries to fp8: rounding is allowed, and defects are still found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KV8 = [one.case for one in questions(caps()) if one.rule.startswith("numerics.")
 
 
 def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[str]:
-    """Items of such a name that are wrong."""
+    """Return ids of wrong items with this text in their case and this prefix in their rule."""
     wrong = []
     for one in questions(caps(driver)):
         if one.rule.startswith(rule) and text in one.case:
@@ -26,14 +26,14 @@ def run(driver: type[PagedDriver], text: str, rule: str = "numerics.") -> list[s
     return wrong
 
 
-def test_products_in_e4m3_are_right_where_they_are_declared() -> None:
-    """Every item of fp8 KV, large logits among them: the H200's TRITON_ATTN failed 17 of these by this alone."""
+def test_declared_e4m3_products_are_right() -> None:
+    """Every item with fp8 KV passes if the driver declares rounded queries; without it TRITON_ATTN on H200 fails 17."""
     assert len(KV8) > 20
     assert run(InEightBits, "kv8") == []
 
 
 def test_undeclared_rounding_is_wrong() -> None:
-    """The same backend, judged for the queries it was given, is far off where logits are large or weights small."""
+    """Items with large logits or small weights fail if the driver does not declare the rounding."""
     wrong = run(Undeclared, "kv8")
     assert len(wrong) > 12
     assert "numerics.survive_any_logits[bf16-gqa4-window-kv8-chunk]" in wrong
@@ -41,6 +41,6 @@ def test_undeclared_rounding_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("defect", [NoValueScale, ForgetsAKey, QueriesInHalfThePrecision])
-def test_a_defect_shows_beside_the_rounding(defect: type[InEightBits]) -> None:
-    """The room for e4m3 is smaller than a scale, a key, or one more rounding."""
+def test_defect_is_found_despite_rounding(defect: type[InEightBits]) -> None:
+    """The wider bounds for e4m3 do not hide a missing scale, a missing key, or a second rounding."""
     assert run(defect, "kv8")

@@ -1,4 +1,4 @@
-"""The common questions: a right backend passes them, and each defect is found by an item of its rule."""
+"""Tests of the common items: a correct backend passes, and an item of the right rule finds each defect."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ RULES = sorted({item.rule for item in questions(caps())})
 
 
 def item(driver: type[PagedDriver], rule: str, case: str) -> Item:
-    """One item by its name."""
+    """Return one item by rule and case."""
     return next(one for one in questions(caps(driver)) if (one.rule, one.case) == (rule, case))
 
 
-def test_items_have_ids_of_their_own_and_rules_of_the_contract() -> None:
-    """No id is given twice, and each rule has a number."""
+def test_item_ids_are_unique_and_rules_are_numbered() -> None:
+    """No two items share an id, and each rule has a number."""
     ids = [one.id for one in questions(caps(slow=False))]
     assert len(set(ids)) == len(ids) > 300
     assert set(RULES) <= set(rules())
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_right_backend_is_right(rule: str) -> None:
-    """Of each rule, every seventh item; what it refuses is not served."""
+def test_correct_backend_passes(rule: str) -> None:
+    """Every seventh item of each rule passes on a correct backend, or is not served."""
     mine = [one for one in questions(caps()) if one.rule == rule]
     ended = []
     for one in mine[::7]:
@@ -44,8 +44,8 @@ def test_a_right_backend_is_right(rule: str) -> None:
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda one: one.__name__)
-def test_a_defect_is_found_by_its_rule(defect: type[PagedDriver]) -> None:
-    """The item that fails on the defect passes on the right backend."""
+def test_defect_is_found_by_its_rule(defect: type[PagedDriver]) -> None:
+    """The item that fails on the defect passes on the correct backend."""
     rule, case = DEFECTS[defect]
     item(PagedDriver, rule, case).run()
     with pytest.raises(ContractViolation) as caught:
@@ -53,8 +53,8 @@ def test_a_defect_is_found_by_its_rule(defect: type[PagedDriver]) -> None:
     assert caught.value.details["batch"] is not None
 
 
-def test_defects_cover_the_rules() -> None:
-    """Every rule that is asked has a defect that its items find, but for those whose items repeat another's on more."""
+def test_every_rule_has_a_defect() -> None:
+    """Every rule has a defect that its items find, except rules that repeat another rule's items on more inputs."""
     more = {
         "numerics.survive_any_logits",
         "production.every_head_shape_is_right",
@@ -69,19 +69,19 @@ def test_defects_cover_the_rules() -> None:
 
 
 class NoGraphs(PagedDriver):
-    """Declares that it serves no full graph."""
+    """Declares that no full graph is supported."""
 
     capturable = Capturable.NONE
 
 
 class OneRow(PagedDriver):
-    """Declares graphs of decodes alone."""
+    """Declares full graphs for decode only."""
 
     capturable = Capturable.ONE_ROW
 
 
-def test_graphs_that_are_not_declared_are_not_served() -> None:
-    """The reason says what the backend declares; what it declares is asked."""
+def test_undeclared_graphs_are_not_served() -> None:
+    """An undeclared graph is not served, and the reason names what the backend declares."""
     with pytest.raises(NotServed, match="declares NONE"):
         item(NoGraphs, "graphs.replay_equals_eager", "fp32-decode").run()
     with pytest.raises(NotServed, match="declares ONE_ROW"):

@@ -1,4 +1,4 @@
-"""`--release`: an engine at a version that is not installed."""
+"""Tests of `draftmark judge --release`: an engine at a release that is not installed."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class Released:
     install = "pip install released"
 
     def at(self, release: str) -> Released:
-        """Another one."""
+        """Return the engine at another release."""
         return Released(release)
 
     def version(self) -> str:
-        """Of the release."""
+        """Return a name with the release."""
         return f"released {self.release or 'installed'}"
 
     def targets(self) -> Sequence[TargetInfo]:
-        """One."""
+        """Return one target."""
         return [TargetInfo("ONE", "the one")]
 
     def environment(self, target: str, device: str) -> dict[str, str]:
-        """None."""
+        """Return no variables."""
         return {}
 
     def open(self, target: str, device: str) -> None:
-        """Never."""
+        """Never called."""
 
 
 class Installed:
-    """An engine that is judged as it is installed."""
+    """An engine that can be judged only at its installed release."""
 
     name = "installed"
     install = "pip install installed"
@@ -53,20 +53,20 @@ class Installed:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both."""
+    """Register both engines, and no missing adapter."""
     monkeypatch.setattr(engines, "engines", lambda: {"released": Released(), "installed": Installed()})
     monkeypatch.setattr(engines, "absent", dict)
 
 
-def test_a_release_is_the_one_that_is_judged() -> None:
-    """And the command of a finding names it."""
+def test_release_selects_the_judged_version() -> None:
+    """`find` returns the engine at the given release, and the command of a finding names the release."""
     engine, info = engines.find("released:ONE", "1.2.post3")
     assert engine.version() == "released 1.2.post3" and info.name == "ONE"
     assert engines.find("released:ONE")[0].version() == "released installed"
     assert _command("released:ONE", "cpu", "1.2.post3") == "draftmark judge released:ONE --release 1.2.post3"
 
 
-def test_an_engine_without_releases_says_so() -> None:
-    """With what to do instead."""
-    with pytest.raises(ArgumentError, match="installed is judged as it is installed here; install that release"):
+def test_engine_without_releases_rejects_the_option() -> None:
+    """`--release` fails with a remedy for an engine that supports only its installed release."""
+    with pytest.raises(ArgumentError, match="installed is judged only at its installed release; install that release"):
         engines.find("installed:ONE", "1.2")

@@ -1,4 +1,4 @@
-"""Judges backends that were written for an engine, not for draftmark: `draftmark judge ENGINE:TARGET`.
+"""Run the contract's rules on attention backends that belong to an engine: `draftmark judge ENGINE:TARGET`.
 
-What an engine brings is in `target`. `driver` is a way to run one step, and `questions` makes of it what is asked.
+`target` declares what an engine must provide. `driver` runs one step of a backend. `questions` builds the items.
 """

@@ -1,6 +1,6 @@
-"""How the common questions reach a backend: one opened attention layer, driven as its engine's runner drives it.
+"""Interface between the common items and a backend: one opened attention layer that runs steps as its engine does.
 
-An engine implements `Driver` and gives a `EngineCapabilities`; `questions` makes the items of it.
+An engine implements `Driver` and provides `EngineCapabilities`. `questions` builds the items from them.
 """
 
 from __future__ import annotations
@@ -17,74 +17,78 @@ from draftmark.geometry import AttentionShape, Geometry
 from .step import Step
 
 SCALES = (0.5, 2.0)
-"""Of k and v where KV is fp8: stored value times scale is the real one, as in `harness.tensors`."""
+"""Scales of k and v with fp8 KV: real value = stored value x scale, as in `harness.tensors`."""
 
 
 class Capturable(IntEnum):
-    """Which batches the backend declares that a full graph may hold."""
+    """Batches for which the backend declares support for full CUDA graphs."""
 
     NONE = 0
     ONE_ROW = 1
-    """Batches of one row a request."""
+    """Batches with one row per request."""
     UNIFORM = 2
-    """Batches in which each request has as many rows."""
+    """Batches in which every request has an equal number of rows."""
     ANY = 3
 
 
 class Driver(Protocol):
     """One attention layer of a backend with its KV memory, built for a geometry.
 
-    Slots are token slots, page · page_size + offset; KV is passed as it is stored (``[slots, kv_heads, head_dim]`` in
-    kv_dtype); the layer's scales of fp8 are `SCALES`.
+    Slots are token slots: page x page_size + offset. `write` and `read` take KV in its stored form,
+    ``[slots, kv_heads, head_dim]`` in kv_dtype. With fp8 KV the layer's scales are `SCALES`.
     """
 
     @property
     def capturable(self) -> Capturable:
-        """What the backend itself declares."""
+        """Batches that the backend declares capturable."""
 
     @property
     def rounds_queries(self) -> bool:
-        """Whether the engine gives its kernel the queries in e4m3, with a scale of 1, as engines do where KV is fp8."""
+        """True if the engine rounds queries to e4m3 with scale 1 before its kernel runs, as engines do with fp8 KV."""
 
     def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put KV into the layer's memory, past the backend. slots: int64."""
+        """Write KV straight into the layer's memory, without the backend. slots: int64."""
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What lies at these slots: k and v, copies."""
+        """Return copies of k and v at these slots. slots: int64."""
 
     def forward(self, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Prepare and run a step eagerly.
 
         Args:
-            q, k, v: rows of the step, ``[num_rows, heads, head_dim]``; those of nobody are NaN.
+            q, k, v: rows of the step, ``[num_rows, heads, head_dim]``; padding rows are NaN.
 
         Returns:
             The layer's output ``[num_rows, heads, head_dim]``.
         """
 
     def capture(self, rows_each: int, requests: int) -> Any:
-        """Capture the layer for batches of this size, as the engine does at its start. No result is looked at.
+        """Capture the layer for batches of this size, as the engine does at startup. The output is ignored.
+
+        Args:
+            rows_each: rows per request.
+            requests: number of requests, padding included.
 
         Returns:
-            What `replay` takes.
+            The graph to pass to `replay`.
         """
 
     def replay(self, graph: Any, step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Prepare a step as the engine does for a captured one, and replay; with padding it has the graph's size."""
+        """Prepare a step for a captured graph and replay the graph. With padding the step has the graph's size."""
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What a backend brings to the common questions.
+    """Features of a backend that decide which common items it runs, and a function that opens it.
 
     Attributes:
-        open: builds a driver with a pool of so many pages; raises `NotServed` with the predicates' reasons.
+        open: builds a driver with a pool of the given number of pages; raises `NotServed` with the engine's reasons.
         device: torch device.
-        page_sizes: the step that pages are multiples of.
-        dtypes: of queries; where float32 is none of them, float16 takes its place.
-        modes: forwards that the engine has, by the names of `Mode`.
-        trees: whether a verify tail may be a tree.
-        slow: an interpreter runs the kernels, so the largest inputs are left to a device.
+        page_sizes: supported page sizes are the multiples of this number, in tokens.
+        dtypes: dtypes of queries. Items in float32 run in float16 if float32 is absent.
+        modes: kinds of forwards that the engine has, as values of `Mode`.
+        trees: True if the draft of a verify step may be a tree.
+        slow: True if an interpreter runs the kernels; the largest inputs are then skipped.
     """
 
     open: Callable[[Geometry, int], Driver]
@@ -96,7 +100,7 @@ class EngineCapabilities:
     slow: bool = False
 
     def fit(self, attention: AttentionShape) -> AttentionShape:
-        """The shape with the next page size that the backend serves, and the finest dtype where it is float32."""
+        """Return the shape with the page size rounded up to a supported one, and float16 in place of absent float32."""
         exact = attention.q_dtype == "float32" and "float32" not in self.dtypes
         size = -(-attention.page_size // self.page_sizes) * self.page_sizes
         fitted = replace(attention, page_size=size)

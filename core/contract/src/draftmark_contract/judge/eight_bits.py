@@ -1,7 +1,7 @@
-"""Products in e4m3: what an engine makes of its queries where KV is fp8, and how far from float64 its outputs may lie.
+"""Error bounds for attention with fp8 KV in engines that multiply fp8 by fp8 on tensor cores.
 
-Tensor cores multiply fp8 by fp8. vLLM's layer therefore rounds the queries before its backend sees them, and the kernel
-rounds its weights too; neither is an error of the backend, whose answer is judged for the queries that it was given.
+vLLM's layer rounds queries to e4m3 before its backend runs, and the kernel also rounds the softmax weights. Neither is
+an error of the backend. Its output is compared with float64 attention over the rounded queries.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from ..oracle.truth import Row
 from .step import Step
 
 LARGEST = 448.0
-"""Of e4m3; what lies above it becomes it."""
+"""Largest number of e4m3; larger values are clamped to it."""
 WEIGHT = 2.0**-4
-"""Of a weight: half the spacing of e4m3's numbers at 1."""
+"""Relative rounding error of a softmax weight: half the spacing of e4m3 at 1."""
 LEAST = 2.0**-10
-"""Of a row's largest weight: half of e4m3's smallest number, so that smaller weights are zero."""
+"""Absolute rounding error, as a share of the row's largest weight: half of e4m3's smallest number. Smaller weights
+become zero."""
 SUM = 2.0**-12
-"""Of a logit's strain: tensor cores of Hopper keep 13 bits of a sum behind its largest term (DeepSeek-V3, 3.3.2), which
-is an eighth of the strain or less where a head has 64 numbers."""
+"""Rounding error of a logit, as a share of its strain. Hopper's tensor cores keep 13 bits of a sum below its largest
+term (DeepSeek-V3, 3.3.2). That term is at most an eighth of the strain for a head of 64 numbers."""
 PARTS = 2.0**-8
-"""Of Σ p|v|: the same of a sum of 32 products."""
+"""Rounding error of a sum of 32 products, as a share of Σ p|v|; from the same 13 bits."""
 
 
 def rounded(q: torch.Tensor) -> torch.Tensor:
-    """Queries as e4m3 with a scale of 1 holds them, in their own dtype."""
+    """Return queries rounded to e4m3 with scale 1, in their own dtype."""
     return q.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).to(q.dtype)
 
 
@@ -43,10 +44,13 @@ def loosened(
     scales: Scales,
     step: Step,
 ) -> Answer:
-    """An answer that `oracle.attention.tolerance` gives room for weights and sums in e4m3.
+    """Return the answer with wider bounds, so that `oracle.attention.tolerance` allows weights and sums in e4m3.
 
     Args:
-        q: live rows, as rounded. pools, scales: as `oracle.attention.attend` takes them.
+        answer: float64 attention over the rounded queries.
+        q: live rows, rounded by `rounded`.
+        pools, scales: arguments of `oracle.attention.attend`.
+        step: step that produced the rows.
     """
     a = step.geometry.attention
     share = 3 * UNIT[a.q_dtype] + WEIGHT + PARTS + SUM * answer.strain
@@ -57,7 +61,7 @@ def loosened(
 def _largest_share(
     q: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor], scales: Scales, step: Step
 ) -> torch.Tensor:
-    """Of each row and head, the largest weight times Σ|v| of the keys it sees: float64 ``[rows, heads, dim]``."""
+    """Return each row's and head's largest weight times Σ|v| over its visible keys: float64 ``[rows, heads, dim]``."""
     a, visible, home = step.geometry.attention, step.truth.visible, exact_device(q.device)
     found: list[torch.Tensor] = []
     for rows in _of_each_request(step.forward.rows[: step.forward.live_rows]):

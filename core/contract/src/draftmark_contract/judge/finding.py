@@ -1,4 +1,4 @@
-"""What a wrong item says: the rule with its number and its bugs, what broke it, and a command that runs it alone."""
+"""Message of a wrong item: rule number, known bugs, cause, and a command that runs only this item."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from .item import Item
 from .rules import rules
 
 FRAMES = 4
-"""Frames of a traceback that are shown, the last ones."""
+"""Number of innermost traceback frames that a message contains."""
 
 
 def finding(error: BaseException | str, item: Item, command: str) -> str:
-    """Several lines, complete enough for a bug report.
+    """Return a message of several lines, complete enough for a bug report.
 
     Args:
-        error: what the item raised, or a sentence about how it ended.
-        command: what judges the target, without the item: ``"draftmark judge vllm:CPU_ATTN"``.
+        error: exception of the item, or a sentence about how it ended.
+        item: item that failed.
+        command: command that judges the target, without the item: ``"draftmark judge vllm:CPU_ATTN"``.
     """
     return "\n".join([*_head(item), *_said(error).splitlines(), *_known(item, error), again(command, item.id)])
 
 
 def again(command: str, item: str) -> str:
-    """The line with the command that runs this very item."""
+    """Return the line with the command that runs only this item."""
     return f"  run it again: {command} --item {shlex.quote(item)}"
 
 
 def _head(item: Item) -> list[str]:
     rule = rules().get(item.rule)
     lines = [f"rule {rule.number}, {rule.name}: {rule.text}"] if rule else [f"{item.rule}: no rule of the contract"]
-    return [*lines, f"asked here as: {item.asks}"] if item.asks else lines
+    return [*lines, f"checked here as: {item.asks}"] if item.asks else lines
 
 
 def _known(item: Item, error: BaseException | str) -> list[str]:
-    """The bugs of the rule, unless the violation names one of its own."""
+    """Return the line with the rule's known bugs, unless the violation lists its own."""
     if isinstance(error, ContractViolation) and error.details["known from"]:
         return []
     rule = rules().get(item.rule)

@@ -1,4 +1,4 @@
-"""One thing that a judged backend is asked, and how it ended: four outcomes that are never added up under one word."""
+"""One item of `draftmark judge`, and its outcome. The four outcomes are counted separately."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How an item ended. WRONG alone fails a run."""
+    """How an item ended. Only WRONG fails a run."""
 
     RIGHT = "right"
-    """Asked, and as the rule says."""
+    """The item ran and the backend meets the rule."""
     WRONG = "wrong"
-    """Asked, and not as the rule says."""
+    """The item ran and the backend breaks the rule."""
     NOT_SERVED = "not served"
-    """The engine's own capability predicates say no; its reasons are kept."""
+    """The engine's own capability checks reject the input; the message keeps the reasons."""
     NOT_ASKED = "not asked"
-    """It cannot be asked here: this engine, release or device lacks what the question needs."""
+    """The item cannot run here: this engine, release or device lacks something that it needs."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One question about one input.
+    """One rule on one input.
 
     Attributes:
-        rule: name of the contract's rule that it asks about, e.g. ``"numerics.match_float64"``.
-        case: a short stable slug of the input.
-        run: asks; raises `ContractViolation` where the answer is wrong, `NotServed` or `NotAsked`.
-        asks: how the rule is put to this backend, a sentence; "" where the rule's own words say it.
+        rule: name of the contract's rule, e.g. ``"numerics.match_float64"``.
+        case: short stable name of the input.
+        run: runs the backend and checks its result; raises `ContractViolation`, `NotServed` or `NotAsked`.
+        asks: one sentence about how the rule is checked on this backend; "" if the rule's own text fits.
     """
 
     rule: str
@@ -39,21 +39,21 @@ class Item:
 
     @property
     def id(self) -> str:
-        """``"rule[case]"``: what `--item` takes."""
+        """``"rule[case]"``, the argument of `--item`."""
         return f"{self.rule}[{self.case}]"
 
 
 class NotServed(Exception):
-    """The engine's own predicates refuse the input, so the backend is not run on it."""
+    """The engine's own capability checks reject the input, so the backend does not run."""
 
 
 class NotAsked(Exception):
-    """The question cannot be put here; the message says what lacks."""
+    """The item cannot run here; the message names the missing feature or package."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one item ended; `message` is complete enough for a bug report."""
+    """Outcome of one item; `message` is complete enough for a bug report."""
 
     item: str
     outcome: Outcome
@@ -62,19 +62,19 @@ class Result:
 
     @property
     def rule(self) -> str:
-        """The rule's name."""
+        """Name of the rule."""
         return self.item.partition("[")[0]
 
     @property
     def case(self) -> str:
-        """The case's slug."""
+        """Name of the input."""
         return self.item.partition("[")[2].removesuffix("]")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return the result as plain types."""
         return {**asdict(self), "outcome": self.outcome.value}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Result:
-        """The inverse of `as_json`."""
+        """Read a result that `as_json` returned."""
         return cls(**{**row, "outcome": Outcome(row["outcome"])})

@@ -1,4 +1,4 @@
-"""A verdict for a terminal: the first wrong item of each rule in full, then the counts apart."""
+"""Terminal report of a verdict: the first wrong item of each rule in full, then the count of each outcome."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from .item import Outcome, Result
 from .verdict import Verdict, reasons_of
 
 SCREEN = 60
-"""Lines that findings take in full."""
+"""Number of lines for findings in full."""
 NAMED = 4
-"""Further items of a rule that are named."""
+"""Number of further wrong items of a rule that are listed by name."""
 
 
 def lines_of(verdict: Verdict) -> list[str]:
-    """Everything that is printed of a verdict."""
+    """Return all lines to print for a verdict."""
     if verdict.error:
         return [f"{verdict.target} could not be judged: {verdict.error}"]
     return [*finding_lines(verdict.results), *_counts(verdict)]
 
 
 def finding_lines(results: Sequence[Result]) -> list[str]:
-    """What is wrong, in the order in which it was asked."""
+    """Return the lines about wrong items, in the order in which the items ran."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         if result.outcome is Outcome.WRONG:
             groups.setdefault(result.rule, []).append(result)
     lines, rest = in_full(list(groups.values()), SCREEN, "also wrong", NAMED)
     if rest:
-        lines.append(f"{len(rest)} more rules are broken; --json FILE has them in full:")
+        lines.append(f"{len(rest)} more rules are broken; --json FILE writes them in full:")
         lines += [f"  {group[0].rule}: {len(group)} wrong, {named(group, NAMED)}" for group in rest]
     return lines
 
@@ -40,9 +40,7 @@ def _counts(verdict: Verdict) -> list[str]:
     more = ", ".join(value for name, value in facts.items() if name != "engine")
     right, wrong = verdict.count(Outcome.RIGHT), verdict.count(Outcome.WRONG)
     broken = ", ".join(map(str, verdict.rules_with(Outcome.WRONG)))
-    asked = f"{right + wrong:,} items asked: {right:,} right, {wrong:,} wrong" + (
-        f" (rules {broken})" if broken else ""
-    )
+    asked = f"{right + wrong:,} items run: {right:,} right, {wrong:,} wrong" + (f" (rules {broken})" if broken else "")
     lines = [f"{verdict.target} of {facts.get('engine', '?')} ({more}): {asked}"]
     for outcome in (Outcome.NOT_SERVED, Outcome.NOT_ASKED):
         if count := verdict.count(outcome):

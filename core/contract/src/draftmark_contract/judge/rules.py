@@ -1,4 +1,4 @@
-"""The contract's rules by name, with the number that each keeps for ever and the public bugs of its class."""
+"""The contract's rules by name, each with a permanent number and the public bugs of its class."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Rule:
     """One numbered rule.
 
     Attributes:
-        number: its place in `FILE`; never given to another rule.
-        name: of the check that decides it for a plugin, without its tier.
-        text: what it asks, a sentence.
-        bugs: public threads that it is known from.
+        number: position in `FILE`; never given to another rule.
+        name: name of the check for plugins, without its tier.
+        text: one sentence that states the rule.
+        bugs: public bug reports of this class.
     """
 
     number: int
@@ -31,19 +31,19 @@ class Rule:
 
 
 def name_of(check: Check) -> str:
-    """A check's name without its tier; the one check that is on the device alone keeps its own."""
+    """Return a check's name without its tier suffix."""
     return check.name.removesuffix(ON_DEVICE)
 
 
 def numbers() -> tuple[list[str], list[str]]:
-    """Names of all rules in the order of their numbers, the first being 1; and of those whose check is gone."""
+    """Return all rule names ordered by number (the first is 1), and the names of rules without a check today."""
     read = tomllib.loads(files(__package__.partition(".")[0]).joinpath(FILE).read_text(encoding="utf-8"))
     return read["rules"], read["gone"]
 
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Every rule that has a check, by name, in the order of the numbers."""
+    """Return every rule that has a check, by name, ordered by number."""
     checks: dict[str, Check] = {}
     for check in all_checks():
         checks.setdefault(name_of(check), check)

@@ -1,4 +1,4 @@
-"""Runs a target's items in a process of its own, and in another one where that process ends in an item."""
+"""Run a target's items in a child process, and continue in a new one if an item ends that process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from .worker import BEGUN, ENDED, FAILED, OPENED, RunRequest
 
 Say = Callable[[str], None]
 TAIL = 12
-"""Lines of what a process printed that are shown where it ended before it opened the target."""
+"""Number of output lines shown for a process that ended before the target was open."""
 NEWS_S = 15.0
-"""Between two lines about how far a run is."""
+"""Seconds between two progress lines."""
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """What workers have written so far.
+    """Contents of the journal that the worker processes write.
 
     Attributes:
-        about: the target with its items, or {} before it is open. failed: why it could not be opened.
-        results: by item. begun: the item that began last.
+        about: the target's facts and items, or {} until the target is open.
+        failed: reason why the target could not be opened, or "".
+        results: finished items by id.
+        begun: id of the item that started last, or "".
     """
 
     about: dict[str, Any]
@@ -45,7 +47,7 @@ class RunLog:
 
     @classmethod
     def read(cls, journal: Path) -> RunLog:
-        """Of a journal; a line that a crash cut short is no line."""
+        """Read a journal; lines that a crash cut short are skipped."""
         about: dict[str, Any] = {}
         failed, begun, results = "", "", {}
         for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
@@ -76,11 +78,16 @@ def judge(
     """Judge one backend.
 
     Args:
-        items: ids to run alone. k: run those alone whose id contains it. sample: at most so many of each rule.
-        say: reported from time to time how far it is.
+        engine: engine that the backend belongs to.
+        target: name of the backend.
+        device: torch device.
+        items: ids of the only items to run; () for all.
+        k: run only items with this text in their id.
+        sample: maximum number of items per rule; 0 for all.
+        say: called every `NEWS_S` seconds with a progress line.
 
     Raises:
-        ArgumentError: an item is none of this target's, or nothing contains `k`.
+        ArgumentError: the target has no such item, or no id contains `k`.
     """
     named = f"{engine.name}:{target}"
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +96,7 @@ def judge(
         run = _Run(engine, request, say)
         try:
             run.all()
-        except KeyboardInterrupt:  # what has ended is kept; the verdict counts the rest as not run
+        except KeyboardInterrupt:  # finished items are kept; the verdict counts the others as not run
             say("interrupted")
         about = run.log.about
         if not about:
@@ -102,7 +109,7 @@ def judge(
 
 
 def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str]], str]:
-    """The items of a target without running one; or none, and why it could not be opened."""
+    """Return a target's items without running any, and "" or the reason why the target could not be opened."""
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(engine.name, target, device, "", f"{folder}/journal", list_only=True)
         run = _Run(engine, request, lambda line: None)
@@ -111,7 +118,7 @@ def listed(engine: Engine, target: str, device: str) -> tuple[list[dict[str, str
 
 
 class _Run:
-    """Processes, one after another, with one journal."""
+    """Worker processes, one after another, that share one journal."""
 
     def __init__(self, engine: Engine, request: RunRequest, say: Say) -> None:
         self.request, self._say = request, say
@@ -121,7 +128,7 @@ class _Run:
         self.log = RunLog({}, "", {}, "")
 
     def all(self) -> None:
-        """Run the items in as many processes as it takes: one that ends its process is wrong, the rest still runs."""
+        """Run all items; an item that ends its process is wrong, and a new process runs the rest."""
         while True:
             before = len(self.log.results)
             code = self.work(replace(self.request, skip=tuple(self.log.results)))
@@ -129,16 +136,16 @@ class _Run:
             if begun and begun not in self.log.results:
                 self._append(self._died(begun, code))
             elif code == 0 or not self.log.about or len(self.log.results) == before:
-                return  # done, or it ended outside of any item: the verdict counts what did not run
+                return  # finished, or the process ended outside an item: the verdict counts what did not run
 
     def _died(self, begun: str, code: int) -> Result:
         one = next(one for one in self.log.about["items"] if one["id"] == begun)
         item = Item(one["rule"], one["case"], lambda: None, one["asks"])
-        said = f"the process ended with code {code} in this item (a crash, os._exit or a hang)\n{self._tail()}"
+        said = f"this item ended the process with code {code} (a crash, os._exit or a hang)\n{self._tail()}"
         return Result(begun, Outcome.WRONG, finding(said, item, self.request.command))
 
     def work(self, request: RunRequest) -> int:
-        """One process to its end; its exit code."""
+        """Run one process to its end and return its exit code."""
         path = self._journal.with_name("request")
         path.write_text(request.as_json(), encoding="utf-8")
         with self._output.open("ab") as log:
@@ -151,7 +158,7 @@ class _Run:
                     self.log = RunLog.read(self._journal)
 
     def error(self) -> str:
-        """Why the target is not open."""
+        """Return the reason why the target is not open."""
         return self.log.failed or f"its process ended before it was open:\n{self._tail()}"
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
@@ -162,7 +169,7 @@ class _Run:
             except subprocess.TimeoutExpired:
                 if time.monotonic() - reported > NEWS_S:
                     reported, log = time.monotonic(), RunLog.read(self._journal)
-                    self._say(f"{len(log.results)} items have ended, now {log.begun or 'opening'}")
+                    self._say(f"{len(log.results)} items finished, running {log.begun or 'the start of the target'}")
 
     def _append(self, result: Result) -> None:
         with self._journal.open("a", encoding="utf-8") as journal:
@@ -179,7 +186,7 @@ def _chosen(known: Sequence[str], request: RunRequest) -> list[str]:
         if item not in known:
             close = difflib.get_close_matches(item, known, 3)
             near = f"; close to it are {', '.join(close)}" if close else ""
-            raise ArgumentError(f"--item {item!r} is none of its items{near}")
+            raise ArgumentError(f"--item {item!r} is no item of this target{near}")
     chosen = request.chosen(known)
     if not chosen:
         raise ArgumentError(f"-k {request.k!r} selects no item; `--list` shows them")

@@ -1,4 +1,4 @@
-"""One step as an engine would run it: a forward of the contract, and what engines bring beside the live requests."""
+"""One step as an engine runs it: a forward of the contract plus the engine's padding and bounds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..oracle.truth import Row, Truth, enumerate_truth
 
 @dataclass(frozen=True)
 class Step:
-    """One step.
+    """One step of an engine.
 
     Attributes:
-        forward: its live requests alone, with causal tails unless the engine has trees.
-        padding: requests of nobody that a captured size has beside them, each with as many rows.
-        surplus: rows of nobody behind the last request's, as a captured number of rows brings them.
-        loose: by how much the host's bounds pass the lengths, as far as the engine lets a length grow.
-        unstored: rows whose KV the engine has already, so that it gives slot -1.
+        forward: the live requests, with causal drafts unless the engine has trees.
+        padding: number of padding requests after the live ones, each with `rows_each` rows.
+        surplus: number of padding rows after the last request, added to reach a captured number of rows.
+        loose: tokens by which the host's upper bounds exceed the lengths, capped at the engine's maximum length.
+        unstored: rows with KV that the engine has already stored, so that their slot is -1.
     """
 
     forward: ForwardCase
@@ -32,35 +32,35 @@ class Step:
 
     @property
     def geometry(self) -> Geometry:
-        """Of the forward."""
+        """Geometry of the forward."""
         return self.forward.geometry
 
     @property
     def rows_each(self) -> int:
-        """Rows of every request where each has as many; else 0."""
+        """Number of rows per request if it is equal for all requests; else 0."""
         counts = {one.rows for one in self.forward.requests}
         return counts.pop() if len(counts) == 1 else 0
 
     @property
     def num_rows(self) -> int:
-        """Rows that the layer is given."""
+        """Number of rows that the layer receives, padding included."""
         return self.forward.live_rows + self.padding * self.rows_each + self.surplus
 
     @cached_property
     def truth(self) -> Truth:
-        """What each live row sees, and the slot of its token."""
+        """Visible slots of each live row, and the slot of its token."""
         a = self.geometry.attention
         return enumerate_truth(self.forward.requests, a.page_size, a.window_left)
 
     @property
     def writes(self) -> dict[Row, int]:
-        """The slot at which each row is stored; a row that is not stored has none."""
+        """Slot of each row that the layer stores; rows with slot -1 are absent."""
         return {row: slot for row, slot in self.truth.writes.items() if row not in self.unstored}
 
     def __str__(self) -> str:
         more = {
-            "requests of nobody": self.padding,
-            "rows of nobody": self.surplus,
+            "padding requests": self.padding,
+            "padding rows": self.surplus,
             "bounds above the lengths by": self.loose,
             "not stored": sorted(self.unstored),
         }
@@ -69,7 +69,7 @@ class Step:
 
 
 def step_of(forward: ForwardCase, trees: bool = False, padding: int = 0, surplus: int = 0, loose: int = 0) -> Step:
-    """A step of a forward's live requests; without trees a verify tail is a chain."""
+    """Return a step with a forward's live requests; without trees every draft becomes a chain."""
     live = [one for one in forward.requests if one.live]
     if forward.mode is Mode.VERIFY and not trees:
         live = [replace(one, parents=chain(one.tail), masks=()) for one in live]

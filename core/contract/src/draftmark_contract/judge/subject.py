@@ -1,4 +1,4 @@
-"""A driver with the tensors of the contract: runs a step, and says what must hold after it."""
+"""A backend's driver together with the contract's tensors: runs a step and checks output, KV cache and inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark.geometry import Geometry
 
 from ..cases.contents import Contents
 from ..check import ContractViolation
-from ..harness import holds
+from ..harness import assertions
 from ..harness.contents import fill
 from ..harness.expected import store
 from ..harness.tensors import CaseTensors, raw
@@ -20,14 +20,22 @@ from .driver import Driver, EngineCapabilities
 from .step import Step
 
 STALE = 448.0
-"""What lies in KV that is no row's: finite, as old KV is, and large, so that a weight of 1e-3 on it shows."""
+"""KV value in slots that no row owns. Finite, as old KV is, and large, so that a weight of 1e-3 on it is visible."""
 FP8_STEP = 2.0**-3
-"""Between neighbouring numbers of e4m3, relative; a rounded value lies within half of it."""
+"""Relative distance between neighbouring numbers of e4m3; a rounded value lies within half of it."""
 Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EngineSubject:
-    """One driver, and tensors for any step of its geometry."""
+    """One driver, and tensors for any step of its geometry.
+
+    Attributes:
+        caps: the backend's capabilities.
+        geometry: geometry of the layer.
+        driver: opened layer.
+        tensors: q, k, v and cache tensors on the device.
+        slots: all slots of the layer's memory, int64.
+    """
 
     def __init__(self, caps: EngineCapabilities, geometry: Geometry, num_pages: int) -> None:
         self.caps, self.geometry = caps, geometry
@@ -44,16 +52,26 @@ class EngineSubject:
         seed: int = 0,
         what: str = "the output",
     ) -> torch.Tensor:
-        """Run a step on new rows and a new cache, eagerly unless `run` says otherwise; output and KV must be right.
+        """Fill new rows and a new cache, run a step, and check output, KV and inputs.
+
+        Args:
+            step: step to run.
+            run: function that runs the step; None runs it eagerly.
+            contents: kind of random numbers.
+            seed: seed of the numbers.
+            what: name of the output in a violation.
 
         Returns:
-            The live rows of the output, a copy.
+            A copy of the output's live rows, ``[live_rows, heads, head_dim]``.
+
+        Raises:
+            ContractViolation: the output, a KV slot or an input is wrong.
         """
         self.load(step, contents, seed)
         return self.assert_loaded_step(step, run, what)
 
     def load(self, step: Step, contents: Contents = Contents.USUAL, seed: int = 0) -> None:
-        """New rows, and a new cache in the layer's memory."""
+        """Fill new rows, and a new cache in the layer's memory."""
         fill(self.tensors, step.forward, contents, seed)
         k, v = self._pools()
         for pool in (k, v):
@@ -63,7 +81,7 @@ class EngineSubject:
         self.driver.write(self.slots, k, v)
 
     def assert_loaded_step(self, step: Step, run: Runs | None = None, what: str = "the output") -> torch.Tensor:
-        """Run a step whose rows are on the tensors and whose cache is what the layer's memory holds."""
+        """Run a step on the rows and cache that are already loaded, and check the result; see `assert_step`."""
         q, k, v = self.rows(step)
         before = [tensor.clone() for tensor in (q, k, v)]
         wanted = self._stored(step, self.driver.read(self.slots))
@@ -74,18 +92,18 @@ class EngineSubject:
         return out[: step.forward.live_rows].clone()
 
     def rows(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v of a step; rows of nobody are NaN."""
+        """Return q, k and v of a step; padding rows are NaN."""
         more = step.num_rows - step.forward.live_rows
         found = [one[: step.forward.live_rows] for one in (self.tensors.q, self.tensors.k, self.tensors.v)]
-        if not more:  # as they are: views stay views
+        if not more:  # no copy, so that views stay views
             return found[0], found[1], found[2]
         padded = [torch.cat([one, one.new_full((more, *one.shape[1:]), float("nan"))]) for one in found]
         return padded[0], padded[1], padded[2]
 
-    # -- what must hold -----------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------
 
     def _assert_cache(self, step: Step, wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Every stored row is at its own slot, and nothing else has changed."""
+        """Check that every stored row is at its own slot and that no other slot has changed."""
         written = set(step.writes.values())
         for name, got, want in zip("kv", self.driver.read(self.slots), wanted, strict=True):
             differs = (raw(got) != raw(want)).flatten(1).any(1).nonzero().flatten().tolist()
@@ -97,19 +115,19 @@ class EngineSubject:
                     batch=step,
                     got=f"differences at slots {wrong[:8]}" + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
                     expected=_owned([slot for slot in wrong if slot in owners], owners, step),
-                    formula="row j is stored at the slot of token L + j, and a row of slot -1 nowhere",
+                    formula="row j is stored at the slot of token L + j; rows with slot -1 are not stored",
                 )
 
     def _assert_inputs(self, step: Step, before: list[torch.Tensor], after: tuple[torch.Tensor, ...]) -> None:
         for name, old, new in zip("qkv", before, after, strict=True):
             if not torch.equal(raw(old), raw(new)):
-                raise ContractViolation(f"the step changed its input {name}", batch=step, expected="inputs are read")
+                raise ContractViolation(f"the step changed its input {name}", batch=step, expected="unchanged inputs")
 
     def _assert_output(
         self, step: Step, out: torch.Tensor, wanted: tuple[torch.Tensor, torch.Tensor], what: str
     ) -> None:
         a, cache = self.geometry.attention, self.tensors.cache
-        # What fp8 holds was compared above: how it was rounded is not judged again here.
+        # _assert_cache has already compared fp8 KV. The output is judged for the values as they were rounded.
         pools = self.driver.read(self.slots) if cache.k_scale is not None else wanted
         q, order, scales = self.tensors.q[: step.forward.live_rows], step.forward.rows, (cache.k_scale, cache.v_scale)
         if self.driver.rounds_queries:
@@ -117,7 +135,7 @@ class EngineSubject:
         answer = attention.attend(q, *pools, step.truth.visible, order, a, scales)
         if self.driver.rounds_queries:
             answer = eight_bits.loosened(answer, q, pools, scales, step)
-        holds.output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
+        assertions.assert_output(out[: step.forward.live_rows], answer, a, step.forward, batch=step, what=what)
 
     # -- tensors ------------------------------------------------------------------------------------------
 
@@ -126,7 +144,7 @@ class EngineSubject:
         return cache.k.view(-1, a.num_kv_heads, a.head_dim), cache.v.view(-1, a.num_kv_heads, a.head_dim)
 
     def _keep(self, step: Step, pools: tuple[torch.Tensor, torch.Tensor], seed: int) -> None:
-        """KV of the rows that are not stored: the engine has it already, and it is not what the step brings."""
+        """Write KV of the rows with slot -1 into the pools: the engine has stored it before this step."""
         slots = [step.truth.writes[row] for row in sorted(step.unstored)]
         dice = torch.Generator().manual_seed(seed + 11)
         for pool in pools:
@@ -135,14 +153,14 @@ class EngineSubject:
             raw(pool)[where] = raw(values).to(pool.device)
 
     def _stored(self, step: Step, before: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pools as the step must leave them."""
+        """Return the pools as the step must leave them."""
         pools = [pool.clone() for pool in before]
         store(pools, step.writes, step.forward, self.tensors)
         return pools[0], pools[1]
 
 
 def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether two fp8 values are neighbours: a scale may be a factor or a divisor. Other dtypes must be equal."""
+    """Return True for neighbouring fp8 values, since a kernel may multiply or divide by the scale."""
     if got.element_size() > 1:
         return False
     near = FP8_STEP * want.float().abs() + 2.0**-9
@@ -151,7 +169,7 @@ def _rounded(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 def _owned(slots: list[int], owners: dict[int, tuple[int, int]], step: Step) -> str:
     if not slots:
-        return "none; no row owns any of these slots"
+        return "no difference; no row owns any of these slots"
     rows = [owners[slot] for slot in slots[:8]]
     kept = [row for row in rows if row in step.unstored]
-    return f"none; of these, (request, row) {rows} own one" + (f", and {kept} are not to be stored" if kept else "")
+    return f"no difference; rows {rows} (request, row) own slots here" + (f"; {kept} have slot -1" if kept else "")

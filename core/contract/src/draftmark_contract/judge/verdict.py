@@ -1,4 +1,4 @@
-"""What came of judging one target: its facts, what was asked with its result, and the rules that could not be asked."""
+"""Verdict on one target: its facts, the results of its items, and the rules without an item."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .item import Outcome, Result
 from .rules import rules
 
 SCHEMA = 1
-UNSAID = "no question of this engine reaches it"
+UNSAID = "no item of this engine checks it"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """Attributes:
     target: ``"vllm:CPU_ATTN"``.
-    facts: of the target; empty where it did not open.
-    items: how many it has; `results` are of those that were run.
-    left_out: rules that no item asks about, with the reason.
-    selected: whether only some items were to be run, so that this is no verdict on the whole.
-    error: why it could not be opened; "" otherwise.
+    facts: facts of the target; empty if it did not open.
+    items: number of items that the target has; `results` contains those that ran.
+    left_out: rules without an item, each with the reason.
+    selected: True if only some items were selected, so that this is no verdict on the whole backend.
+    error: reason why the target could not be opened; "" otherwise.
     """
 
     target: str
@@ -36,18 +36,18 @@ class Verdict:
     error: str = ""
 
     def count(self, outcome: Outcome) -> int:
-        """Items that ended so."""
+        """Return the number of items with this outcome."""
         return sum(result.outcome is outcome for result in self.results)
 
     @property
     def exit_code(self) -> int:
-        """0 where nothing is wrong, everything that was selected ran and something of it could be asked, else 1."""
+        """0 if no item is wrong, every selected item ran and at least one could run here; else 1."""
         whole = self.selected or len(self.results) == self.items
         answered = any(result.outcome is not Outcome.NOT_ASKED for result in self.results)
         return int(bool(self.error) or bool(self.count(Outcome.WRONG)) or not whole or not answered)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types, with every item."""
+        """Return the verdict with every item, as plain types."""
         return {
             "schema": SCHEMA,
             "target": self.target,
@@ -63,18 +63,18 @@ class Verdict:
         }
 
     def rules_with(self, outcome: Outcome) -> list[int]:
-        """Numbers of the rules of which some item ended so, rising."""
+        """Return the sorted numbers of rules that have an item with this outcome."""
         known = rules()
         names = {result.rule for result in self.results if result.outcome is outcome}
         return sorted(known[name].number for name in names if name in known)
 
 
 def rules_left_out(asked: Sequence[str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Every rule that no item asks about, with the reason that the target gives for it or for its module."""
+    """Return every rule without an item, with the target's reason for the rule or for its module."""
     left = [name for name in rules() if name not in set(asked)]
     return {name: reasons.get(name) or reasons.get(name.partition(".")[0]) or UNSAID for name in left}
 
 
 def reasons_of(results: Sequence[Result], outcome: Outcome) -> list[tuple[str, int]]:
-    """First lines of the messages of an outcome, the most frequent first."""
+    """Return the first lines of an outcome's messages with their counts, the most frequent first."""
     return Counter(one.message.partition("\n")[0] for one in results if one.outcome is outcome).most_common()

@@ -1,6 +1,6 @@
-"""The process that runs the items of one target: ``python -m draftmark_contract.judge.worker FILE``.
+"""Process that runs the items of one target: ``python -m draftmark_contract.judge.worker FILE``.
 
-It writes a line of JSON before and after each item, so that whoever started it knows where a crash was.
+It writes one line of JSON before and one after each item, so that the parent process can tell which item crashed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from .item import Item, NotAsked, NotServed, Outcome, Result
 from .target import Target
 
 OPENED, BEGUN, ENDED, FAILED = "opened", "begun", "ended", "failed"
-"""Kinds of lines: the target with its items, an item, its result, and why the target could not be opened."""
+"""Kinds of lines: target opened (with its items), item started, item ended (with its result), target not opened."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a worker is reported.
+    """Arguments of a worker process.
 
     Attributes:
         engine, target, device: what to open.
-        command: see `finding`.
-        journal: the file that its lines are appended to.
-        items: ids to run; () for all. k: run those alone whose id contains it.
-        sample: at most so many of each rule, evenly spread; 0 for all.
-        skip: ids that have ended already. list_only: run none.
+        command: command that judges the target, for `finding`.
+        journal: file that the worker appends its lines to.
+        items: ids to run; () for all.
+        k: run only items with this text in their id.
+        sample: maximum number of items per rule, evenly spread; 0 for all.
+        skip: ids of items that have already ended.
+        list_only: list the items without running any.
     """
 
     engine: str
@@ -51,7 +53,7 @@ class RunRequest:
     list_only: bool = False
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """Of all ids those to run, in their request."""
+        """Return the selected ids of `known`, in their order."""
         wanted = [one for one in known if (not self.items or one in self.items) and self.k in one]
         by_rule: dict[str, list[str]] = {}
         for one in wanted:
@@ -60,12 +62,12 @@ class RunRequest:
         return [one for rule, mine in by_rule.items() for one in mine[:: step[rule]]]
 
     def as_json(self) -> str:
-        """One line."""
+        """Return the request as one line of JSON."""
         return json.dumps(asdict(self))
 
 
 def work(request: RunRequest) -> int:
-    """Open the target and run its items; the exit code of the process."""
+    """Open the target, run its items, and return the exit code of the process."""
     with Path(request.journal).open("a", encoding="utf-8") as journal:
 
         def say(kind: str, value: Any) -> None:
@@ -92,7 +94,7 @@ def work(request: RunRequest) -> int:
 
 
 def _lost(device: str) -> bool:
-    """Whether an item cost the process its device, as an illegal access does: the rest needs another process."""
+    """Return True if an item destroyed the device context (illegal access): the rest needs a new process."""
     if device == "cpu":
         return False
     import torch
@@ -105,7 +107,7 @@ def _lost(device: str) -> bool:
 
 
 def run_item(item: Item, command: str) -> Result:
-    """Run one item. Whatever the backend raises or hangs in becomes a result."""
+    """Run one item. Anything that the backend raises, and a hang, becomes a result."""
     start = time.monotonic()
     outcome, message = Outcome.RIGHT, ""
     try:
@@ -117,7 +119,7 @@ def run_item(item: Item, command: str) -> Result:
         outcome, message = Outcome.NOT_SERVED, str(error)
     except NotAsked as error:
         outcome, message = Outcome.NOT_ASKED, str(error)
-    except BaseException as error:  # an engine may raise anything, SystemExit included
+    except BaseException as error:  # an engine may raise anything, including SystemExit
         outcome, message = Outcome.WRONG, finding(error, item, command)
     return Result(item.id, outcome, message, round(time.monotonic() - start, 3))
 

@@ -1,6 +1,6 @@
-"""What is asked of any backend that can be driven, made from the contract's own cases.
+"""Items for every backend that an engine can drive, built from the contract's own cases.
 
-Each module has ``questions(caps)``, which makes items and opens nothing.
+Each module has a function ``questions(caps)`` that builds items. Building opens no backend.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ..item import Item
 from . import graphs, histories, inputs, numerics, padding_rows, production
 
 MODULES: tuple[ModuleType, ...] = (numerics, padding_rows, inputs, histories, graphs, production)
-"""In the order of learning."""
+"""Modules in the order in which a new backend should pass them."""
 
 
 def questions(caps: EngineCapabilities) -> Sequence[Item]:
-    """All of them."""
+    """Return the items of all modules."""
     found: list[Item] = []
     for module in MODULES:
         found += module.questions(caps)

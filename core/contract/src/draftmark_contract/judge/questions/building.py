@@ -1,4 +1,4 @@
-"""Makes geometries that a caps can be asked about, and items that run steps on them."""
+"""Helpers that build geometries for a backend's capabilities, and items that run steps on them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..subject import EngineSubject
 
 LIMITS = Limits(max_num_reqs=6, max_context_len=300, max_extend_tokens=64, capture_batch_sizes=(1, 4, 8))
 DRAFT = DraftShape(topk=1, num_steps=4, num_draft_tokens=5)
-"""A chain of four drafts behind the pending token."""
+"""A chain of four draft tokens after the pending token."""
 
 
 def fitted(
     caps: EngineCapabilities, attention: AttentionShape, limits: Limits = LIMITS, draft: DraftShape = DRAFT
 ) -> Geometry:
-    """The geometry with pages that the caps's backend serves, and the modes that its engine has."""
+    """Return a geometry with a page size and modes that the backend supports."""
     modes = tuple(Mode(one) for one in caps.modes)
     return Geometry.create(caps.fit(attention), limits, draft if Mode.VERIFY in modes else DraftShape(), modes=modes)
 
@@ -33,7 +33,7 @@ def runs(
     contents: Sequence[Contents] = (Contents.USUAL,),
     asks: str = "",
 ) -> Item:
-    """An item that runs steps eagerly, one after another on one layer, each with each kind of contents."""
+    """Return an item that runs steps eagerly on one layer, each step once per kind of contents."""
 
     def run() -> None:
         subject = EngineSubject(caps, steps[0].geometry, max(step.forward.num_pages for step in steps))
@@ -54,5 +54,5 @@ def on_subject(
     body: Callable[[EngineSubject], None],
     asks: str = "",
 ) -> Item:
-    """An item with a body of its own, on a layer of this geometry with so many pages."""
+    """Return an item that opens a layer of this geometry with `pages` pages and calls `body` on it."""
     return Item(rule, case, lambda: body(EngineSubject(caps, geometry, pages)), asks)

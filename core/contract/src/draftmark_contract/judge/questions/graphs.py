@@ -1,4 +1,4 @@
-"""Captured steps: prepared and replayed with other content in the same memory, padded to the captured size."""
+"""Items about captured steps: replays with new contents in fixed memory, padded to the captured size."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SHAPES: dict[str, AttentionShape] = {
 
 @dataclass(frozen=True)
 class Program:
-    """What is captured: every request has `rows` rows."""
+    """A captured program: `mode` with `rows` rows per request."""
 
     mode: Mode
     rows: int
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Each program alone, all in turn, and in both orders of capture."""
+    """Return items for each program by itself, for all programs in turn, and for both orders of capture."""
     found = []
     for name, shape in SHAPES.items():
         geometry = fitted(caps, shape)
@@ -57,14 +57,14 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 class Graphs:
-    """Programs captured on one layer, and replays of them."""
+    """Programs captured on one layer, and their replays."""
 
     def __init__(self, subject: EngineSubject, programs: Sequence[Program], sizes: Sequence[int] = SIZES[::-1]) -> None:
         self.subject = subject
         self._graphs = {(one, size): subject.driver.capture(one.rows, size) for size in sizes for one in programs}
 
     def assert_replay(self, program: Program, forward: ForwardCase, size: int, seed: int, loose: int = 0) -> None:
-        """A replay of a batch that is padded to `size`; everything that holds after a step."""
+        """Replay a batch padded to `size` requests and check it like any step."""
         graph = self._graphs[program, size]
         step = step_of(forward, self.subject.caps.trees, padding=size - forward.live, loose=loose)
 
@@ -103,7 +103,7 @@ def _programs(geometry: Geometry) -> list[Program]:
 
 
 def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int]]:
-    """Batches and the sizes they are padded to: 8 → 4 → 8 → 1 → 8, long and short, full and nearly empty."""
+    """Return batches, long and short, with the sizes that they are padded to: 8 → 4 → 8 → 1 → 8 → 4 → 8 → 8."""
     wall, page = geometry.limits.max_context_len - DRAFT.num_draft_tokens, geometry.attention.page_size
     plans = [
         ((wall, 1, wall - 1, 7, 40, 133), 8),
@@ -122,7 +122,7 @@ def _rounds(geometry: Geometry, program: Program) -> list[tuple[ForwardCase, int
 
 
 def _first(subject: EngineSubject, programs: Sequence[Program]) -> None:
-    """The first replay, and the same batch once more."""
+    """Replay one batch twice after the capture."""
     graphs, (program,) = Graphs(subject, programs), programs
     forward, size = _rounds(subject.geometry, program)[0]
     for _ in range(2):
@@ -136,7 +136,7 @@ def _many(subject: EngineSubject, programs: Sequence[Program]) -> None:
 
 
 def _padded(subject: EngineSubject, programs: Sequence[Program]) -> None:
-    """Any number of live requests finds a size, one of eight too."""
+    """Replay every number of live requests in every captured size that fits."""
     graphs, (program,) = Graphs(subject, programs), programs
     most = subject.geometry.limits.max_num_reqs
     for live in range(1, most + 1):

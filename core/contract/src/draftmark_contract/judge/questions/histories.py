@@ -1,4 +1,4 @@
-"""One layer over many steps: what an earlier, longer or larger step left behind must not show."""
+"""Items that run many steps on one layer: state left by an earlier, longer or larger step must not matter."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .numerics import SMALL, of_each_mode
 FRESH, RANDOM = "history.equals_a_fresh_state", "random_history.equals_the_oracle"
 LIMITS = Limits(max_num_reqs=5, max_context_len=200, max_extend_tokens=40, capture_batch_sizes=(1, 3))
 ACTIONS = 9
-"""Of `Engine`; the fifth runs all requests in some mode."""
+"""Number of actions of `Engine`; the fifth runs all requests in one mode."""
 LENGTH = 14
 HISTORIES = 4
 LOOSE = {"exact": 0, "tight_bound": 0, "upper_bound": 33, "unknown": 1000}
-"""By how much the bounds of a drawn step pass its lengths."""
-DRAWN = "requests join, grow, leave, wait and come back on other pages; steps of every kind between"
+"""Tokens by which the host's upper bounds exceed a drawn step's lengths, by kind of host lengths."""
+DRAWN = "requests join, grow, leave, wait and return on other pages; steps of every kind run in between"
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Steps that grow and shrink, and drawn histories."""
+    """Return items with batches that grow and shrink, and items with random histories."""
     found = []
     shapes = {"fp32": SMALL, "window": replace(SMALL, window_left=19, logits_soft_cap=30.0)}
     shapes["page128"] = replace(SMALL, page_size=128)
@@ -51,13 +51,13 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 def draws(name: str) -> list[Draw]:
-    """The history of this name, by the seed of the environment (0 unless it says otherwise)."""
+    """Return the random history with this name; the seed is in the environment variable `SEED`, default 0."""
     dice = random.Random(f"{os.environ.get(SEED, '0')} {name}")
     return [(dice.randrange(ACTIONS), *(dice.randrange(12) for _ in range(4))) for _ in range(LENGTH)]
 
 
 def _uneven(caps: EngineCapabilities, geometry: Geometry) -> list[Step]:
-    """Long and many, then short and few, of every mode in turn, and back."""
+    """Return steps of every mode: many long requests, then few short ones, then both in reverse order."""
     wall = geometry.limits.max_context_len - 5
     few = [one for one in of_each_mode(geometry, (3,))]
     many = [one for one in of_each_mode(geometry, (wall, 129, 250, 1, 64, wall - 1))]

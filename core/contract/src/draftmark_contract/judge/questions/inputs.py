@@ -1,4 +1,4 @@
-"""What a step may look like to the host, where its inputs lie, and that it gives the same bits again."""
+"""Items about a step's inputs: loose host lengths, views, changed addresses, equal bits on repetition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOSE = "the host's lengths are upper bounds, as in asynchronous steps with draf
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """In every mode."""
+    """Return the items for every mode."""
     found = []
     for name, shape in {"fp32": SMALL, "window": replace(SMALL, window_left=19)}.items():
         geometry = fitted(caps, shape)
@@ -53,7 +53,7 @@ def _repeats(subject: EngineSubject, step: Step) -> None:
 
 
 def _views(subject: EngineSubject, step: Step) -> None:
-    for form in (RowForm.PROJECTED, RowForm.BEHIND_ROPE):  # the two that engines bring
+    for form in (RowForm.PROJECTED, RowForm.BEHIND_ROPE):  # the two layouts that engines pass
         subject.tensors.lay(form)
         subject.assert_step(step)
 

@@ -1,4 +1,4 @@
-"""Outputs against float64, and each row's KV at its own slot: dtypes, head shapes, windows, caps, fp8, large logits."""
+"""Items about numerics: outputs against float64, and KV slots, for dtypes, head shapes, windows, caps, large logits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .building import fitted, runs
 
 MATCH, SERVE, LOGITS = "numerics.match_float64", "numerics.serve_what_is_not_refused", "numerics.survive_any_logits"
 SMALL = AttentionShape(4, 2, 64, page_size=16, q_dtype="float32", kv_dtype="float32")
-"""Float32, so that one key among a hundred shows in an output."""
+"""Float32 shape, so that one wrong key in a hundred is visible in the output."""
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Every shape in every mode; windows about pages; logits of every size."""
+    """Return items for every shape in every mode, for windows near page bounds, and for logits of every size."""
     found = []
     for shape in numerics():
         geometry = fitted(caps, shape.geometry.attention)
@@ -40,7 +40,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
 
 
 def of_each_mode(geometry: Geometry, lens: tuple[int, ...] = (0, 129, 250)) -> list[ForwardCase]:
-    """Decodes, verifies, a prefill in chunks, and one step in which a prefill, decodes and verifies meet."""
+    """Return decodes, verifies, a chunked prefill, and a step that mixes prefill, decodes and verifies."""
     found = []
     size = geometry.attention.page_size
     if Mode.DECODE in geometry.modes:
@@ -59,7 +59,7 @@ def _match(caps: EngineCapabilities, shape: str, step: Step) -> Item:
 
 
 def _odd(caps: EngineCapabilities) -> dict[str, AttentionShape]:
-    """Windows on both sides of a page, small and large caps, scales, pages of several sizes, one head and many."""
+    """Return shapes with windows around page bounds, small and large caps, scales, page sizes and head counts."""
     size = caps.fit(SMALL).page_size
     windows = (0, 1, size - 1, size, size + 1, 127, 128, 1000)
     found = {f"window{n}": replace(SMALL, window_left=n) for n in windows}

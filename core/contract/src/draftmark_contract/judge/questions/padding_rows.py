@@ -1,4 +1,4 @@
-"""Rows of slot -1: behind the live ones, and among them where the engine has the KV already."""
+"""Items about rows with slot -1: padding after the live rows, and live rows that the engine has already stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .building import fitted, runs
 from .numerics import SMALL, of_each_mode
 
 PADDING, SLOTS = "padding.changes_no_live_byte", "engine.forms_are_taken_as_they_are"
-BEHIND = "rows behind the live ones hold NaN and have slot -1: no live row and no KV slot may change"
-AMONG = "rows of slot -1 store nothing and still attend, to what lies at their token's slot"
+BEHIND = "rows after the live ones hold NaN and have slot -1: no live row and no KV slot may change"
+AMONG = "rows of slot -1 store nothing and still attend, to the KV at their token's slot"
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """In every mode, in float32 and in fp8 KV."""
+    """Return the items for every mode, in float32, bfloat16 and with fp8 KV."""
     found = []
     shapes = {
         "fp32": SMALL,
@@ -33,7 +33,7 @@ def questions(caps: EngineCapabilities) -> list[Item]:
                 case = f"{name}-{forward.name}-surplus{surplus}"
                 found.append(runs(caps, PADDING, case, [replace(step, surplus=surplus)], asks=BEHIND))
             rows = forward.rows
-            # The first row of all and a later one: slot 0 and the last slot are what -1 is taken for.
+            # The batch's first row and a later one: a kernel that misreads -1 writes slot 0 or the last slot.
             some = replace(step, unstored=frozenset((rows[0], rows[len(rows) // 2])))
             found.append(runs(caps, SLOTS, f"{name}-{forward.name}", [some], asks=AMONG))
         all_of_one = ragged("prefill", geometry, (40, 7), (6, 5), seed=6)

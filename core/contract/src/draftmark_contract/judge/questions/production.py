@@ -1,4 +1,4 @@
-"""Sizes that models and engines have; large ones where no interpreter runs."""
+"""Items with the sizes of real models and engines; the largest are skipped where an interpreter runs the kernels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PADDED, ROWS, FULL = (
     "production.full_size_is_right",
 )
 SLOW = 2
-"""Shapes of each kind that an interpreter is asked about."""
+"""Number of shapes of each kind that run in an interpreter."""
 
 
 def questions(caps: EngineCapabilities) -> list[Item]:
-    """Head shapes of models; crowds; a common prefix; mostly padding; many rows; all at once."""
+    """Return items for models' head shapes, many requests, a shared prefix, mostly padding, many rows, full size."""
     most = SLOW if caps.slow else None
     found = []
     for shape in production.heads()[:: 3 if caps.slow else 1]:
