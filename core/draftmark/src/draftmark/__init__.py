@@ -1,8 +1,8 @@
-"""draftmark: hardware-abstraction plugins for the attention layer of engines that decode speculatively.
+"""Attention backends for LLM engines that decode speculatively: geometry, buffer sizes, plugin class and registry.
 
 This module and `draftmark.runtime` are the public API; every other module is internal and may change in any release.
-The names here are integers and need no torch: a geometry, its buffers, the class that a plugin derives from, the
-registry and the errors. `draftmark.runtime` has what holds tensors.
+The names of this module hold integers only and do not import torch. `draftmark.runtime` contains everything that holds
+tensors.
 """
 
 from importlib import import_module
@@ -77,7 +77,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # pluggy and importlib.metadata cost more than the rest of this package: they are paid when first used.
+    # Importing pluggy and importlib.metadata takes longer than the rest of this package, so names are resolved lazily.
     if name not in _HOMES:
         raise AttributeError(f"module 'draftmark' has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,7 +1,7 @@
-"""The arena: the one place where a backend's buffers are allocated.
+"""Allocation of all buffers of a backend.
 
-In guard mode (``DRAFTMARK_GUARD=1``) every buffer lies between guard words and fresh memory is poisoned, so a write
-outside is found (`check`) and a read of what nobody wrote shows (NaN, or a large negative number).
+In guard mode (``DRAFTMARK_GUARD=1``) every buffer lies between guard words, and fresh memory is poisoned. `check` then
+finds writes outside a buffer. A read of uninitialized memory returns NaN or -1 instead of a plausible value.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .graphs import mark_host, mark_pinned
 
 GUARD_VARIABLE = "DRAFTMARK_GUARD"
 GUARD_BYTES = 512
-"""On either side: as wide as the CUDA allocator's rounding, where an overrun is otherwise invisible."""
+"""Guard bytes on each side: the rounding of the CUDA allocator, within which an overrun is otherwise invisible."""
 GUARD_BYTE = 0xA5
 POISON_BYTE = 0xFF
-"""All ones: NaN in every float dtype, -1 in every signed integer: never a valid slot, page or length."""
+"""Poison, all ones: NaN in every float dtype, -1 in every signed integer; never a valid slot, page or length."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One allocated buffer: its specification, the typed view, and the bytes before and behind it."""
+    """One allocated buffer: specification, typed view, and the guard bytes on both sides."""
 
     spec: BufferSpec
     tensor: torch.Tensor
@@ -36,12 +36,12 @@ class Block:
 
     @property
     def hit(self) -> bool:
-        """Whether a byte around the payload changed; this reads the device."""
+        """True if a guard byte changed. Reads the device."""
         return not all(bool((guard == GUARD_BYTE).all()) for guard in (self.before, self.behind))
 
 
 class Arena:
-    """Named buffers of one backend, at fixed addresses for the arena's life. The core owns the memory."""
+    """Named buffers of one backend, at fixed addresses for the lifetime of the arena, which owns the memory."""
 
     def __init__(self, blocks: list[Block], device: torch.device, guarded: bool) -> None:
         self._blocks = {block.spec.name: block for block in blocks}
@@ -53,12 +53,12 @@ class Arena:
         """Allocate every buffer.
 
         Args:
-            specs: from the backend's `buffers` hook.
-            device: for `Memory.DEVICE` buffers.
-            guard: guard words and poison; None reads DRAFTMARK_GUARD.
+            specs: specifications from the backend's `buffers` hook.
+            device: device of the `Memory.DEVICE` buffers.
+            guard: add guard words and poison; None reads DRAFTMARK_GUARD.
 
         Raises:
-            BufferError: a specification is malformed, or the device is none, or not here.
+            BufferError: a specification is malformed, or `device` is invalid or not present.
         """
         validate_specs(specs)
         guarded = os.environ.get(GUARD_VARIABLE, "0") not in ("", "0") if guard is None else guard
@@ -66,7 +66,7 @@ class Arena:
         return cls([_allocate(spec, device, guarded) for spec in specs], device, guarded)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return the buffer `name`, in its declared shape and dtype."""
+        """Return the tensor of buffer `name`, in its declared shape and dtype; raise `BufferError` if it is unknown."""
         if name not in self._blocks:
             raise BufferError(
                 f"buffer {name!r} is not in the arena, which has {', '.join(self._blocks) or 'none'}; "
@@ -79,22 +79,22 @@ class Arena:
 
     @property
     def specs(self) -> list[BufferSpec]:
-        """The specifications, in order of allocation."""
+        """Specifications of all buffers, in order of allocation."""
         return [block.spec for block in self._blocks.values()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, guard words not counted."""
+        """Bytes of all buffers, without guard words."""
         return sum(block.spec.nbytes for block in self._blocks.values())
 
     def addresses(self) -> dict[str, int]:
-        """Return the data pointer of each buffer; they never change."""
+        """Return the data pointer of each buffer by name; the pointers never change."""
         return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
 
     def poison(self) -> None:
-        """Overwrite every `empty` buffer with poison: a step must not depend on what an earlier one left there.
+        """Overwrite every `Init.EMPTY` buffer with poison, because no step may depend on earlier contents.
 
-        Waits for the device where a buffer is pinned: the host would overwrite at once what a copy has yet to read.
+        Waits for the device if a buffer is pinned; otherwise the host could overwrite a pending copy's source.
         """
         if any(block.spec.memory is Memory.PINNED for block in self._blocks.values()):
             synchronize(self._device)
@@ -103,9 +103,9 @@ class Arena:
                 _bytes(block.tensor).fill_(POISON_BYTE)
 
     def check(self) -> None:
-        """Raise `GuardError` when bytes around a buffer changed. Reads the device; not for captured regions.
+        """Raise `GuardError` if bytes around a buffer changed. Reads the device; not allowed in captured regions.
 
-        Without guard mode there are no guard words, and nothing is checked.
+        Without guard mode there are no guard words, and this method does nothing.
         """
         hit = [name for name, block in self._blocks.items() if block.hit]
         if hit:
@@ -126,7 +126,7 @@ def _device(device: torch.device | str) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise BufferError(
-            f"an arena's device is {device!r}, but torch knows no such device; name one such as cpu or cuda:1"
+            f"an arena's device is {device!r}, but torch has no such device; name a device such as cpu or cuda:1"
         ) from None
     if not is_present(found.type):
         raise BufferError(

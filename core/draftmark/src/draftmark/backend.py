@@ -1,4 +1,4 @@
-"""The step-path protocol: four plain methods, in one order, eagerly, at capture and at replay."""
+"""Interface of a bound attention backend: four methods, called in the same order in eager mode, capture and replay."""
 
 from __future__ import annotations
 
@@ -12,41 +12,51 @@ from .cache import KVCache
 
 @runtime_checkable
 class AttentionBackend(Protocol):
-    """One geometry's attention on one device, bound to the buffers of its arena.
+    """Attention of one geometry on one device, bound to the buffers of an arena.
 
-    For every forward the core calls `plan`, then `write_metadata`, then for every layer `write_kv` and `attend`.
-    In a graph, `plan` runs on the host before capture and before every replay; the other three are captured.
-    A backend allocates nothing on this path: its buffers are in the arena.
+    In every forward the engine calls `plan`, then `write_metadata`, then `write_kv` and `attend` for each layer.
+    With a graph, `plan` runs on the host before capture and before every replay. The other three methods are captured.
+    A backend allocates nothing in these methods: its buffers are in the arena.
     """
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Decide on the host what the host must decide, outside the graph, before each run, capture and replay.
+        """Make the host decisions for a batch, outside the graph, before each eager run, capture and replay.
 
-        May use `batch.host`, `q_lens` and `tail_lens`; must not read the device. Lengths are bounds: one may be loose
-        enough to pass the page table's width, so clamp to it.
+        May read `batch.host`, `q_lens` and `tail_lens`; must not read the device. Host lengths are upper bounds. A
+        bound may exceed the width of the page table, so the backend clamps it.
 
-        At capture the batch has at least one live request and, unless the backend declares that it needs exact
-        lengths, `Unknown` ones: whatever `plan` decides on the host then is frozen in the graph, so it must hold for
-        every later replay. What `plan` decides before a replay reaches the graph through arena buffers only.
+        At capture the batch has at least one live request. Its host lengths are `Unknown` unless the backend requires
+        exact ones. The graph keeps every host decision that `plan` makes at capture, so it must be valid for every
+        later replay. A decision made before a replay reaches the graph only through arena buffers.
+
+        Args:
+            batch: the forward to prepare. Read-only.
         """
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Fill the arena's buffers for this batch, on the device alone; capturable. The batch is read-only."""
-
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Store the rows' keys and values at their KV slots.
+        """Write the arena's metadata buffers for this batch, with device operations only. Capturable.
 
         Args:
-            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype; RoPE has been applied to k. Read-only; head_dim is
-                contiguous, and rows may lie further apart: they may be views of a fused projection.
-            cache: one layer's pages; written in place.
+            batch: the forward that `plan` prepared. Read-only; its tensors are on the device.
+        """
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
+        """Write keys and values of the query rows to their KV slots. Capturable.
+
+        Args:
+            k, v: ``[num_rows, num_kv_heads, head_dim]`` in q_dtype, with RoPE applied to k. Read-only. head_dim is
+                contiguous; the row pitch may be larger, as in views of a fused QKV projection.
+            cache: KV pages of one layer; written in place.
+            batch: the current forward. Read-only.
         """
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Compute each row's attention over its prefix and its visible tail, into `out`.
+        """Compute attention of each query row over its prefix and its visible tail slots. Capturable.
 
         Args:
-            q: ``[num_rows, num_qo_heads, head_dim]``, request-major, RoPE applied; read-only and strided like k and v.
-            cache: one layer's pages; read-only. `sinks_of` says whether there are sinks to count.
-            out: like q, but contiguous; every row is written, padded ones with finite values.
+            q: ``[num_rows, num_qo_heads, head_dim]`` in q_dtype, with RoPE applied, rows grouped by request. Read-only,
+                strided like k and v.
+            cache: KV pages of one layer; read-only. `sinks_of` returns the layer's sinks or None.
+            batch: the current forward. Read-only.
+            out: output, shape and dtype of q, contiguous. Every row is written; padding rows get finite values.
         """

@@ -1,4 +1,4 @@
-"""The core's static batch tensors: one list that `BatchBuffers` allocates and `draftmark size` prints. No torch."""
+"""Specifications of the core's static batch tensors, for `BatchBuffers` and `draftmark size`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from .geometry import Form, Geometry, Mode, maximum
 
 
 def batch_tensors(geometry: Geometry) -> list[BufferSpec]:
-    """Every static tensor of a `ForwardBatch`, as large as the largest batch, in the order of its fields."""
+    """List every static tensor of a `ForwardBatch`, sized for the largest batch, in the order of the batch's fields."""
     reqs, rows, words = geometry.max_reqs, geometry.max_rows_any, geometry.mask_words
     table = (reqs, geometry.max_pages_per_req)
     depth, depth_formula = reqs * geometry.max_tail, "max_reqs · max_tail"
-    if Mode.RAGGED_VERIFY in geometry.modes:  # there by row, and a budget may pass what max_reqs requests fill
+    if Mode.RAGGED_VERIFY in geometry.modes:  # depth is per row here, and a row budget may exceed max_reqs · max_tail
         depth, depth_formula = maximum(depth, rows), "max(max_reqs · max_tail, max_rows_any)"
     tensors = [
         BufferSpec("prefix_lens", Role.KV_LENS, (reqs,), "int32", Unit.TOKENS, "max_reqs"),

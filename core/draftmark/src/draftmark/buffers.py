@@ -1,7 +1,7 @@
-"""Buffer specifications: what must exist before capture and never move.
+"""Specifications of a backend's buffers, which must exist before capture and never move.
 
-A plugin names dimensions; the core multiplies, allocates and checks. No torch import here: `draftmark size`
-prints the table on a machine that has none.
+A plugin declares shapes; the core computes sizes, allocates and checks. This module does not import torch, so
+`draftmark size` prints the buffer table on any machine.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from .geometry import DTYPE_BYTES
 
 
 class Role(StrEnum):
-    """What a buffer means. For every index role the core knows what a batch needs and what the content says."""
+    """Meaning of a buffer's contents. For index roles the core computes size and contents that a batch needs."""
 
     KV_INDPTR = "kv_indptr"
-    """Start of each row's KV entries; R + 1 (or rows + 1) of them, monotone, [0] = 0."""
+    """Start of each row's KV entries; R + 1 (or rows + 1) entries, monotone, [0] = 0."""
     KV_INDICES = "kv_indices"
-    """Page ids or token slots, concatenated by `kv_indptr`."""
+    """Page ids or token slots, concatenated in the order of `kv_indptr`."""
     KV_LAST_PAGE_LEN = "kv_last_page_len"
     """Tokens in each request's last page, 1 … P."""
     KV_LENS = "kv_lens"
-    """KV length of each request: of its prefix, of its tail, or of both, as the plugin's contract notes say."""
+    """KV length of each request: prefix, tail or both; the plugin's contract notes specify it."""
     QO_INDPTR = "qo_indptr"
-    """Start of each request's query rows; R + 1."""
+    """Start of each request's query rows; R + 1 entries."""
     PAGE_TABLE = "page_table"
-    """Page ids by request and page number; only for a backend that must re-encode the batch's own."""
+    """Page ids by request and page number; only for a backend that re-encodes the batch's page table."""
     TAIL_MASK = "tail_mask"
-    """Packed visibility of tail slots by query row."""
+    """Packed bits: tail slots that each query row sees."""
     MASK_INDPTR = "mask_indptr"
-    """Start of each request's mask, in the unit of the buffer it points into."""
+    """Start of each request's mask, in the unit of the mask buffer."""
     SLOT_MAPPING = "slot_mapping"
     """KV slot (page · P + offset) that each query row writes."""
     TAIL_DEPTH = "tail_depth"
@@ -40,27 +40,27 @@ class Role(StrEnum):
     POSITIONS = "positions"
     """Model position of each query row, L + depth."""
     QUERY_STAGING = "query_staging"
-    """Query rows in the order or padding a kernel wants."""
+    """Query rows in the order or padding that a kernel needs."""
     OUTPUT_STAGING = "output_staging"
-    """Output rows in the order or padding a kernel wants."""
+    """Output rows in the order or padding that a kernel needs."""
     HOST_STAGING = "host_staging"
     """Host memory from which a plan is copied to the device."""
     SPLIT_SCHEDULE = "split_schedule"
-    """The plugin's own partition of work."""
+    """The plugin's own split of work between CTAs."""
     PARTIAL_OUT = "partial_out"
-    """Outputs of the parts, before the merge."""
+    """Partial outputs of split-KV, before the combine."""
     PARTIAL_LSE = "partial_lse"
-    """Log-sum-exp of the parts, before the merge."""
+    """Log-sum-exp of the partial outputs, before the combine."""
     WORKSPACE = "workspace"
-    """Opaque to the core; `formula` names the vendor query or page it comes from."""
+    """Opaque to the core; `formula` names the vendor function or page that specifies the size."""
 
 
 OWN_ROLES = frozenset({Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE})
-"""Roles whose need only the plugin knows; `usage` in its contract notes says how much one batch takes."""
+"""Roles with sizes that only the plugin can compute; `usage` in its contract notes returns the size for one batch."""
 
 
 class Unit(StrEnum):
-    """What one step along the leading extent counts."""
+    """Unit of a buffer's entries."""
 
     ROWS = "rows"
     TOKENS = "tokens"
@@ -70,7 +70,7 @@ class Unit(StrEnum):
 
 
 class Memory(StrEnum):
-    """Where a buffer lives."""
+    """Memory that contains a buffer."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -78,7 +78,7 @@ class Memory(StrEnum):
 
 
 class Init(StrEnum):
-    """What a buffer holds before its first use."""
+    """Contents of a buffer before its first use."""
 
     EMPTY = "empty"
     ZEROS = "zeros"
@@ -86,16 +86,17 @@ class Init(StrEnum):
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One buffer.
+    """Name, shape, dtype and memory of one buffer.
 
     Attributes:
         name: unique within a backend, e.g. ``"slot_mapping"``.
-        role: what the content means.
+        role: meaning of the contents.
         shape: extents, outermost first.
         dtype: torch dtype name, e.g. ``"int32"``.
-        unit: what the entries count.
-        formula: where the shape comes from, for readers: ``"max_rows"`` or a vendor page.
-        memory, init: where it lives, and what it holds before its first use.
+        unit: unit of the entries.
+        formula: source of the shape, for readers: ``"max_rows"`` or a vendor page.
+        memory: device, pinned host or pageable host memory.
+        init: contents before the first use: undefined or zeros.
     """
 
     name: str
@@ -109,17 +110,17 @@ class BufferSpec:
 
     @property
     def numel(self) -> int:
-        """Entries, as the product of the shape."""
+        """Number of entries: the product of the shape."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload, guard words not counted."""
+        """Bytes of the payload, without guard words."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
 def validate_specs(specs: list[BufferSpec]) -> None:
-    """Refuse what cannot be allocated: a name given twice, an unknown dtype, an extent that is no count."""
+    """Raise `BufferError` for a duplicate name, an unknown dtype, a wrong field type or an invalid extent."""
     seen: set[str] = set()
     for spec in specs:
         if not isinstance(spec, BufferSpec):
@@ -130,19 +131,19 @@ def validate_specs(specs: list[BufferSpec]) -> None:
         if spec.dtype not in DTYPE_BYTES:
             raise BufferError(
                 f"buffer {spec.name!r} has dtype {spec.dtype!r}, but only {', '.join(DTYPE_BYTES)} exist; "
-                "use the torch dtype's name"
+                "use a torch dtype name"
             )
         _check_kinds(spec)
         for extent in spec.shape:
             if not isinstance(extent, int) or isinstance(extent, bool) or extent < 0:
                 raise BufferError(
-                    f"buffer {spec.name!r} has shape {spec.shape!r}, but extents are integers >= 0; "
-                    "check its formula in sizing.py"
+                    f"buffer {spec.name!r} has shape {spec.shape!r}, but extents must be integers >= 0; "
+                    "check the formula of this buffer"
                 )
 
 
 def _check_kinds(spec: BufferSpec) -> None:
-    """A plain string where an enum is meant compares equal to it, and would then fail the first `is`."""
+    """Raise unless enum fields hold enum members: an equal plain string would pass `==` and fail `is` later."""
     kinds = (("role", Role), ("unit", Unit), ("memory", Memory), ("init", Init))
     for name, kind in (*kinds, ("shape", tuple)):
         value = getattr(spec, name)

@@ -1,4 +1,4 @@
-"""The KV cache that backends read and write, a layer's attention sinks, and the compaction of an accepted path."""
+"""KV cache of one layer, attention sinks, and the page pool of all layers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True)
 class KVCache:
-    """One layer's pages and what its attention needs beside them, owned by the caller.
+    """KV pages of one layer, with its fp8 scales and attention sinks. The caller owns all tensors.
 
     Attributes:
         k, v: ``[num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, contiguous (NHD).
-            Slot s is page s // page_size at offset s % page_size.
-        k_scale, v_scale: float32 ``[1]`` on the device: stored value · scale = real value; of fp8 KV alone. Either may
-            be None, which means 1, whatever the other one is.
-        sinks: float32 ``[num_qo_heads]`` on the device, contiguous: of each query head one more logit, in natural
-            units, that has no value. Every row's softmax counts it once: exp(sink) joins the denominator. It is
-            compared with logits that are scaled and capped already, so neither scale nor cap touches it. -inf counts
-            nothing; a row that sees no key is 0 with a sink as without. None where the layer has none
-            (`AttentionShape.sinks`). Kernels read it at every run and replay.
+            KV slot s is offset s % page_size in page s // page_size.
+        k_scale, v_scale: float32 ``[1]`` on the device; real value = stored value · scale. Only for fp8 KV. None means
+            a scale of 1; each may be None independently.
+        sinks: float32 ``[num_qo_heads]`` on the device, contiguous: one extra logit per query head, in natural units.
+            The sink has no value vector; each row's softmax adds exp(sink) to its denominator once. Scale and soft cap
+            do not apply to it. -inf has no effect. A row without visible keys is 0, with or without a sink. Kernels
+            read the tensor at every run and replay. None for a layer without sinks (`AttentionShape.sinks`).
 
     Raises:
-        BatchError: a scale of KV that is not fp8, which kernels take no scale for; sinks of another dtype, shape or
-            device.
+        BatchError: a scale is given for KV that is not fp8, or sinks have a wrong dtype, shape or device.
     """
 
     k: torch.Tensor
@@ -42,8 +40,8 @@ class KVCache:
         for name, scale, pages in (("k", self.k_scale, self.k), ("v", self.v_scale, self.v)):
             if scale is not None and pages.element_size() != 1:
                 raise BatchError(
-                    f"{name}_scale is given for a cache of {pages.dtype}, which is read without one; leave it None, or "
-                    "store float8_e4m3fn"
+                    f"{name}_scale is given for a cache of {pages.dtype}, but only fp8 caches have scales; set it to "
+                    "None, or store float8_e4m3fn"
                 )
         if self.sinks is not None:
             self._check_sinks(self.sinks)
@@ -60,13 +58,20 @@ class KVCache:
 
 
 def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:
-    """Return the sinks with which `attend` must count, or None where the layer has none. No device read.
+    """Return the sinks that `attend` must include, or None for a layer without sinks. No device read.
 
-    A backend asks here and does not look at ``cache.sinks``: sinks that a kernel does not count change every output,
-    and nothing else shows it.
+    A backend calls this function instead of reading ``cache.sinks``. A kernel that ignores sinks returns wrong outputs
+    without an error; this function raises when geometry and cache disagree.
+
+    Args:
+        cache: KV pages of one layer, with sinks or without.
+        geometry: the backend's geometry.
+
+    Returns:
+        float32 ``[num_qo_heads]`` on the device, owned by the caller, or None.
 
     Raises:
-        BatchError: `geometry` has sinks and the cache none, or the reverse, or they are not one a query head.
+        BatchError: only one of `geometry` and `cache` has sinks, or their number is not num_qo_heads.
     """
     sinks, a = cache.sinks, geometry.attention
     if sinks is None:
@@ -78,25 +83,25 @@ def sinks_of(cache: KVCache, geometry: Geometry) -> torch.Tensor | None:
         return None
     if not a.sinks:
         raise BatchError(
-            "KVCache.sinks are given, but the geometry has none; create it with AttentionShape(sinks=True), or leave "
-            "them out"
+            "KVCache.sinks is given, but the geometry has no sinks; create it with AttentionShape(sinks=True), or set "
+            "KVCache.sinks to None"
         )
     if sinks.shape[0] != a.num_qo_heads:
         raise BatchError(
-            f"KVCache.sinks has {sinks.shape[0]} logits, but the layer has {a.num_qo_heads} query heads; give one a "
-            "head of this rank"
+            f"KVCache.sinks has {sinks.shape[0]} logits, but the layer has {a.num_qo_heads} query heads; give one "
+            "logit per query head of this rank"
         )
     return sinks
 
 
 class KVPool:
-    """The pages of all layers that share one geometry, in two tensors, so that a move touches them in one launch.
+    """KV pages of all layers with one geometry, in one K and one V tensor. The pool owns the memory.
 
-    The first `null_pages` pages belong to no request and start as zeros; the rest is not initialised.
+    The first `null_pages` pages belong to no request and start as zeros; all other pages are uninitialized.
 
     Attributes:
-        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]``.
-        layers: a `KVCache` view per layer.
+        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]`` in kv_dtype, on the device.
+        layers: one `KVCache` view per layer.
     """
 
     def __init__(
@@ -113,37 +118,38 @@ class KVPool:
         self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty(shape, dtype=dtype, device=device)
         for pool in (self.k, self.v):
-            _as_integers(pool)[:, :null_pages] = 0  # an Ascend 910B fills no fp8
+            _as_integers(pool)[:, :null_pages] = 0  # an Ascend 910B cannot fill fp8 tensors
         scale = torch.ones(1, dtype=torch.float32, device=device) if a.kv_dtype == "float8_e4m3fn" else None
         self.layers = [KVCache(self.k[i], self.v[i], scale, scale) for i in range(num_layers)]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy KV from slot source[i] to slot target[i] in every layer. Capturable.
 
-        Everything is read before anything is written, so the two lists may overlap.
+        All reads happen before all writes, so the two lists may overlap.
 
         Args:
-            source, target: int64 ``[n]`` slots; target slots are distinct but for null pages.
+            source, target: int64 ``[n]`` KV slots. Target slots are distinct, except slots in null pages.
         """
         for pool in (self.k, self.v):
-            slots = _as_integers(pool).flatten(1, 2)  # torch indexes no fp8
+            slots = _as_integers(pool).flatten(1, 2)  # torch cannot index fp8 tensors
             slots.index_copy_(1, target, slots.index_select(1, source))
 
 
 def _as_integers(pool: torch.Tensor) -> torch.Tensor:
-    """The same bytes, for what is not done with every floating-point type."""
+    """Return a view of the pool as integers of equal width, because some operations do not support fp8."""
     return pool.view(_INTEGERS[pool.element_size()])
 
 
 def slots_of(page_table: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Return the KV slots of positions, by request.
+    """Return the KV slots of positions, for each request. No device read; capturable.
 
     Args:
-        page_table: int32 ``[R, max_pages_per_req]``.
+        page_table: int32 ``[R, max_pages_per_req]``, page ids of each request.
         positions: int64 ``[R, n]``, each below max_pages_per_req · page_size.
+        page_size: tokens of a page.
 
     Returns:
-        int64 ``[R, n]``; 64-bit because page · page_size may pass 2**31 (vllm#47671).
+        int64 ``[R, n]``; 64-bit because page · page_size may exceed 2**31 (vllm#47671).
     """
     pages = page_table.gather(1, positions // page_size).long()
     return pages * page_size + positions % page_size

@@ -1,4 +1,4 @@
-"""Whether a device is there; the one place that asks torch for hardware on behalf of a backend."""
+"""Presence, properties and synchronization of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def require_device(name: str, info: BackendInfo, device: torch.device | str) -> None:
-    """Raise `BackendLoadError` unless `device` exists and is of the kind that the backend runs on."""
+    """Raise `BackendLoadError` unless `device` is present and has a type that the backend runs on."""
     kind = _kind(name, device)
     allowed = {kind} if info.device == "any" else {info.device} | ({"cpu"} if info.host_kernels else set())
     if kind not in allowed:
@@ -30,12 +30,12 @@ def require_device(name: str, info: BackendInfo, device: torch.device | str) -> 
             name,
             LoadFailure.DEVICE_ABSENT,
             f"torch sees no {kind} device",
-            f"run on a machine with one, with a torch build for {kind}",
+            f"run on a machine that has one, with a torch build for {kind}",
         )
 
 
 def is_present(kind: str) -> bool:
-    """Whether torch sees a device of that type."""
+    """Return True if torch sees a device of type `kind`."""
     import torch
 
     module = getattr(torch, kind, None)
@@ -43,17 +43,17 @@ def is_present(kind: str) -> bool:
 
 
 def import_device_type(name: str, info: BackendInfo) -> None:
-    """Import the vendor runtime where it is what teaches torch the backend's device type, as torch_npu does for npu.
+    """Import the vendor packages when torch needs them to register the device type, e.g. torch_npu for npu.
 
     Raises:
-        BackendLoadError: the runtime is installed and does not import, for want of its vendor's libraries, say.
+        BackendLoadError: a vendor package is installed but its import fails, e.g. because vendor libraries are missing.
     """
     try:
         import torch
 
         torch.device("cpu" if info.device == "any" else info.device)
     except ImportError:
-        return  # `require_device` says what breaks torch itself
+        return  # torch itself fails to import: `require_device` raises the error
     except RuntimeError:
         try:
             for module in info.runtime:
@@ -62,7 +62,7 @@ def import_device_type(name: str, info: BackendInfo) -> None:
             raise BackendLoadError(
                 name,
                 LoadFailure.RUNTIME_ABSENT,
-                f"its runtime does not import: {type(error).__name__}: {error}",
+                f"importing its runtime raised {type(error).__name__}: {error}",
                 info.install or "install the vendor's libraries",
             ) from error
 
@@ -73,25 +73,25 @@ def _kind(name: str, device: torch.device | str) -> str:
 
         return torch.device(device).type
     except ImportError as error:
-        # torch-npu without its vendor libraries breaks `import torch` itself.
+        # With torch-npu installed but without CANN, `import torch` itself fails.
         raise BackendLoadError(
             name,
             LoadFailure.RUNTIME_ABSENT,
             f"import torch raised {type(error).__name__}: {error}",
-            "install torch (pip install draftmark[torch]); with torch-npu and no CANN, set "
+            "install torch (pip install draftmark[torch]); with torch-npu but without CANN, set "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
         ) from error
     except (RuntimeError, TypeError):
         raise BackendLoadError(
             name,
             LoadFailure.DEVICE_ABSENT,
-            f"torch knows no device {str(device)!r}",
-            "name one that torch has, such as cpu, cuda or cuda:1",
+            f"torch has no device {str(device)!r}",
+            "name a device that torch has, such as cpu, cuda or cuda:1",
         ) from None
 
 
 def device_profile(device: torch.device | str) -> DeviceProfile:
-    """Describe a device at hand for `Geometry.create`."""
+    """Return kind, architecture and number of SMs of a device, for `Geometry.create`. Reads the driver."""
     import torch
 
     device = torch.device(device)
@@ -105,7 +105,7 @@ def device_profile(device: torch.device | str) -> DeviceProfile:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until `device` has done all that was enqueued on it, on any stream; at once on a CPU that is not late."""
+    """Wait until all work enqueued on `device`, on any stream, is done. Returns at once on an ordinary CPU."""
     import torch
 
     from .graphs import late_device

@@ -1,23 +1,23 @@
-"""Every error draftmark raises on purpose.
+"""Every error that draftmark raises on purpose.
 
     DraftmarkError
-    ├── GeometryError          a shape, limit or draft setting that cannot be served
+    ├── GeometryError          a shape, limit or draft setting is not valid
     ├── BackendError
-    │   ├── BackendLoadError   a backend cannot be found, imported, or trusted to be one
-    │   ├── BackendHookError   a hook of a loaded backend raised, or returned the wrong thing
-    │   └── BackendRefusal     a loaded backend says no to a geometry, with its reasons
-    ├── BufferError            a buffer specification, or an arena asked for the wrong thing
+    │   ├── BackendLoadError   a backend cannot be found, imported or verified
+    │   ├── BackendHookError   a hook of a loaded backend raised, or returned a wrong type
+    │   └── BackendRefusal     a loaded backend does not serve a geometry; contains its reasons
+    ├── BufferError            a malformed buffer specification, an unknown buffer name or device
     │   └── GuardError         a guard word was overwritten
-    ├── BatchError             a forward batch whose tensors do not describe one
-    ├── RanksDisagree          tensor-parallel ranks would run different steps
-    ├── LengthsError           host lengths asked for what they cannot know
+    ├── BatchError             the tensors of a forward batch contradict each other
+    ├── RanksDisagree          tensor-parallel ranks are about to run different steps
+    ├── LengthsError           the host lengths of a request are not known well enough
     ├── GraphError             capture or replay out of order
-    │   └── CaptureError       an operation that a captured region must not contain
-    ├── CacheExhausted         the page pool cannot serve a reservation (nothing was taken)
-    ├── ModelError             a model or weights file that would be run wrongly
-    └── RequestError           a prompt or a generation setting out of range
+    │   └── CaptureError       a captured region contains an operation that a graph cannot contain
+    ├── CacheExhausted         the page pool has too few free pages (none was taken)
+    ├── ModelError             a model or weights file that cannot be run correctly
+    └── RequestError           a prompt or a generation setting is out of range
 
-Each message is one sentence that names the thing, the value, the limit and the remedy.
+Each message names the thing, the value, the limit and the remedy.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Any
 
 
 class DraftmarkError(Exception):
-    """Root of every deliberate error; catch it to catch them all. It can be pickled: workers send theirs home."""
+    """Base class of every error that draftmark raises on purpose. Instances can be pickled between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own calls the class with the message alone, which an error of several arguments does not take;
-        # a pool whose worker sends such an error breaks, and says nothing of why.
+        # Exception.__reduce__ would call the class with the message only, which fails for classes with several
+        # arguments and breaks a process pool without an explanation.
         return _made_again, (type(self), self.args), self.__dict__
 
 
@@ -41,7 +41,7 @@ def _made_again(kind: type[DraftmarkError], args: tuple[Any, ...]) -> DraftmarkE
 
 
 class GeometryError(DraftmarkError, ValueError):
-    """A geometry field is out of range. `field` names it, e.g. ``"attention.page_size"``."""
+    """A geometry field is out of range; `field` contains its name, e.g. ``"attention.page_size"``."""
 
     def __init__(self, field: str, value: object, limit: str, remedy: str) -> None:
         self.field = field
@@ -50,11 +50,11 @@ class GeometryError(DraftmarkError, ValueError):
 
 
 class BackendError(DraftmarkError):
-    """Something about one backend."""
+    """Base class of errors about one backend."""
 
 
 class LoadFailure(StrEnum):
-    """Why a backend could not be loaded."""
+    """Reasons why a backend cannot be loaded."""
 
     ENTRY_POINT_MISSING = "entry point missing"
     DUPLICATE_NAME = "two distributions with one name"
@@ -70,7 +70,7 @@ class LoadFailure(StrEnum):
 
 
 class BackendLoadError(BackendError):
-    """A backend that cannot be used at all; `failure` is the kind of cause, `remedy` the way out."""
+    """A backend cannot be used at all; `failure` is the kind of cause, `remedy` how to fix it."""
 
     def __init__(self, name: str, failure: LoadFailure, cause: str, remedy: str) -> None:
         self.name = name
@@ -81,13 +81,13 @@ class BackendLoadError(BackendError):
 
 
 class BackendHookError(BackendError):
-    """A hook of a loaded backend failed in service.
+    """A hook of a loaded backend raised, or returned a wrong type.
 
     Attributes:
-        name: the backend.
-        hook: the hook's name without its prefix, e.g. ``"buffers"``.
+        name: name of the backend.
+        hook: name of the hook without its prefix, e.g. ``"buffers"``.
         failure: `LoadFailure.HOOK_RAISED` or `LoadFailure.WRONG_RETURN`.
-        cause, remedy: what happened, and the way out.
+        cause, remedy: what happened, and how to fix it.
     """
 
     def __init__(self, name: str, hook: str, failure: LoadFailure, cause: str, remedy: str) -> None:
@@ -96,11 +96,11 @@ class BackendHookError(BackendError):
         self.failure = failure
         self.cause = cause
         self.remedy = remedy
-        super().__init__(f"backend {name!r} failed in service: its hook {hook}() {cause}; {remedy}")
+        super().__init__(f"backend {name!r} failed: its hook {hook}() {cause}; {remedy}")
 
 
 class BackendRefusal(BackendError):
-    """A backend does not serve a geometry. `reasons` are its own sentences, never empty."""
+    """A backend does not serve a geometry; `reasons` contains its sentences and is never empty."""
 
     def __init__(self, name: str, reasons: Sequence[str]) -> None:
         self.name = name
@@ -109,11 +109,11 @@ class BackendRefusal(BackendError):
 
 
 class BufferError(DraftmarkError):
-    """A buffer specification is malformed, or a name is not in the arena."""
+    """A buffer specification is malformed, a buffer name is unknown, or an arena's device is not present."""
 
 
 class GuardError(BufferError):
-    """Bytes around a buffer changed. `names` lists the buffers whose guard words were hit."""
+    """Bytes around a buffer changed; `names` lists the buffers with overwritten guard words."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -124,48 +124,53 @@ class GuardError(BufferError):
 
 
 class BatchError(DraftmarkError, ValueError):
-    """A forward batch whose tensors contradict each other."""
+    """The tensors of a forward batch contradict each other, or do not match the geometry."""
 
 
 class RanksDisagree(DraftmarkError):
-    """Ranks of one group hold different metadata for one step. `part` names what, `ranks` who differs from rank 0."""
+    """Ranks of one group hold different metadata for one step.
+
+    Attributes:
+        part: name of the metadata that differs, one of `draftmark.ranks.PARTS`.
+        ranks: ranks with a value different from rank 0.
+    """
 
     def __init__(self, part: str, ranks: Sequence[int], step: int) -> None:
         self.part, self.ranks = part, tuple(ranks)
         super().__init__(
-            f"ranks {', '.join(map(str, ranks))} disagree with rank 0 about the {part} of step {step}; decide it on "
+            f"ranks {', '.join(map(str, ranks))} differ from rank 0 in the {part} of step {step}; decide it on "
             "one rank and send it to the others before the step"
         )
 
 
 class LengthsError(DraftmarkError):
-    """Host lengths were asked for more than they know."""
+    """Host lengths are not known well enough for the call, or do not match the dispatched steps."""
 
 
 class GraphError(DraftmarkError):
-    """A graph was captured twice, or replayed without having been captured."""
+    """A graph was captured twice, or replayed before its capture."""
 
 
 class CaptureError(GraphError):
-    """The captured region contains what no graph may contain (a host read, a pageable copy, …)."""
+    """A captured region contains an operation that a graph cannot contain (a host read, a pageable copy)."""
 
 
 class CacheExhausted(DraftmarkError):
-    """The page pool has fewer free pages than one reservation needs. Nothing was taken."""
+    """The page pool has fewer free pages than a reservation needs. No page was taken."""
 
     def __init__(self, needed: int, free: int, total: int) -> None:
         self.needed = needed
         self.free = free
         self.total = total
         super().__init__(
-            f"{needed} KV pages are needed but {free} of {total} are free; "
+            f"{needed} KV pages are needed, but {free} of {total} are free; "
             "finish or cancel a request, lower max_num_reqs, or give the cache more pages"
         )
 
 
 class ModelError(DraftmarkError):
-    """A model that would be run wrongly, or weights that cannot be read."""
+    """A model that draftmark cannot run correctly, or weights that it cannot read."""
 
 
 class RequestError(DraftmarkError, ValueError):
-    """A prompt or a generation setting that cannot be served."""
+    """A prompt or a generation setting is out of range."""

@@ -1,11 +1,11 @@
-"""The hooks of a backend, six required and two optional.
+"""The pluggy hooks of a backend: six required and two optional.
 
-pluggy serves at start-up only: a hook call costs over a microsecond, so the step loop calls the plain methods
-of `draftmark.runtime.AttentionBackend` instead. Hooks take no default arguments; dataclasses grow.
+Hooks run at start-up only, because a pluggy call costs more than a microsecond. The step loop calls the plain methods
+of `draftmark.runtime.AttentionBackend` instead. Hooks have no default arguments; new inputs become dataclass fields.
 
-A backend is named by an entry point in the group ``draftmark.backends.v1``, which carries the contract's major. It is
-a class derived from `draftmark.BackendPlugin`, which implements every hook; an object or a module whose functions
-carry `hookimpl` serves as well.
+An entry point in the group ``draftmark.backends.v1`` names a backend; the group's number is the contract major.
+The entry point names a class derived from `draftmark.BackendPlugin`, which implements every hook. An object or a
+module with functions decorated by `hookimpl` works too.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ hookimpl = pluggy.HookimplMarker("draftmark")
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """Who a backend is.
+    """Name, device and capabilities of a backend.
 
     Attributes:
-        name: the entry point's name.
-        device: torch device type it runs on (``"cuda"``, ``"npu"``), or ``"any"``.
-        contract_minor: newest contract minor the plugin was written for; later checks are reported as upcoming.
-        host_kernels: its kernels also run on CPU tensors (natively or in an interpreter).
-        runtime: import names that must be present before a device is used, e.g. ``("flashinfer",)``.
-        install: the pip command that brings the runtime.
-        summary: one line for `draftmark list`.
-        runs_code_of: names of other backends whose code runs as part of this one, e.g. ``("cuda_triton",)``; a verdict
-            on this backend holds for their present code too.
-        modes: what it serves; a geometry with another mode is refused by name.
-        forms: what it takes of an engine's own; a geometry with another form is refused by name.
-        sinks: its `attend` counts `KVCache.sinks` in; without it a geometry whose layers have sinks is refused.
+        name: name of the entry point.
+        device: torch device type that the backend runs on (``"cuda"``, ``"npu"``), or ``"any"``.
+        contract_minor: newest contract minor that the plugin supports. The conformance suite reports the checks of
+            later minors as upcoming.
+        host_kernels: the kernels also run on CPU tensors, natively or in an interpreter.
+        runtime: import names of the vendor packages that a device needs, e.g. ``("flashinfer",)``.
+        install: pip command that installs the vendor packages.
+        summary: one-line description that `draftmark list` prints.
+        runs_code_of: names of other backends whose code this backend runs, e.g. ``("cuda_triton",)``. A verdict on
+            this backend is valid only for the code that those backends had when it was measured.
+        modes: modes that the backend serves. A geometry with any other mode is refused.
+        forms: engine-specific batch and cache forms that the backend accepts. A geometry with any other form is
+            refused.
+        sinks: `attend` includes `KVCache.sinks` in the softmax. When False, a geometry with sinks is refused.
     """
 
     name: str
@@ -67,59 +69,59 @@ class BackendInfo:
 
 @hookspec(firstresult=True)
 def draftmark_describe() -> BackendInfo:  # type: ignore[empty-body]
-    """Say who the backend is. Must not import a vendor package."""
+    """Return the backend's name, device and capabilities. Must not import a vendor package."""
 
 
 @hookspec(firstresult=True)
 def draftmark_supports(geometry: Geometry) -> list[str]:  # type: ignore[empty-body]
-    """Return the reasons why the geometry is not served; an empty list means that it is. Must not import torch."""
+    """Return the reasons why the backend does not serve `geometry`; an empty list means served. No torch import."""
 
 
 @hookspec(firstresult=True)
 def draftmark_requirements(geometry: Geometry) -> Requirements:  # type: ignore[empty-body]
-    """Say what the engine must give: lengths on the host, null pages by request. Must not import torch."""
+    """Return what the engine must provide, e.g. prefix lengths on the host. Must not import torch."""
 
 
 @hookspec(firstresult=True)
 def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[empty-body]
-    """Name every buffer that must exist before capture and never move. Must not import torch."""
+    """Return the specification of every buffer, allocated before capture at a fixed address. No torch import."""
 
 
 @hookspec(firstresult=True)
 def draftmark_open_backend(geometry: Geometry, arena: Arena) -> AttentionBackend:  # type: ignore[empty-body]
-    """Return the step-path object, bound to its buffers in `arena`."""
+    """Return the backend object that the step loop calls, bound to its buffers in `arena`."""
 
 
 @hookspec(firstresult=True)
 def draftmark_graph_state(geometry: Geometry, device: torch.device) -> GraphState:  # type: ignore[empty-body]
-    """Return a fresh graph state for the device, which captures and replays by key."""
+    """Return a new graph state for `device`, which captures graphs and replays them by key."""
 
 
 @hookspec(firstresult=True)
 def draftmark_tree_ops(geometry: Geometry, device: torch.device) -> TreeOps:  # type: ignore[empty-body]
-    """Return kernels for what the decoding loop does with draft trees on the device. Optional.
+    """Return the backend's kernels for draft trees on `device`. Optional.
 
-    Without it, or where it returns None, torch operations serve.
+    The core uses torch operations when the hook is absent or returns None.
     """
 
 
 @hookspec(firstresult=True)
 def draftmark_contract_notes() -> object:
-    """Return what only the conformance suite reads: the meaning of buffers, bytes in use. Optional.
+    """Return notes that only the conformance suite reads: the meaning of buffers, and their bytes in use. Optional.
 
-    See `draftmark_contract.notes`. Without it the suite judges what it can and counts the rest as not judged.
+    See `draftmark_contract.notes`. Without notes the suite counts the checks that need them as not judged.
     """
 
 
 OPTIONAL_HOOKS: tuple[str, ...] = (f"{PREFIX}contract_notes", f"{PREFIX}tree_ops")
-"""Hooks that a backend may leave out."""
+"""Hooks that a backend may omit."""
 HOOKS: tuple[str, ...] = tuple(
     sorted(name for name in globals() if name.startswith(PREFIX) and name not in OPTIONAL_HOOKS)
 )
-"""The required hooks, all six."""
+"""The six required hooks."""
 
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:
-    """The argument names of each hook, for messages."""
+    """Return the argument names of each hook, for error messages."""
     functions: dict[str, Any] = {name: globals()[name] for name in HOOKS + OPTIONAL_HOOKS}
     return {name: f.__code__.co_varnames[: f.__code__.co_argcount] for name, f in functions.items()}

@@ -1,8 +1,8 @@
-"""Sequence lengths: one owner, everything else derived.
+"""Committed sequence lengths, with one owner: the device tensor of `SequenceLengths`.
 
-Engines keep the length of a request three times, on the device, on the host, and as a sum, and lose when one
-is not moved (sglang#26753). Here the device tensor is the fact. `SequenceLengths.advance` is the only way to
-move it; the host's view is a value derived when asked for, and says by its type how much it knows.
+Engines keep the length of a request three times: on the device, on the host and as a sum. They fail when one of the
+three is not updated (sglang#26753). Here the device tensor is the only source, and only `SequenceLengths.advance` moves
+it. The host's view is computed on request; its type states its precision: `Exact`, `UpperBound` or `Unknown`.
 """
 
 from __future__ import annotations
@@ -17,55 +17,55 @@ from .errors import LengthsError
 
 @dataclass(frozen=True)
 class Exact:
-    """The host knows every length."""
+    """Prefix lengths of live requests that the host knows exactly; `lens[r]` is the device's value, in tokens."""
 
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """Return a length per request that the device does not exceed."""
+        """Return an upper bound of each request's prefix length on the device, in tokens."""
         return self.lens
 
 
 @dataclass(frozen=True)
 class UpperBound:
-    """The host knows lengths that the device does not exceed (it may be a round ahead of the host)."""
+    """Upper bounds of prefix lengths, in tokens; the device may be one step ahead of the host."""
 
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """Return a length per request that the device does not exceed."""
+        """Return an upper bound of each request's prefix length on the device, in tokens."""
         return self.lens
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The host knows only how many requests there are, and the limit all of them keep."""
+    """Prefix lengths unknown to the host, except for one bound that holds for all `num_reqs` live requests."""
 
     num_reqs: int
     bound: int
-    """`Geometry.max_prefix_len`."""
+    """Tokens that each request has at most: `Geometry.max_prefix_len`."""
 
     def upper_bound(self) -> tuple[int, ...]:
-        """Return a length per request that the device does not exceed."""
+        """Return an upper bound of each request's prefix length on the device, in tokens."""
         return (self.bound,) * self.num_reqs
 
 
 HostLengths = Exact | UpperBound | Unknown
-"""What the host knows of prefix lengths. Always present, always able to give an upper bound (sglang#26738)."""
+"""The host's view of prefix lengths. A batch always has one, and it always has an upper bound (sglang#26738)."""
 
 
 class SequenceLengths:
-    """Committed lengths of all rows an engine can hold; the only owner of this fact.
+    """Committed lengths of all requests in an engine; the only owner of this state.
 
-    Rows 0 … max_rows-1 are the engine's request rows. As many null rows follow, from `first_null_row` on:
-    entry i of a padded batch points at null row ``first_null_row + i``, whose length is 0 and never moves.
+    Rows 0 … max_rows-1 are the engine's request rows. An equal number of null rows follows, starting at
+    `first_null_row`. Padding entry i of a batch uses null row ``first_null_row + i``, which always has length 0.
 
-    The device half of `advance` is capturable; the host half is plain Python and must follow every replay.
-    Between an advance and its `settle` the host knows a bound, not the length.
+    `advance` updates the device and is capturable. `dispatched` and `settle` are plain Python on the host and must
+    follow every replay. Between `dispatched` and `settle` the host has a bound, not the length.
 
     Attributes:
-        device: int32 ``[2 · max_rows]``, KV tokens committed. Owned here; read-only for everybody else.
-        first_null_row: max_rows.
+        device: int32 ``[2 · max_rows]``, committed KV tokens. Owned by this object; read-only for all other code.
+        first_null_row: index of the first null row, equal to max_rows.
     """
 
     def __init__(self, max_rows: int, max_prefix_len: int, device: torch.device | str) -> None:
@@ -76,16 +76,20 @@ class SequenceLengths:
         self._in_flight = [0] * max_rows
 
     def advance(self, rows: torch.Tensor, by: torch.Tensor) -> None:
-        """The device's half: ``device[rows] += by``, except for null rows. Capturable, no host read.
+        """Add to the lengths on the device: ``device[rows] += by``, except for null rows. Capturable, no host read.
 
         Args:
-            rows: int64 ``[n]``, distinct but for null rows, which may repeat.
+            rows: int64 ``[n]``; request rows are distinct, null rows may repeat.
             by: integers ``[n]``, tokens committed, >= 0.
         """
         self.device.index_add_(0, rows, torch.where(rows < self.first_null_row, by, 0).to(torch.int32))
 
     def dispatched(self, rows: Sequence[int], at_most: int) -> None:
-        """The host's half: each row was advanced by at most `at_most` tokens that the host has not seen."""
+        """Record on the host that an `advance` of up to `at_most` tokens per row was enqueued.
+
+        Raises:
+            LengthsError: `at_most` is negative, or a row is not a request row.
+        """
         if at_most < 0:
             raise LengthsError(f"{at_most} tokens cannot be in flight; dispatch the round's tail length, >= 0")
         for row in rows:
@@ -93,10 +97,15 @@ class SequenceLengths:
             self._in_flight[row] += at_most
 
     def settle(self, rows: Sequence[int], by: Sequence[int], at_most: int) -> None:
-        """The host's half: the advance that was dispatched with `at_most` turned out to be `by`, row for row.
+        """Record on the host the result of a dispatched `advance`: `by` tokens, one number per row.
+
+        Args:
+            rows: request rows.
+            by: tokens that the device committed for each row, 0 … at_most.
+            at_most: the bound that was given to `dispatched`.
 
         Raises:
-            LengthsError: more than was in flight.
+            LengthsError: `by` exceeds `at_most`, or `at_most` exceeds the tokens in flight.
         """
         for row, count in zip(rows, by, strict=True):
             self._request_row(row)
@@ -109,39 +118,39 @@ class SequenceLengths:
             self._settled[row] += count
 
     def reset(self, row: int) -> None:
-        """Empty the row of a request that leaves, on both sides."""
+        """Set the length of a row to 0 on device and host, when its request ends."""
         self._request_row(row)
-        self.device[row].zero_()  # an assignment would copy the number from the host, and wait
+        self.device[row].zero_()  # an assignment would copy the number from the host and synchronize
         self._settled[row] = self._in_flight[row] = 0
 
     # -- the host's view, derived -------------------------------------------------------------------------
 
     def exact(self, rows: Sequence[int]) -> Exact:
-        """Return the lengths of `rows`.
+        """Return the exact lengths of `rows`.
 
         Raises:
-            LengthsError: something is in flight; the caller settles it first (one named wait a round).
+            LengthsError: tokens are in flight; the caller calls `settle` first, which needs one wait a step.
         """
         late = [row for row in rows if self._in_flight[self._request_row(row)]]
         if late:
             raise LengthsError(
-                f"rows {late} have tokens in flight, so no exact length is known; settle() them first, "
-                "or use a backend that takes an upper bound"
+                f"rows {late} have tokens in flight, so their exact lengths are not known; call settle() first, "
+                "or use a backend that accepts an upper bound"
             )
         return Exact(tuple(self._settled[row] for row in rows))
 
     def upper_bound(self, rows: Sequence[int]) -> UpperBound:
-        """Return what the host last saw plus everything in flight, within the geometry's limit."""
+        """Return the settled length of each row plus its tokens in flight, clamped to the geometry's limit."""
         seen = (self._settled[self._request_row(row)] + self._in_flight[row] for row in rows)
         return UpperBound(tuple(min(length, self._bound) for length in seen))
 
     def unknown(self, rows: Sequence[int]) -> Unknown:
-        """Return the limit alone."""
+        """Return only the number of rows and the geometry's limit."""
         return Unknown(len(rows), self._bound)
 
     def _request_row(self, row: int) -> int:
         if not 0 <= row < self.first_null_row:
             raise LengthsError(
-                f"row {row} is not a request row (0 … {self.first_null_row - 1}); null rows stay empty by themselves"
+                f"row {row} is not a request row (0 … {self.first_null_row - 1}); null rows always have length 0"
             )
         return row

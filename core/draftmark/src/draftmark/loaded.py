@@ -1,7 +1,7 @@
-"""A loaded backend: its hooks as checked, plain methods.
+"""Plain methods around the hooks of a loaded backend, with checks of every returned value.
 
-No torch import: `info`, `supports`, `requirements` and `buffers` serve `draftmark list` and `draftmark size`
-where torch cannot be imported. `open` binds the backend to a device and is the only method that needs one.
+This module does not import torch. `info`, `supports`, `requirements` and `buffers` work without torch, so that
+`draftmark list` and `draftmark size` run anywhere. `allocate` and `open` need a device.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from .tree import TreeOps
 
 INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
-    ("device", str, "a text such as 'cuda'"),
+    ("device", str, "a string such as 'cuda'"),
     ("contract_minor", int, "an integer"),
     ("host_kernels", bool, "True or False"),
     ("runtime", (str,), "a tuple of import names"),
-    ("install", str, "a text"),
-    ("summary", str, "a text"),
-    ("runs_code_of", (str,), "a tuple of backends' names"),
+    ("install", str, "a string"),
+    ("summary", str, "a string"),
+    ("runs_code_of", (str,), "a tuple of backend names"),
     ("modes", (Mode,), "a tuple of Mode"),
     ("forms", (Form,), "a tuple of Form"),
     ("sinks", bool, "True or False"),
 )
-"""Fields of a `BackendInfo`: a type, or a tuple of one for a tuple of such; and how an error says it."""
+"""Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
 
 
 class LoadedBackend:
-    """One plugin, alone in its own plugin manager.
+    """One plugin, registered in its own plugin manager.
 
-    Every method raises `BackendHookError` (``hook raised`` or ``wrong return type``) instead of whatever the
-    plugin raised, so that one broken plugin reads like any other failure.
+    Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Errors of the
+    plugin itself never reach the caller in another form, except `DraftmarkError`, which passes unchanged.
 
     Attributes:
-        name: the entry point's name.
-        plugin: what the entry point named: a `BackendPlugin`, a module or another object with hooks.
-        info: who the backend says it is.
+        name: name of the entry point.
+        plugin: object that the entry point names: a `BackendPlugin`, a module or another object with hooks.
+        info: the backend's name, device and capabilities.
     """
 
     def __init__(self, name: str, plugin: object) -> None:
@@ -64,7 +64,7 @@ class LoadedBackend:
             raise BackendLoadError(
                 name,
                 LoadFailure.WRONG_RETURN,
-                f"describe() says its name is {self.info.name!r}",
+                f"describe() returned the name {self.info.name!r}",
                 "make BackendInfo.name equal to the entry point's name",
             )
         for field, kind, words in INFO_FIELDS:
@@ -74,46 +74,46 @@ class LoadedBackend:
 
     @classmethod
     def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:
-        """Import one entry point and check it; a class is called without arguments.
+        """Import one entry point and check its plugin; create an instance if the entry point names a class.
 
         Raises:
-            BackendLoadError: import error, missing hook, unknown hook or wrong signature.
+            BackendLoadError: the import failed, or a hook is missing, unknown or has a wrong signature.
         """
         return cls(entry.name, plugin_of(entry))
 
     # -- integers, no device ------------------------------------------------------------------------------
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return the reasons why `geometry` is not served; an empty list means that it is."""
+        """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served."""
         reasons: list[str] = self._call("supports", list, geometry=geometry)
         if not all(isinstance(reason, str) and reason for reason in reasons):
             raise self._wrong_return("supports", "sentences (non-empty str)", reasons)
         return self._undeclared(geometry) + reasons
 
     def _undeclared(self, geometry: Geometry) -> list[str]:
-        """Return a reason for each mode and form of `geometry` that the backend does not claim, and for sinks."""
+        """Return one reason for each mode, form and sink setting of `geometry` that `BackendInfo` does not declare."""
         modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         forms = [form for form in geometry.forms if form not in self.info.forms]
         sinks = geometry.attention.sinks and not self.info.sinks
         return [
-            *(f"mode {mode.value} is not served: it is not among BackendInfo.modes" for mode in modes),
-            *(f"{form.value} is not taken: it is not among BackendInfo.forms" for form in forms),
-            *(["attention sinks are not served: BackendInfo.sinks is not set"] if sinks else []),
+            *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
+            *(f"form {form.value} is not accepted: it is not in BackendInfo.forms" for form in forms),
+            *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
         ]
 
     def require(self, geometry: Geometry) -> None:
-        """Raise `BackendRefusal` with the backend's own reasons unless it serves `geometry`."""
+        """Raise `BackendRefusal` with the backend's reasons unless the backend serves `geometry`."""
         reasons = self.supports(geometry)
         exact = not reasons and self.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
         if exact and geometry.limits.host_lags:
             reasons = [
-                "it needs exact host lengths, which a host that lags cannot give: use overlap=False, or host_lag=False"
+                "it needs exact host lengths, but the host lags behind the device; set overlap=False or host_lag=False"
             ]
         if reasons:
             raise BackendRefusal(self.name, reasons)
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Return the buffers to allocate for `geometry`, validated."""
+        """Return the validated specifications of the buffers to allocate for `geometry`."""
         specs: list[BufferSpec] = self._call("buffers", list, geometry=geometry)
         try:
             validate_specs(specs)
@@ -122,20 +122,20 @@ class LoadedBackend:
         return specs
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Return what the engine must give for `geometry`."""
+        """Return what the engine must provide for `geometry`."""
         found: Requirements = self._call("requirements", Requirements, geometry=geometry)
         if not isinstance(found.host_lengths, HostLengthsNeed) or not isinstance(found.unique_slots, bool):
-            raise self._wrong_return("requirements", "Requirements of a HostLengthsNeed and a bool", found)
+            raise self._wrong_return("requirements", "Requirements(HostLengthsNeed, bool)", found)
         return found
 
     def contract_notes(self) -> object | None:
-        """Return what the plugin tells the conformance suite, unread; None where it tells nothing."""
+        """Return the plugin's notes for the conformance suite, not validated; None when there are none."""
         notes: object | None = self._offer("contract_notes")
         return notes
 
     @property
     def module(self) -> str:
-        """The name of the module that defines the plugin."""
+        """Name of the module that defines the plugin."""
         if isinstance(self.plugin, ModuleType):
             return self.plugin.__name__
         if isinstance(self.plugin, BackendPlugin):
@@ -145,11 +145,11 @@ class LoadedBackend:
     # -- device -------------------------------------------------------------------------------------------
 
     def missing_runtime(self) -> list[str]:
-        """Those of `BackendInfo.runtime` that are not installed. Imports nothing."""
+        """Return the names in `BackendInfo.runtime` that are not installed. Imports nothing."""
         return [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
 
     def require_runtime(self, device: torch.device | str) -> None:
-        """Raise `BackendLoadError` unless the vendor runtime and the device are there."""
+        """Raise `BackendLoadError` unless the vendor packages are installed and `device` is present."""
         missing = self.missing_runtime()
         if missing:
             remedy = self.info.install or f"install {', '.join(missing)}"
@@ -165,11 +165,14 @@ class LoadedBackend:
     def allocate(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> Arena:
         """Allocate the buffers of `geometry` on `device`; the caller owns the arena and keeps it alive.
 
-        `guard` puts guard words around every buffer and poisons fresh memory; None reads DRAFTMARK_GUARD.
+        Args:
+            geometry: shapes and limits that the buffers are sized for.
+            device: device of all `Memory.DEVICE` buffers.
+            guard: put guard words around every buffer and poison fresh memory; None reads DRAFTMARK_GUARD.
 
         Raises:
             BackendRefusal: the backend does not serve `geometry`.
-            BackendLoadError: the vendor runtime or the device is absent.
+            BackendLoadError: a vendor package or the device is absent.
         """
         self.require(geometry)
         self.require_runtime(device)
@@ -178,7 +181,7 @@ class LoadedBackend:
         return Arena.allocate(self.buffers(geometry), device, guard=guard)
 
     def bind(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Bind the backend to buffers that `allocate` made for the same geometry; return its step-path object."""
+        """Return the backend object that the step loop calls, bound to an arena of `allocate` for `geometry`."""
         from .backend import AttentionBackend
 
         backend: AttentionBackend = self._call("open_backend", object, geometry=geometry, arena=arena)
@@ -187,11 +190,11 @@ class LoadedBackend:
         return backend
 
     def open(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> AttentionBackend:
-        """Allocate and bind in one call, for a caller who never looks at the arena."""
+        """Allocate the buffers and bind the backend in one call, for a caller that does not need the arena."""
         return self.bind(geometry, self.allocate(geometry, device, guard=guard))
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """Return a fresh graph state for `device`."""
+        """Return a new graph state for `device`."""
         from .graphs import GraphState
 
         state: GraphState = self._call("graph_state", object, geometry=geometry, device=device)
@@ -200,7 +203,7 @@ class LoadedBackend:
         return state
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps:
-        """Return the backend's kernels for draft trees on `device`, or torch's operations if it offers none."""
+        """Return the backend's draft-tree kernels on `device`, or torch operations if it has none."""
         from .tree import TorchTreeOps, TreeOps
 
         offered = self._offer("tree_ops", geometry=geometry, device=device)
@@ -211,7 +214,7 @@ class LoadedBackend:
         return offered
 
     def implementation(self, hook: str) -> Callable[..., Any]:
-        """Return the plugin's own function for a hook, e.g. ``"buffers"``; the conformance suite calls it unchecked."""
+        """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
         function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
         return function
 
@@ -224,12 +227,12 @@ class LoadedBackend:
         return result
 
     def _offer(self, hook: str, **arguments: Any) -> Any:
-        """Call a hook; return None where an optional one is not implemented."""
+        """Call a hook; return None for an optional hook that the plugin does not implement."""
         try:
             return getattr(self._hooks, PREFIX + hook)(**arguments)
         except DraftmarkError:
             raise
-        except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller reads one kind of failure
+        except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller gets one error type
             remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
             raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
 
@@ -239,14 +242,14 @@ class LoadedBackend:
     def _failed(
         self, hook: str, failure: LoadFailure, what: str, remedy: str = "fix the plugin"
     ) -> BackendLoadError | BackendHookError:
-        """The error for a hook that failed: nothing is loaded before `describe` has answered."""
+        """Return the error for a failed hook. `describe` runs while loading, so its failure is a load error."""
         if hook == "describe":
             return BackendLoadError(self.name, failure, f"{hook}() {what}", remedy)
         return BackendHookError(self.name, hook, failure, what, remedy)
 
 
 def _is_of(value: object, kind: type | tuple[type]) -> bool:
-    """Whether it is of a type, or a tuple of such. A text is no tuple of its letters, and True no integer."""
+    """Return True if `value` is of type `kind`, or a tuple of such values for a tuple. A bool is not an int."""
     if isinstance(kind, tuple):
         return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,8 +1,8 @@
-"""The class that a backend derives from: every hook with a default, so that a plugin states only what differs.
+"""Base class of backend plugins, with a default for every hook except `buffers` and `open_backend`.
 
-pluggy finds the marked ``draftmark_*`` methods; each of them calls the plain method of the same name, and that is the
-one to override. A plugin is imported where torch may be absent, so torch and the vendor's packages are imported inside
-`open_backend`, `graph_state` and `tree_ops`.
+pluggy finds the ``draftmark_*`` methods. Each calls the plain method of the same name, which a subclass overrides.
+A plugin may be imported without torch installed, so it imports torch and vendor packages only inside `open_backend`,
+`graph_state` and `tree_ops`.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ if TYPE_CHECKING:
     from .tree import TreeOps
 
 NOTES = "contract"
-"""The module of a plugin's package that only the conformance suite reads."""
+"""Module of a plugin's package that only the conformance suite reads."""
 
 
 class BackendPlugin(ABC):
     """One hardware backend, named by an entry point ``NAME = "package:Class"``.
 
-    A subclass gives `info`, `buffers` and `open_backend`, and overrides what differs from the defaults. Keep no state:
-    every answer depends on the arguments alone.
+    A subclass defines `info`, `buffers` and `open_backend`, and overrides the defaults that do not fit. It keeps no
+    state: every return value depends on the arguments only.
 
     Attributes:
-        info: who the backend is.
+        info: name, device and capabilities of the backend.
     """
 
     info: BackendInfo
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return the reasons why `geometry` is not served, as sentences; the default is none: it is served."""
+        """Return the reasons why the backend does not serve `geometry`, as sentences. Default: none, all served."""
         return []
 
     def requirements(self, geometry: Geometry) -> Requirements:
-        """Say what the engine must give: by default no lengths on the host, and one null page for all padding."""
+        """Return what the engine must provide. Default: no host lengths, and one null page for all padding."""
         return Requirements()
 
     @abstractmethod
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Name every buffer that must exist before capture and never move. Integers only."""
+        """Return the specification of every buffer that must exist before capture and never move. No torch."""
 
     @abstractmethod
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Return the step-path object, bound to the buffers that `buffers` named."""
+        """Return the backend object that the step loop calls, bound to the buffers that `buffers` declares."""
 
     def graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """Return a fresh graph state; by default CUDA graphs on CUDA and recorded graphs elsewhere."""
+        """Return a new graph state. Default: CUDA graphs on CUDA, recorded graphs on other devices."""
         from .graphs import graph_state_for
 
         return graph_state_for(device)
 
     def tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """Return kernels for what a decoding loop does with draft trees; None, the default, leaves it to torch."""
+        """Return the backend's kernels for draft trees, or None (the default) to use torch operations."""
         return None
 
     def contract_notes(self) -> object | None:
-        """Return what only the conformance suite reads; see `draftmark_contract.notes`.
+        """Return notes that only the conformance suite reads; see `draftmark_contract.notes`.
 
-        By default the module ``contract`` beside the one that defines the plugin (or a class that it derives from), and
-        None where there is no such module.
+        Default: the module ``contract`` in the package of the plugin class or of its nearest base class that has one.
+        None when there is no such module.
         """
         for owner in type(self).__mro__:
             if owner is BackendPlugin:
@@ -86,40 +86,40 @@ class BackendPlugin(ABC):
 
     @hookimpl
     def draftmark_describe(self) -> BackendInfo:
-        """`info`."""
+        """Return `info`."""
         return self.info
 
     @hookimpl
     def draftmark_supports(self, geometry: Geometry) -> list[str]:
-        """`supports`."""
+        """Call `supports`."""
         return self.supports(geometry)
 
     @hookimpl
     def draftmark_requirements(self, geometry: Geometry) -> Requirements:
-        """`requirements`."""
+        """Call `requirements`."""
         return self.requirements(geometry)
 
     @hookimpl
     def draftmark_buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """`buffers`."""
+        """Call `buffers`."""
         return self.buffers(geometry)
 
     @hookimpl
     def draftmark_open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """`open_backend`."""
+        """Call `open_backend`."""
         return self.open_backend(geometry, arena)
 
     @hookimpl
     def draftmark_graph_state(self, geometry: Geometry, device: torch.device) -> GraphState:
-        """`graph_state`."""
+        """Call `graph_state`."""
         return self.graph_state(geometry, device)
 
     @hookimpl
     def draftmark_tree_ops(self, geometry: Geometry, device: torch.device) -> TreeOps | None:
-        """`tree_ops`."""
+        """Call `tree_ops`."""
         return self.tree_ops(geometry, device)
 
     @hookimpl
     def draftmark_contract_notes(self) -> object | None:
-        """`contract_notes`."""
+        """Call `contract_notes`."""
         return self.contract_notes()

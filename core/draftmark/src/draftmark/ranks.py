@@ -1,9 +1,9 @@
-"""Do all tensor-parallel ranks run the same step? A digest of its metadata, and a guard that compares them.
+"""Check that all tensor-parallel ranks run the same step: a digest of its metadata, and a guard that compares digests.
 
-Each rank schedules for itself, and a step in which one drafts and another does not (vllm#49027), or in which they bring
-9 and 10 rows (sglang#33289), hangs in the next collective or, worse, ends. The digest is a few launches on the device
-and no host read; the guard's own collective has a fixed size, so it cannot hang for what it looks for, and it is read a
-step late, so nothing waits. Cheap enough to stay on.
+Each rank schedules its own steps. Two ranks may disagree on whether to draft (vllm#49027), or on the number of rows
+(9 and 10 in sglang#33289). The next collective then hangs or, worse, returns a wrong result. The digest takes a few
+kernel launches and no host read. The guard's all-gather has a fixed size, so ranks that disagree do not make it hang.
+The guard reads the result one step later, so no step waits for it. Both are cheap enough for production.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .errors import RanksDisagree
 from .transfer import AsyncHostCopy
 
 PARTS = ("mode, step and row counts", "prefix lengths", "query rows", "pages", "tail", "positions", "slots")
-"""What each entry of a digest speaks of."""
+"""Name of each entry of a digest, in order."""
 _FIRST, _SECOND = -7046029254386353131, -4658895280553007687
-"""Odd 64-bit multipliers of a mixing function (splitmix64's), as signed integers."""
+"""Odd 64-bit multipliers of splitmix64's mixing function, as signed integers."""
 
 
 def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
-    """A digest of everything that ranks must agree on in one forward. Capturable, no host read.
+    """Return a digest of all metadata that ranks must agree on in one forward. Capturable, no host read.
 
-    Pages behind a request's last token and rows behind the last request's are left out: they may be stale. A digest
-    says that two steps differ, never how: equal digests of different steps are one in 2**64.
+    Pages after a request's last token and rows after the last request's rows may be stale, so they are not included.
+    Two different steps have equal digests with a probability of 2**-64.
 
     Args:
-        batch: filled, with its device tensors.
+        batch: a batch with all its device tensors filled. Read-only.
         page_size: tokens of a page.
 
     Returns:
@@ -56,23 +56,23 @@ def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
 
 
 def _number(device: torch.device, *host: object) -> torch.Tensor:
-    """An int64 scalar for what the host knows, the same in every process. A fill: a graph may hold it."""
+    """Return an int64 scalar hash of host values, equal in every process. A fill kernel, so a graph can contain it."""
     word = int.from_bytes(sha256(repr(host).encode()).digest()[:8], "big", signed=True)
     return torch.full((), word, dtype=torch.int64, device=device)
 
 
 class RankGuard:
-    """Compares the digests of a process group's ranks, a step late.
+    """Comparison of step digests between the ranks of a process group, read one step later.
 
         guard = RankGuard(group)
         ...
-        guard.observe(step_digest(batch, page_size))   # after the batch is filled, before or behind the forward
+        guard.observe(step_digest(batch, page_size))   # after the batch is filled, before or after the forward
 
-    Every rank must observe every step. With one rank, or without `torch.distributed`, it does nothing.
+    Every rank must observe every step. With one rank, or without `torch.distributed`, the guard does nothing.
 
     Args:
-        group: the tensor-parallel group; None for the default one.
-        lag: steps that may be under way before the oldest is read. 0 waits for each: for tests and for debugging.
+        group: the tensor-parallel group; None for the default group.
+        lag: number of steps in flight before the oldest is compared. 0 waits for each step, for tests and debugging.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, lag: int = 1) -> None:
@@ -82,13 +82,13 @@ class RankGuard:
         self._steps = 0
 
     def observe(self, digest: torch.Tensor) -> None:
-        """Send this step's digest round, and look at the oldest that is due.
+        """Start the all-gather of this step's digest, and compare the digests of the step `lag` steps earlier.
 
         Args:
-            digest: int64 ``[len(PARTS)]``, of `step_digest`.
+            digest: int64 ``[len(PARTS)]`` from `step_digest`.
 
         Raises:
-            RanksDisagree: on every rank alike, up to `lag` steps late.
+            RanksDisagree: on every rank, up to `lag` steps after the step with different digests.
         """
         if self._ranks == 1:
             return
@@ -100,7 +100,7 @@ class RankGuard:
             self._compare(*self._sent.popleft())
 
     def finish(self) -> None:
-        """Look at every step that is still under way; waits for them."""
+        """Wait for all steps in flight and compare their digests; raises `RanksDisagree` as `observe` does."""
         while self._sent:
             self._compare(*self._sent.popleft())
 
@@ -116,13 +116,13 @@ def _tail(batch: ForwardBatch, live: torch.Tensor) -> torch.Tensor:
     if not isinstance(batch.tail, Tree):
         return _number(batch.device, type(batch.tail).__name__)
     depth = batch.tail.depth
-    if depth.dim() == 1:  # by row
+    if depth.dim() == 1:  # RAGGED_VERIFY: depth per row
         depth = torch.where(live, depth, -1)
     return _mix(torch.where(live[:, None], batch.tail.mask, 0)) + _mix(depth) * 3
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """int64 scalar: a sum over (place, value), so that it does not depend on the order in which a device adds."""
+    """Return an int64 scalar hash of (index, value) pairs: a sum, so the order of additions does not matter."""
     x = values.reshape(-1).long()
     x = (x + torch.arange(1, len(x) + 1, device=x.device) * _FIRST) * _SECOND
     x = (x ^ (x >> 29)) * _FIRST

@@ -1,4 +1,4 @@
-"""From an entry point to registered hooks: what a plugin must be before anything asks it anything. No torch."""
+"""Import of a plugin's entry point, and checks of its hooks before the first hook call. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 
 def plugin_of(entry: md.EntryPoint) -> object:
-    """Import what an entry point names; a class is called without arguments.
+    """Import the object that an entry point names; create an instance if the object is a class.
 
     Raises:
-        BackendLoadError: an import error, or a class that lacks a method.
+        BackendLoadError: the import raised, or the class lacks a method.
     """
     try:
         plugin = entry.load()
-    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a plugin may raise anything during import
         raise BackendLoadError(
             entry.name,
             LoadFailure.IMPORT_ERROR,
@@ -34,10 +34,10 @@ def plugin_of(entry: md.EntryPoint) -> object:
 
 
 def register(name: str, plugin: object) -> Any:
-    """Register `plugin` alone in a manager of its own, check its hooks, and return them."""
+    """Register `plugin` in its own plugin manager, check its hooks, and return them."""
     manager = pluggy.PluginManager("draftmark")
     manager.add_hookspecs(hookspecs)
-    # Before 1.7 pluggy raises AttributeError for an absent name.
+    # pluggy before 1.7 raises AttributeError for an absent name.
     named = [hook for hook in HOOKS if hasattr(plugin, hook)]
     present = [hook for hook in named if manager.parse_hookimpl_opts(plugin, hook) is not None]
     missing = [hook for hook in HOOKS if hook not in present]
@@ -59,7 +59,7 @@ def register(name: str, plugin: object) -> Any:
 
 
 def _instance(name: str, plugin: type) -> object:
-    """Make an object of the class; refuse one that lacks `buffers` or `open_backend`, and name what it lacks."""
+    """Return an instance of the plugin class; raise an error that names its missing abstract methods."""
     missing = sorted(getattr(plugin, "__abstractmethods__", ()))
     if missing:
         cause = f"{plugin.__name__} does not define {', '.join(missing)}"
@@ -68,15 +68,17 @@ def _instance(name: str, plugin: type) -> object:
         return plugin()
     except (Exception, SystemExit) as error:
         cause = f"{plugin.__name__}() raised {one_line(error)}"
-        raise BackendLoadError(name, LoadFailure.IMPORT_ERROR, cause, "a plugin's class takes no arguments") from error
+        raise BackendLoadError(
+            name, LoadFailure.IMPORT_ERROR, cause, "make the plugin class callable without arguments"
+        ) from error
 
 
 def _check_methods(name: str, plugin: BackendPlugin) -> None:
-    """Check that the plain methods take the arguments of their hooks; pluggy sees only the marked methods."""
+    """Check that the plain methods accept the arguments of their hooks; pluggy checks only the marked methods."""
     for hook, arguments in hook_arguments().items():
         method = getattr(plugin, hook.removeprefix(PREFIX), None)
         if method is None:
-            continue  # describe is the attribute `info`
+            continue  # `describe` has no plain method: it returns the attribute `info`
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
@@ -86,14 +88,14 @@ def _check_methods(name: str, plugin: BackendPlugin) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """A foreign error, as part of a sentence."""
+    """Return the type and text of an exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _validation_failure(name: str, error: pluggy.PluginValidationError) -> BackendLoadError:
     text = " ".join(str(error).split())
     if "unknown hook" in text:
-        known = f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has: {', '.join(HOOKS + OPTIONAL_HOOKS)}"
+        known = f"contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR} has the hooks {', '.join(HOOKS + OPTIONAL_HOOKS)}"
         return BackendLoadError(name, LoadFailure.UNKNOWN_HOOK, text, known)
     expected = "; ".join(f"{hook}({', '.join(args)})" for hook, args in hook_arguments().items())
     return BackendLoadError(name, LoadFailure.WRONG_SIGNATURE, text, f"the signatures are {expected}")

@@ -1,8 +1,8 @@
-"""Find and load backends.
+"""Discovery and loading of backends.
 
-`available()` reads installed metadata and imports nothing. `load(name)` imports that one entry point into a
-plugin manager of its own, so a broken plugin does not affect another, and turns every failure into one
-`BackendLoadError` with the cause and the remedy. Nothing here chooses hardware: the caller names a backend.
+`available()` reads installed metadata and imports nothing. `load(name)` imports one entry point and registers it in its
+own plugin manager, so a broken plugin does not affect others. Every failure becomes a `BackendLoadError` with
+the cause and the remedy. The caller names the backend; this module does not choose one by hardware.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
 
 @dataclass(frozen=True)
 class Available:
-    """One entry point, as read from installed metadata.
+    """One backend entry point, as read from installed metadata.
 
     Attributes:
-        name: what `load` takes.
-        module: the entry point's value.
-        distribution, version: the package that installed it.
-        contract_major: from the entry point's group; only 1 can be loaded by this core.
+        name: backend name that `load` accepts.
+        module: value of the entry point, e.g. ``"package:Class"``.
+        distribution, version: distribution that contains the entry point.
+        contract_major: contract major from the entry point's group; this core loads only its own `CONTRACT_MAJOR`.
     """
 
     name: str
@@ -42,22 +42,25 @@ class Available:
 
 
 def available() -> list[Available]:
-    """List every installed backend of any contract major, sorted by name; none of them is imported."""
+    """List every installed backend of any contract major, sorted by name. Imports no backend."""
     found: dict[tuple[str, str, str], Available] = {}
     for distribution in md.distributions():
         for row in _rows(distribution):
-            # One project can be on the path twice (an editable install and a copy): the first wins, as imports do.
+            # A distribution may be on the path twice (an editable install and a copy): the first wins, as for imports.
             found.setdefault((row.name, _normal(row.distribution), str(row.contract_major)), row)
     return sorted(found.values(), key=lambda row: (row.name, row.distribution))
 
 
 def entry(name: str) -> Available | None:
-    """Find the first installed backend of that name, of any contract major; None without one. Nothing is imported."""
+    """Return the first installed backend called `name`, of any contract major, or None. Imports no backend."""
     return next((row for row in available() if row.name == name), None)
 
 
 def load(name: str | None = None) -> LoadedBackend:
-    """Load one backend by name, or the one that DRAFTMARK_BACKEND names.
+    """Load one backend by name.
+
+    Args:
+        name: name of an installed backend; None or an empty string reads DRAFTMARK_BACKEND.
 
     Returns:
         A `LoadedBackend`: the hooks as plain methods, not yet bound to a device.
@@ -69,7 +72,7 @@ def load(name: str | None = None) -> LoadedBackend:
 
     name = name or os.environ.get(BACKEND_VARIABLE) or ""
     if not isinstance(name, str):
-        cause, remedy = f"a backend is named by a text, not by {name!r}", "`draftmark list` shows the names"
+        cause, remedy = f"a backend name is a string, not {name!r}", "`draftmark list` prints the names"
         raise BackendLoadError(str(name), LoadFailure.ENTRY_POINT_MISSING, cause, remedy)
     return LoadedBackend.from_entry_point(_find(name))
 
@@ -91,7 +94,7 @@ def _find(name: str) -> md.EntryPoint:
             name,
             LoadFailure.WRONG_CONTRACT_MAJOR,
             f"{rows[0].distribution} {rows[0].version} implements contract v{rows[0].contract_major}, "
-            f"this core speaks v{CONTRACT_MAJOR}",
+            f"but this core supports v{CONTRACT_MAJOR}",
             f"install a release of {rows[0].distribution} for contract v{CONTRACT_MAJOR}",
         )
     known = ", ".join(row.name for row in installed) or "none"
@@ -104,7 +107,7 @@ def _find(name: str) -> md.EntryPoint:
 
 
 def _rows(distribution: md.Distribution) -> list[Available]:
-    """The backends of one distribution; none if its metadata is damaged, which must not hide the others'."""
+    """Return the backends of one distribution; none if its metadata is damaged, so that other backends still load."""
     try:
         rows = []
         for entry in distribution.entry_points:
@@ -112,7 +115,7 @@ def _rows(distribution: md.Distribution) -> list[Available]:
                 name = distribution.metadata["Name"]
                 rows.append(Available(entry.name, entry.value, name, distribution.version, int(group[1])))
         return [row for row in rows if row.distribution]
-    except Exception:  # importlib.metadata raises whatever its parser trips over
+    except Exception:  # the parser of importlib.metadata may raise anything on damaged metadata
         return []
 
 

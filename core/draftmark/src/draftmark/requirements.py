@@ -1,4 +1,4 @@
-"""What a backend needs of the engine that runs it. No torch."""
+"""Data that a backend needs from the engine. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from enum import StrEnum
 
 
 class HostLengthsNeed(StrEnum):
-    """What `AttentionBackend.plan` must know about prefix lengths on the host."""
+    """Knowledge of prefix lengths on the host that `AttentionBackend.plan` needs, from weakest to strongest."""
 
     NONE = "none"
     UPPER_BOUND = "upper_bound"
     RECOVERED = "recovered"
-    """Exact ones, which the backend reads back from the device where it is told a bound: `attend` and `replay` may then
-    wait for the forward's prefix lengths, `plan` and `write_metadata` may not."""
+    """Exact lengths, which the backend copies from the device when the host has only a bound. `attend` and `replay` may
+    then wait for the batch's prefix lengths; `plan` and `write_metadata` must not."""
     EXACT = "exact"
 
     @classmethod
     def strongest(cls, needs: Iterable[HostLengthsNeed]) -> HostLengthsNeed:
-        """The need that covers all of `needs`."""
+        """Return the strongest of `needs`, which satisfies all of them."""
         return max(needs, key=tuple(cls).index)
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one geometry's backend needs of the engine; the defaults suit a backend that decides all on the device.
+    """Data that a backend needs from the engine for one geometry. The defaults fit a backend without host decisions.
 
     Attributes:
-        host_lengths: what `plan` must know of prefix lengths. EXACT rules out `Limits.overlap`, where the host is a
-            round behind.
-        unique_slots: no two rows of a batch, padded ones included, may write the same KV slot, so each padded request
-            gets null pages of its own; see `Geometry.null_pages`.
+        host_lengths: knowledge of prefix lengths that `plan` needs on the host. EXACT is incompatible with
+            `Limits.overlap`, because the host is then one step behind the device.
+        unique_slots: no two rows of a batch may write the same KV slot, padding rows included. Each padded request then
+            gets its own null pages; see `Geometry.null_pages`.
     """
 
     host_lengths: HostLengthsNeed = HostLengthsNeed.NONE

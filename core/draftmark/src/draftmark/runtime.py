@@ -1,15 +1,15 @@
-"""The tensor half of the public API: what an engine hands to a backend on every step, and what both keep meanwhile.
+"""Public API with tensors: batches, lengths, KV cache, graphs and the methods of a backend.
 
-* a forward: `ForwardBatch` with its `Causal`, `Tree` or `Block` tail, made by `BatchBuffers` or `ragged`;
-* lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`;
-* memory: the `KVPool` of `KVCache` layers, and the backend's `Arena`;
-* the step path: `AttentionBackend`;
-* draft trees: `write_tail`, `verify_tree`, and the `TreeOps` that a backend may replace;
-* graphs: a `GraphState` by `GraphKey`, and `record_call` for kernels that torch does not see;
-* ranks: `step_digest` and the `RankGuard` that compares it;
-* host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
+* Forward: `ForwardBatch` with a `Causal`, `Tree` or `Block` tail; `BatchBuffers` and `ragged` create one.
+* Lengths: `SequenceLengths` owns them; the host's view is `Exact`, `UpperBound` or `Unknown`.
+* Memory: a `KVPool` of one `KVCache` per layer, and the backend's `Arena`.
+* Attention: `AttentionBackend`, the four methods that the step loop calls.
+* Draft trees: `write_tail`, `verify_tree`, and `TreeOps`, which a backend may implement with its own kernels.
+* Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
+* Ranks: `step_digest`, and `RankGuard`, which compares digests between ranks.
+* Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
 
-It imports torch. `draftmark` itself has what needs integers only.
+This module imports torch. The names in `draftmark` hold integers only and do not.
 """
 
 from .arena import Arena

@@ -1,13 +1,13 @@
-"""Between host and device without waiting: numbers go up through pinned memory, results come down behind a fence.
+"""Copies between host and device that do not wait: pinned memory to the device, copies with a fence to the host.
 
-torch's caching host allocator keeps a pinned block until the copies that torch made from it are done, so nothing here
-has to outlive its copy by hand. Memory that is *rewritten* is another matter: a copy reads it when the device gets
-there. Whoever keeps a staging buffer waits for a `Fence` before using it again::
+torch's caching host allocator keeps a pinned block until torch's own copies from it are done, so these functions need
+no lifetime management. Memory that is *rewritten* is different: a copy reads the memory when the device executes
+it. The owner of a staging buffer must wait for a `Fence` before the next write::
 
-    fence.synchronize()                          # the device has read what is there (vllm#25279, sglang#28034)
+    fence.synchronize()                          # the device has read the previous contents (vllm#25279, sglang#28034)
     staging.copy_(numbers)
     on_device.copy_(staging, non_blocking=True)
-    fence.record()                               # behind the copy, not before it
+    fence.record()                               # after the copy, not before it
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 QUEUED = frozenset(("cuda", "npu"))
-"""Device types whose copies from and to pinned memory are enqueued."""
+"""Device types with asynchronous copies from and to pinned memory."""
 
 
 class Fence(Protocol):
-    """A mark in a stream. What `torch.cuda.Event` has of use here."""
+    """Mark in a device's stream, with the part of `torch.cuda.Event` that draftmark uses."""
 
     def record(self) -> None:
-        """Mark the present end of the current stream; what was marked before is forgotten."""
+        """Mark the current end of the current stream; replaces the previous mark."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has passed the mark; at once if there is none."""
+        """Wait until the device has passed the mark; returns at once without a mark."""
         ...
 
 
 def fence(device: torch.device | str) -> Fence:
-    """A fence of a device's own kind; on a CPU one that passes at once, unless the CPU plays a late device."""
+    """Return a new fence for `device`. On a CPU it never waits, except in tests that simulate a late device."""
     device = torch.device(device)
     if device.type == "cpu":
         return _HostFence()
@@ -63,23 +63,26 @@ class _HostFence:
 
 
 def to_device(values: Any, device: torch.device | str, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """A tensor of host numbers on `device`; on CUDA and on an NPU the copy is only enqueued."""
+    """Return host numbers as a tensor of `dtype` on `device`; on CUDA and NPU the copy is only enqueued."""
     device = torch.device(device)
     pinned = device.type in QUEUED
     return torch.tensor(values, dtype=dtype, pin_memory=pinned).to(device, non_blocking=_only_enqueues(device))
 
 
 class AsyncHostCopy:
-    """Copies of device tensors, on their way to the host.
+    """Asynchronous copies of device tensors to the host.
 
-    The copies are enqueued behind the work that makes the tensors, which may be overwritten by what follows.
+    The copies are enqueued after the work that writes the tensors. Later work may overwrite the tensors.
+
+    Args:
+        tensors: device tensors, all on one device, of any shape and dtype. Read-only.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         device = tensors[0].device
         self._arrived = fence(device)
         if not _only_enqueues(device):
-            # A copy, although nothing is late here: a later replay overwrites what the graph returned.
+            # A copy is needed although nothing is asynchronous: a later replay overwrites the graph's outputs.
             self._hosts = [tensor.to("cpu", copy=True) for tensor in tensors]
             return
         self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=device.type in QUEUED) for t in tensors]
@@ -88,11 +91,11 @@ class AsyncHostCopy:
         self._arrived.record()
 
     def wait(self) -> list[list[Any]]:
-        """The tensors as lists; waits until they are here."""
+        """Wait for the copies and return each tensor as a nested list."""
         self._arrived.synchronize()
         return [host.tolist() for host in self._hosts]
 
 
 def _only_enqueues(device: torch.device) -> bool:
-    """Whether copies between host and `device` return before they have run."""
+    """Return True if copies between host and `device` return before they have run."""
     return device.type in QUEUED or (device.type == "cpu" and late_device() is not None)

@@ -1,13 +1,12 @@
-"""Draft trees on the device: a tail from parents, verification, and the move of accepted KV into place.
+"""Draft trees on the device: tail masks from parents, verification, and compaction of accepted KV.
 
-The functions are plain torch, and they are the semantics: `TorchTreeOps` runs them unless a backend offers kernels of
-its own through the optional hook `draftmark_tree_ops`, which give the same bits. All three are captured with the round
-they belong to.
+The functions here are plain torch and define the exact semantics. `TorchTreeOps` runs them. A backend may replace it
+through the optional hook `draftmark_tree_ops` with its own kernels, which must return identical bits. All three
+operations are captured in the graph of their decoding round.
 
-Verification is lossless by construction: the token that follows each accepted node is the target's own (its argmax, or
-a sample from its distribution), whether or not a draft guessed it. A draft only decides how many such tokens one
-forward yields. For drafts that are guesses rather than samples this equals rejection sampling with a point-mass
-proposal (Leviathan et al. 2023): a guess x is accepted with probability p(x).
+Verification is lossless. The token emitted after each accepted node is the target's own: its argmax, or a sample from
+its distribution. Drafts affect only how many of these tokens one forward yields. For deterministic drafts this equals
+rejection sampling with a point-mass proposal (Leviathan et al. 2023): draft token x is accepted with probability p(x).
 """
 
 from __future__ import annotations
@@ -23,30 +22,34 @@ from .geometry import Geometry
 
 
 def ancestors(parents: torch.Tensor) -> torch.Tensor:
-    """Find which nodes each node descends from, itself included.
+    """Return the ancestors of each tree node, the node itself included. Capturable.
 
     Args:
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root, or for every root of a forest.
 
     Returns:
-        bool ``[R, D, D]``; [r, j, i] is set when i is j or an ancestor of j.
+        bool ``[R, D, D]``; [r, j, i] is True when node i is j or an ancestor of j.
     """
     nodes = parents.shape[1]
     node = torch.arange(nodes, device=parents.device)
     reach = (parents[:, :, None] == node) | (node[:, None] == node)
-    # Reach of 2^n generations after n squarings: the depth is at most D - 1.
+    # n squarings reach 2^n generations; the depth is at most D - 1.
     for _ in range((nodes - 1).bit_length()):
         reach = torch.matmul(reach.float(), reach.float()) > 0
     return reach
 
 
 def depths(reach: torch.Tensor) -> torch.Tensor:
-    """int32 ``[R, D]``: generations between each node and its root."""
+    """Return the number of generations between each node and its root, int32 ``[R, D]``.
+
+    Args:
+        reach: bool ``[R, D, D]`` from `ancestors`.
+    """
     return reach.sum(-1, dtype=torch.int32) - 1
 
 
 def pack_bits(bits: torch.Tensor, words: int) -> torch.Tensor:
-    """bool ``[rows, T]`` → int32 ``[rows, words]``; bit j goes to word j // 32, bit j % 32; the rest is zero."""
+    """Pack bool ``[rows, T]`` into int32 ``[rows, words]``: bit j is bit j % 32 of word j // 32; unused bits are 0."""
     rows, slots = bits.shape
     padded = torch.nn.functional.pad(bits, (0, words * 32 - slots)).view(rows, words, 32)
     shift = torch.arange(32, device=bits.device)
@@ -59,19 +62,20 @@ def write_tail(
     parents: torch.Tensor | None = None,
     pack: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
 ) -> None:
-    """Fill a uniform batch's tail (mask and depth of a `Tree`) and its positions. Capturable.
+    """Write the tail (mask and depth of a `Tree`) and the positions of a uniform batch. Capturable.
 
     Args:
-        batch: its prefix_lens are filled already.
-        parents: int64 ``[R, T]`` tail slots, as for `ancestors`; needed for a `Tree`. In DRAFT the rows are the last
-            topk slots, and a slot whose parent is committed has parent -1 and depth 0.
-        pack: for a device where `pack_bits` is slow, other operations that give the same bits.
+        batch: batch with filled prefix_lens; its tail and positions are written.
+        geometry: geometry of the batch.
+        parents: int64 ``[R, T]``, parent of each tail slot as for `ancestors`; required for a `Tree`. In DRAFT the rows
+            are the last topk slots; a slot with a committed parent has parent -1 and depth 0.
+        pack: replacement for `pack_bits` with identical results, for devices on which `pack_bits` is slow.
     """
     tail_len, q_len = batch.tail_lens[0], batch.q_lens[0]
     rows = slice(tail_len - q_len, tail_len)
     depth = torch.arange(tail_len, dtype=torch.int32, device=batch.device).expand(batch.padded_reqs, -1)
     if isinstance(batch.tail, Tree):
-        assert parents is not None, "a tree's tail is written from its parents"
+        assert parents is not None, "a Tree tail needs parents"
         reach = ancestors(parents)
         depth = depths(reach)
         batch.tail.mask.copy_((pack or pack_bits)(reach[:, rows].flatten(0, 1), geometry.mask_words))
@@ -81,13 +85,14 @@ def write_tail(
 
 
 class VerifyResult(NamedTuple):
-    """What one verification yields, per request.
+    """Result of one verification, per request.
 
     Attributes:
-        tokens: int64 ``[R, D]``; the first accept_lens[r] are the tokens to emit, the rest -1.
-        accept_lens: int64 ``[R]``; accepted nodes, root included = tokens emitted = KV tokens committed.
-        accept_index: int64 ``[R, D]``; tail slot of the i-th accepted node, and i itself beyond
-            accept_lens[r]. Accepted slots ascend from 0, the root, so accept_index[r, i] >= i.
+        tokens: int64 ``[R, D]``; the first accept_lens[r] entries are the tokens to emit, the rest are -1.
+        accept_lens: int64 ``[R]``; number of accepted nodes, root included. Equal to the tokens emitted and to the KV
+            tokens committed.
+        accept_index: int64 ``[R, D]``; entry i is the tail slot of the i-th accepted node. From accept_lens[r] on,
+            entry i is i. Accepted slots ascend from 0 (the root), so accept_index[r, i] >= i.
     """
 
     tokens: torch.Tensor
@@ -96,14 +101,17 @@ class VerifyResult(NamedTuple):
 
 
 def verify_tree(drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-    """Follow the target's choices from the root for as long as a child carries them. Capturable.
+    """Verify draft trees: from the root, follow children that match the target's token. Capturable.
+
+    If several children match the target's token, the first is accepted.
 
     Args:
-        drafts: int64 ``[R, D]``, the token of each node; -1 for an unused row, which nothing matches.
+        drafts: int64 ``[R, D]``, draft token of each node; -1 for an unused node, which never matches.
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root.
         targets: int64 ``[R, D]``, the target's token after each node, >= 0.
 
-    Where several children carry the target's token, the first is kept.
+    Returns:
+        A `VerifyResult` with new tensors on the same device.
     """
     requests, nodes = drafts.shape
     node = torch.zeros(requests, 1, dtype=torch.int64, device=drafts.device)
@@ -121,19 +129,21 @@ def verify_tree(drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tens
 
 @runtime_checkable
 class TreeOps(Protocol):
-    """One geometry's tree operations on one device. Each is capturable, reads no device memory on the host, and
-    writes only what it is for.
+    """Draft-tree operations of one geometry on one device.
+
+    Each operation is capturable, reads no device memory on the host, and writes only its documented outputs.
     """
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """Fill mask, depth and positions of a uniform batch; see `write_tail`.
+        """Write mask, depth and positions of a uniform batch, as the function `write_tail` does. Capturable.
 
         Args:
+            batch: batch with filled prefix_lens; its tail and positions are written.
             parents: int64 ``[R, T]``, rows of any stride; may be None for a `Causal` tail.
         """
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """Verify each request's tree, into tensors of its own; see `verify_tree`.
+        """Verify each request's tree and return new tensors, as the function `verify_tree` does. Capturable.
 
         Args:
             drafts, parents: int64 ``[R, D]``, rows of any stride.
@@ -141,33 +151,35 @@ class TreeOps(Protocol):
         """
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """Move the KV of each accepted node i from position L + accept_index[i] to L + i, in every layer of `pool`.
+        """Move K and V of accepted node i from position L + accept_index[i] to L + i, in every layer. Capturable.
 
-        K and V both. An accepted node's target may be another's source: every source is read as it was before the
-        call. No other byte of a page that a request owns changes.
+        The target position of one node may be the source position of another: all reads happen before all writes. No
+        other byte in pages of a request changes.
 
         Args:
-            pool: its page_size is the geometry's; heads and head_dim may be another layer group's.
-            batch: the VERIFY batch whose tail was verified; its lengths are those before the round.
+            pool: KV pages to change. Its page_size is the geometry's; num_kv_heads and head_dim may differ, for another
+                group of layers.
+            batch: the VERIFY batch that was verified, with the prefix lengths from before the round.
+            accepted: result of the verification.
         """
 
 
 class TorchTreeOps:
-    """`TreeOps` in torch operations, on any device."""
+    """Implementation of `TreeOps` with torch operations, for any device."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
 
     def write_tail(self, batch: ForwardBatch, parents: torch.Tensor | None = None) -> None:
-        """See `write_tail`."""
+        """Write the tail with `draftmark.runtime.write_tail`."""
         write_tail(batch, self._geometry, parents)
 
     def verify_tree(self, drafts: torch.Tensor, parents: torch.Tensor, targets: torch.Tensor) -> VerifyResult:
-        """See `verify_tree`."""
+        """Verify each request's tree with `draftmark.runtime.verify_tree`."""
         return verify_tree(drafts, parents, targets)
 
     def compact(self, pool: KVPool, batch: ForwardBatch, accepted: VerifyResult) -> None:
-        """Move every node; one that is not accepted, or is in place already, moves to where it was."""
+        """Move KV of accepted nodes; all other nodes are copied to their own positions, which keeps shapes static."""
         path, page_size = accepted.accept_index, self._geometry.attention.page_size
         prefix = batch.prefix_lens.long()[:, None]
         target = torch.arange(1, path.shape[1], device=path.device).expand(len(path), -1)

@@ -1,9 +1,9 @@
-"""Version of the distribution and of the backend contract; each number has this one home."""
+"""Versions of the distribution and of the backend contract."""
 
 __version__ = "0.1.0"
 
 CONTRACT_MAJOR = 1
-"""A backend written for another major cannot be loaded; the entry-point group carries it."""
+"""Major version of the contract. A backend for another major cannot be loaded; the entry-point group contains it."""
 CONTRACT_MINOR = 4
-"""Checks newer than a backend's own minor are reported as upcoming, not as failures."""
+"""Minor version of the contract. Checks newer than a backend's minor are reported as upcoming, not as failures."""
 ENTRY_POINT_GROUP = f"draftmark.backends.v{CONTRACT_MAJOR}"

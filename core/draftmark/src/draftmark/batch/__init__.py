@@ -1,4 +1,4 @@
-"""ForwardBatch: what one forward's attention is given, in the one form that all modes share."""
+"""ForwardBatch: inputs of one forward's attention, in one form for all modes."""
 
 from .buffers import BatchBuffers, ragged
 from .checks import validate

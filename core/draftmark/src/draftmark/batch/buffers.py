@@ -1,4 +1,4 @@
-"""Where batches come from: static buffers for uniform modes, fresh tensors for the ragged EXTEND."""
+"""Creation of batches: over static buffers for graphs, with new tensors for the ragged EXTEND."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from .forward import Block, Causal, ForwardBatch, Tail, Tree
 
 
 class BatchBuffers:
-    """The core's static batch tensors for one engine: filled before a replay, never moved.
+    """Static batch tensors of one engine. They are filled before each replay and never move.
 
-    `uniform(mode, step, padded_reqs, …)` returns a batch whose tensors are the leading part of these buffers, so
-    two batches of one padded size share addresses, and a captured graph keeps reading what is filled next.
+    The methods return batches with tensors that are leading slices of these buffers. Two batches of one padded size
+    share addresses, so a captured graph reads the contents of the next fill. The object owns its buffers.
+
+    Attributes:
+        geometry: shapes and limits that size the buffers.
+        prefix_lens, page_table, positions, mask, depth, q_indptr, slots: see `ForwardBatch` and `Tree`. `q_indptr` is
+            None without RAGGED_VERIFY, `slots` is None without Form.ENGINE_SLOTS.
     """
 
     def __init__(self, geometry: Geometry, device: torch.device | str) -> None:
@@ -35,7 +40,18 @@ class BatchBuffers:
     def uniform(
         self, mode: Mode, step: int, padded_reqs: int, num_reqs: int, host: HostLengths, *, tree: bool
     ) -> ForwardBatch:
-        """A batch of `padded_reqs` requests of equal extent over the static buffers; contents are the caller's."""
+        """Return a batch of `padded_reqs` requests with equal row counts, over the static buffers.
+
+        The caller fills the contents of the tensors, except `q_indptr`.
+
+        Args:
+            mode: any mode except EXTEND and RAGGED_VERIFY.
+            step: index of the DRAFT forward; 0 in other modes.
+            padded_reqs: requests including padding, at most max_reqs.
+            num_reqs: live requests.
+            host: the host's view of the live requests' prefix lengths.
+            tree: the tail is a `Tree`; otherwise `Causal`, or `Block` in DRAFT_BLOCK.
+        """
         extent: Extent = self.geometry.extent(mode, step)
         rows, slots = padded_reqs * extent.q_len, padded_reqs * extent.tail_len
         tail: Tail = Block() if mode is Mode.DRAFT_BLOCK else Causal()
@@ -67,11 +83,17 @@ class BatchBuffers:
         padded_reqs: int | None = None,
         q_bounds: tuple[int, ...] | None = None,
     ) -> ForwardBatch:
-        """A RAGGED_VERIFY batch of `budget` rows over the static buffers; contents, `q_indptr` too, are the caller's.
+        """Return a RAGGED_VERIFY batch of `budget` rows over the static buffers.
+
+        The caller fills the contents of all tensors, including `q_indptr`.
 
         Args:
-            padded_reqs: requests that the graph has room for; as many as the budget has rows, at most max_reqs.
-            q_bounds: the most rows of each request, padded ones included; num_draft_tokens unless the host knows less.
+            budget: query rows of the batch, padding included; one of `Limits.row_budgets`.
+            num_reqs: live requests.
+            host: the host's view of the live requests' prefix lengths.
+            tree: the tail is a `Tree`, otherwise `Causal`.
+            padded_reqs: requests that the graph has room for; the default is min(budget, max_reqs).
+            q_bounds: upper bound of each request's rows, padded requests included; default num_draft_tokens each.
         """
         geometry = self.geometry
         assert self.q_indptr is not None, "the geometry serves RAGGED_VERIFY"
@@ -112,24 +134,26 @@ def ragged(
     num_reqs: int | None = None,
     slots: torch.Tensor | None = None,
 ) -> ForwardBatch:
-    """An EXTEND batch: request r brings q_lens[r] new tokens behind its prefix, causal.
+    """Return an EXTEND batch: q_lens[r] new tokens of request r follow its prefix, with a causal mask.
 
     Args:
-        prefix_lens: int32 ``[R]`` on the device.
-        page_table: int32 ``[R, max_pages_per_req]``.
-        q_lens: new tokens of each request; 0 for a padded one.
-        num_reqs: live requests, R by default.
-        slots: int64 ``[rows]``, the KV slot of each row where the engine places tokens itself.
+        geometry: shapes and limits of the batch.
+        prefix_lens: int32 ``[R]`` on the device, committed tokens of each request.
+        page_table: int32 ``[R, max_pages_per_req]`` on the device, page ids.
+        q_lens: new tokens of each request; 0 for a padded request.
+        host: the host's view of the live requests' prefix lengths.
+        num_reqs: live requests; default R.
+        slots: int64 ``[rows]`` on the device, KV slot of each row, for an engine that places tokens itself.
 
     Raises:
-        BatchError: more rows than `Limits.max_extend_tokens`.
+        BatchError: a negative entry in `q_lens`, or more rows than `Limits.max_extend_tokens`.
     """
     rows = sum(q_lens)
     if min(q_lens, default=0) < 0:
-        raise BatchError(f"q_lens is {q_lens}, but a request brings at least 0 tokens; give the chunk of each prompt")
+        raise BatchError(f"q_lens is {q_lens}, but each entry must be >= 0; give the chunk length of each prompt")
     if rows > geometry.limits.max_extend_tokens:
         raise BatchError(
-            f"EXTEND brings {rows} tokens, but max_extend_tokens is {geometry.limits.max_extend_tokens}; "
+            f"EXTEND has {rows} tokens, but max_extend_tokens is {geometry.limits.max_extend_tokens}; "
             "split the prompts into chunks"
         )
     device = prefix_lens.device

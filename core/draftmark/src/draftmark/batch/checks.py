@@ -1,4 +1,4 @@
-"""Whether a batch's tensors and host numbers describe one forward. No device read."""
+"""Checks that a batch's tensors and host numbers describe one valid forward. No device read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .forward import Block, Causal, ForwardBatch, Tree
 
 
 def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
-    """Check shapes, dtypes and host numbers of a batch against its geometry; no device read.
+    """Check shapes, dtypes and host numbers of a batch against its geometry; return the batch. No device read.
 
     Raises:
-        BatchError: the first contradiction, with what was got, the limit and the remedy.
+        BatchError: the first contradiction, with its value, limit and remedy.
     """
     if batch.mode not in geometry.modes:
         modes = ", ".join(mode.value for mode in geometry.modes)
@@ -37,7 +37,7 @@ def validate(batch: ForwardBatch, geometry: Geometry) -> ForwardBatch:
 
 
 def _check_table(table: torch.Tensor, requests: int, geometry: Geometry) -> None:
-    """The core's own width, or for an engine's table at least it."""
+    """Require the geometry's width; with Form.ENGINE_TABLE the table may be wider."""
     width = geometry.max_pages_per_req
     if Form.ENGINE_TABLE in geometry.forms and table.dim() == 2 and table.shape[1] > width:
         table = table[:, :width]
@@ -45,17 +45,19 @@ def _check_table(table: torch.Tensor, requests: int, geometry: Geometry) -> None
 
 
 def _check_slots(batch: ForwardBatch, geometry: Geometry) -> None:
-    """Slots are there exactly where the geometry says that the engine brings them."""
+    """Require slots with Form.ENGINE_SLOTS, and reject them without it."""
     brings = Form.ENGINE_SLOTS in geometry.forms
     if batch.slots is None:
         if brings:
             raise BatchError(
-                "slots is None, but the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create it "
-                "without that form"
+                "slots is None, but the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create the "
+                "geometry without that form"
             )
         return
     if not brings:
-        raise BatchError("slots are given, but the geometry lacks Form.ENGINE_SLOTS; create it with that form")
+        raise BatchError(
+            "slots are given, but the geometry lacks Form.ENGINE_SLOTS; create the geometry with that form"
+        )
     _shape("slots", batch.slots, (batch.num_rows,), torch.int64)
 
 
@@ -70,8 +72,7 @@ def _check_requests(batch: ForwardBatch, geometry: Geometry) -> None:
         raise BatchError(f"num_reqs is {batch.num_reqs}, but the batch is padded to {r}; pad to at least num_reqs")
     if not isinstance(batch.host, HostLengths):
         raise BatchError(
-            f"host is {batch.host!r}, but it is Exact, UpperBound or Unknown, never absent; "
-            "take it from SequenceLengths"
+            f"host is {batch.host!r}, but it must be Exact, UpperBound or Unknown; take it from SequenceLengths"
         )
     bounds = batch.host.upper_bound()
     if len(bounds) != batch.num_reqs:
@@ -90,14 +91,14 @@ def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
     if batch.mode is Mode.EXTEND:
         if batch.tail_lens != batch.q_lens or min(batch.q_lens, default=0) < 0:
             raise BatchError(
-                f"EXTEND has q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but every new token is a row and "
-                "a tail slot, and counts are >= 0; build it with draftmark.batch.ragged"
+                f"EXTEND has q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but they must be equal and >= 0, "
+                "because every new token is a query row and a tail slot; build the batch with draftmark.runtime.ragged"
             )
         return
     if isinstance(batch.tail, Block) is not (batch.mode is Mode.DRAFT_BLOCK):
         raise BatchError(
-            f"{batch.mode.value} has tail {type(batch.tail).__name__}, but a Block belongs to draft_block, and nothing "
-            "else does; take the batch from BatchBuffers"
+            f"{batch.mode.value} has tail {type(batch.tail).__name__}, but draft_block needs a Block tail, and no "
+            "other mode accepts one; take the batch from BatchBuffers"
         )
     if batch.mode is Mode.RAGGED_VERIFY:
         _check_budget(batch, geometry)
@@ -115,7 +116,7 @@ def _check_extent(batch: ForwardBatch, geometry: Geometry) -> None:
         )
     if batch.mode is Mode.DRAFT and extent.q_len > 1 and isinstance(batch.tail, Causal):
         raise BatchError(
-            f"tail is Causal(), but the {extent.q_len} branches of a draft step see their own ancestors only; "
+            f"tail is Causal(), but the {extent.q_len} branches of a draft step must see only their own ancestors; "
             "pass a Tree"
         )
 
@@ -130,8 +131,8 @@ def _check_budget(batch: ForwardBatch, geometry: Geometry) -> None:
     wrong = next((n for n in batch.q_lens if not 0 <= n <= d), None)
     if wrong is not None or batch.tail_lens != batch.q_lens:
         raise BatchError(
-            f"ragged_verify bounds its rows by q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but both are the "
-            f"same, 0 … num_draft_tokens = {d}; take the batch from BatchBuffers.ragged_verify"
+            f"ragged_verify has q_lens {batch.q_lens} and tail_lens {batch.tail_lens}, but they must be equal bounds "
+            f"in 0 … num_draft_tokens = {d}; take the batch from BatchBuffers.ragged_verify"
         )
 
 

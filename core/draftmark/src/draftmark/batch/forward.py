@@ -1,7 +1,7 @@
-"""ForwardBatch: what one forward's attention is given, in the one form that all modes share.
+"""ForwardBatch: inputs of one forward's attention, in one form for all modes.
 
-Every query row of a request sees its whole prefix ``[0, L)`` (within the window) and the tail slots that its
-row of the tail names. Query row j of a request is tail slot ``T - q + j``.
+Every query row of a request sees the request's whole prefix ``[0, L)``, limited by the sliding window. It also sees the
+tail slots that the tail's mask selects. With T tail slots and q query rows, query row j is tail slot ``T - q + j``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..lengths import HostLengths
 
 @dataclass(frozen=True)
 class Causal:
-    """Slot s of the tail has depth s, and a row sees the slots up to its own. Carries no tensors."""
+    """Causal tail: slot s has depth s, and a row sees its own slot and all earlier ones. Contains no tensors."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree or a forest: of the tail a row sees its own slot and its ancestors. Parents stand before children.
+    """Tree tail: a row sees its own slot and its ancestors in a tree or forest. Parents have lower slots than children.
 
     Attributes:
-        mask: int32 ``[num_rows, mask_words]``; bit j of a row (word j // 32, bit j % 32) is set when the row
-            sees tail slot j. A row sees itself, and no slot behind its own. Bits at and above T are zero.
-        depth: int32 ``[R, T]``; the position of tail slot s is L + depth[s]. In RAGGED_VERIFY, where the rows are the
-            tail slots, ``[num_rows]``, by row.
+        mask: int32 ``[num_rows, mask_words]``, packed bits. Bit j of a row (word j // 32, bit j % 32) is set when the
+            row sees tail slot j. A row sees its own slot and no later slot. Bits at and above T are zero.
+        depth: int32 ``[R, T]``; tail slot s has position L + depth[s]. In RAGGED_VERIFY int32 ``[num_rows]``, one depth
+            per row, because every tail slot is a row.
     """
 
     mask: torch.Tensor
@@ -36,9 +36,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Block:
-    """Every row sees every slot of its request's tail, later ones too; slot s has depth s. Carries no tensors.
+    """Block tail: every row sees every slot of its request's tail, also later slots. Contains no tensors.
 
-    What a draft model proposes at one blow (DFlash). A window still bounds how far left a row sees.
+    A draft model proposes the whole block in one forward (DFlash). Slot s has depth s. A sliding window still limits
+    how far left a row sees.
     """
 
 
@@ -47,31 +48,33 @@ Tail = Causal | Tree | Block
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One forward, padded to R requests. Tensors are on the device, owned by the core, read-only for plugins,
-    and valid until the next batch is filled into the same buffers. Memory behind the live part may be stale.
+    """Attention inputs of one forward, padded to R requests.
 
-    Padded requests (index >= `num_reqs`) have prefix 0, a page table of null pages (id 0 unless the backend
-    asked for unique slots) and see only themselves; in a ragged batch they own no rows.
+    The core owns the tensors, which are on the device. They are read-only for plugins and valid until the next batch is
+    filled into the same buffers. Contents after the live part may be stale.
 
-    In RAGGED_VERIFY the device decides how many rows a request has: `q_indptr` is the fact, and `q_lens` bounds it.
-    Rows at and behind ``q_indptr[R]``, up to the budget `num_rows`, belong to nobody: they store no KV, and their
-    output is finite.
+    Padded requests (index >= `num_reqs`) have prefix length 0, a page table of null pages, and see only themselves. The
+    null page id is 0, unless the backend requires unique slots. In a ragged batch padded requests have no rows.
+
+    In RAGGED_VERIFY the device decides the number of rows of each request: `q_indptr` is exact, `q_lens` is a bound.
+    Rows from ``q_indptr[R]`` to the budget `num_rows` are padding rows: they store no KV, and their output is finite.
 
     Attributes:
-        mode, step: what is run; `step` counts DRAFT forwards and is 0 otherwise.
+        mode: kind of the forward.
+        step: index of the DRAFT forward; 0 in other modes.
         prefix_lens: int32 ``[R]``, committed tokens L of each request.
         q_indptr: int32 ``[R + 1]``, first query row of each request.
-        page_table: int32 ``[R, max_pages_per_req]`` or wider, page ids; position p lies in page p // P at offset
+        page_table: int32 ``[R, max_pages_per_req]`` or wider, page ids; position p is in page p // P at offset
             p % P. Its rows may have any pitch.
         tail: `Causal`, `Tree` or `Block`.
         positions: int64 ``[num_rows]``, model positions L + depth, clamped to C - 1.
-        host: what the host knows of prefix_lens of the live requests.
+        host: the host's view of the live requests' prefix_lens.
         num_reqs: live requests; a host number, so a captured region must not use it.
-        q_lens: query rows of each request, padded ones included; in RAGGED_VERIFY a bound for each.
-        tail_lens: tail slots of each request, likewise.
+        q_lens: query rows of each request, padded requests included; in RAGGED_VERIFY an upper bound.
+        tail_lens: tail slots of each request, padded requests included; in RAGGED_VERIFY an upper bound.
         num_rows: query rows, padding included; in RAGGED_VERIFY the batch's budget.
-        slots: int64 ``[num_rows]``, the KV slot of each row where the engine places tokens itself; -1 stores nothing.
-            None: the backend derives them from the page table.
+        slots: int64 ``[num_rows]``, KV slot of each row for an engine that places tokens itself; -1 stores nothing.
+            None: the backend computes slots from the page table.
     """
 
     mode: Mode
@@ -90,17 +93,17 @@ class ForwardBatch:
 
     @property
     def padded_reqs(self) -> int:
-        """R: requests, padding included."""
+        """Number of requests R, padding included."""
         return len(self.q_lens)
 
     @property
     def uniform(self) -> Extent | None:
-        """The extent that all requests share, or None for a ragged batch. EXTEND counts as ragged always."""
+        """Rows and tail slots that every request has; None for EXTEND and RAGGED_VERIFY, which count as ragged."""
         if self.mode in (Mode.EXTEND, Mode.RAGGED_VERIFY):
             return None
         return Extent(self.q_lens[0], self.tail_lens[0])
 
     @property
     def device(self) -> torch.device:
-        """Where the batch's tensors live."""
+        """Device of the batch's tensors."""
         return self.prefix_lens.device

@@ -1,4 +1,4 @@
-"""Geometry: every length formula of the attention layer, written once. Integers only, no torch."""
+"""Geometry: shapes, limits and every length formula of the attention layer. Integers only, no torch."""
 
 from .arithmetic import ceil_div, maximum, minimum
 from .geometry import Geometry

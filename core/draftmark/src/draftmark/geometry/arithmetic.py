@@ -1,6 +1,6 @@
-"""Integer arithmetic that also runs on symbols: what every formula and every plugin's sizing is written in.
+"""Integer arithmetic that also accepts symbolic integers, for all length formulas and the sizing code of plugins.
 
-The types say ``int``, for that is what a caller holds; a proof passes symbolic integers that behave like them.
+The annotations are ``int``, the type that callers use. A proof passes symbolic integers that behave like ``int``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Callable
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The smallest integer >= a / b, for a >= 0 and b >= 1."""
+    """Return the smallest integer >= a / b, for a >= 0 and b >= 1."""
     return (a + b - 1) // b
 
 
 def maximum(first: int, *rest: int) -> int:
-    """The largest of some integers; symbolic ones bring their own ``__dm_max__``."""
+    """Return the largest argument; a symbolic integer supplies its own ``__dm_max__``."""
     for value in rest:
         first = _binary("__dm_max__", max, first, value)
     return first
 
 
 def minimum(first: int, *rest: int) -> int:
-    """The smallest of some integers; symbolic ones bring their own ``__dm_min__``."""
+    """Return the smallest argument; a symbolic integer supplies its own ``__dm_min__``."""
     for value in rest:
         first = _binary("__dm_min__", min, first, value)
     return first

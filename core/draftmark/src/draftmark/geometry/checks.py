@@ -1,6 +1,6 @@
-"""Validation of a geometry: the only place that says no to a number.
+"""Validation of a geometry's fields.
 
-Kept apart from the formulas, because these checks branch on values and a proof must not.
+The checks are separate from the formulas, because they branch on values, and proofs run the formulas on symbols.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ def check(geometry: Geometry) -> None:
     for name, kind in parts.items():
         value = getattr(geometry, name)
         if not isinstance(value, kind):
-            raise GeometryError(name, value, f"it must be of {kind.__name__}", f"write {kind.__name__}(…)")
+            raise GeometryError(name, value, f"it must be an instance of {kind.__name__}", f"write {kind.__name__}(…)")
     _check_attention(geometry.attention)
     _check_draft(geometry.draft)
     _check_limits(geometry.limits)
     _check_device(geometry.device)
     modes = geometry.modes
     if not isinstance(modes, (tuple, list)) or not modes or not all(isinstance(mode, Mode) for mode in modes):
-        raise GeometryError("modes", modes, "a geometry serves at least one Mode", "pass TARGET_MODES or DRAFT_MODES")
+        raise GeometryError(
+            "modes", modes, "it must be a tuple of one Mode or more", "pass TARGET_MODES or DRAFT_MODES"
+        )
     forms, block = geometry.forms, geometry.draft.block_size
     if not isinstance(forms, tuple) or not all(isinstance(form, Form) for form in forms):
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
     if Mode.DRAFT_BLOCK in modes:
-        _at_least("draft.block_size", block, 1, "give the rows of a block, or leave DRAFT_BLOCK out")
+        _at_least("draft.block_size", block, 1, "set the rows of a block, or remove DRAFT_BLOCK from the modes")
     longest = geometry.max_kv_len
     if longest > INT32_MAX:
         raise GeometryError(
@@ -48,13 +50,13 @@ def check(geometry: Geometry) -> None:
 
 def _check_attention(a: AttentionShape) -> None:
     for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size"):
-        _at_least(f"attention.{name}", getattr(a, name), 1, f"give the model's {name}")
+        _at_least(f"attention.{name}", getattr(a, name), 1, f"set the model's {name}")
     if a.num_qo_heads % a.num_kv_heads:
         raise GeometryError(
             "attention.num_qo_heads",
             a.num_qo_heads,
             f"it must be a multiple of num_kv_heads = {a.num_kv_heads}",
-            "take both counts from one model, per tensor-parallel rank",
+            "take both numbers from one model, per tensor-parallel rank",
         )
     _one_of("attention.q_dtype", a.q_dtype, Q_DTYPES)
     _one_of("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
@@ -69,15 +71,15 @@ def _check_attention(a: AttentionShape) -> None:
         )
     if not isinstance(a.sinks, bool):
         raise GeometryError(
-            "attention.sinks", a.sinks, "it must be True or False", "give the logits themselves to KVCache"
+            "attention.sinks", a.sinks, "it must be True or False", "pass the sink logits in KVCache.sinks"
         )
 
 
 def _check_device(device: DeviceProfile) -> None:
     if not isinstance(device.kind, str) or not device.kind:
-        raise GeometryError("device.kind", device.kind, "it must be a kind of device", "write cpu, cuda or npu")
-    _at_least("device.arch", device.arch, 0, "give the compute capability times ten, or 0 where there is none")
-    _at_least("device.num_sms", device.num_sms, 1, "give the device's multiprocessor (or core) count")
+        raise GeometryError("device.kind", device.kind, "it must be a torch device type", "write cpu, cuda or npu")
+    _at_least("device.arch", device.arch, 0, "set the compute capability times ten, or 0 on other devices")
+    _at_least("device.num_sms", device.num_sms, 1, "set the device's number of multiprocessors or cores")
 
 
 def _check_draft(d: DraftShape) -> None:
@@ -88,9 +90,9 @@ def _check_draft(d: DraftShape) -> None:
 
 
 def _check_limits(limits: Limits) -> None:
-    _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "serve at least one request")
-    _at_least("limits.max_context_len", limits.max_context_len, 1, "give the longest prompt plus its output")
-    _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "a prefill chunk holds at least one token")
+    _at_least("limits.max_num_reqs", limits.max_num_reqs, 1, "allow at least one request")
+    _at_least("limits.max_context_len", limits.max_context_len, 1, "set the longest prompt plus its output")
+    _at_least("limits.max_extend_tokens", limits.max_extend_tokens, 1, "set the tokens of the largest prefill chunk")
     for name in ("overlap", "overshoot", "host_lag"):
         value = getattr(limits, name)
         if not isinstance(value, bool) and (name == "overlap" or value is not None):
@@ -98,11 +100,11 @@ def _check_limits(limits: Limits) -> None:
     for name, least in (("capture_batch_sizes", "request"), ("row_budgets", "row")):
         sizes = getattr(limits, name)
         if not isinstance(sizes, (tuple, list)):
-            raise GeometryError(f"limits.{name}", sizes, "it must be a tuple of sizes", "write (8,) for one")
+            raise GeometryError(f"limits.{name}", sizes, "it must be a tuple of sizes", "write (8,) for one size")
         for size in sizes:
             _at_least(f"limits.{name}", size, 1, f"capture batches of at least one {least}")
     if limits.max_kv_len is not None:
-        at_least = "it bounds a request's KV positions, which reach max_context_len; leave it out for C and a tail"
+        at_least = "set at least max_context_len, or leave it out for the default"
         _at_least("limits.max_kv_len", limits.max_kv_len, limits.max_context_len, at_least)
 
 
@@ -111,7 +113,7 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -1,8 +1,8 @@
-"""Geometry: every length formula of the attention layer, written once.
+"""Shapes and limits of a model's attention, with every length formula of the attention layer.
 
-Integers only: no torch, no device. The same functions run on Python ints at start-up, on a laptop without
-the hardware, and on symbolic integers inside a proof (which poses as ``int``); so formulas here, and the sizing code of
-plugins, use `ceil_div`, `maximum` and `minimum` and never branch on a value.
+This module contains integers only: no torch, no device. The same formulas run on Python ints at start-up, on a laptop
+without the hardware, and on symbolic integers in a proof. The formulas here and the sizing code of plugins therefore
+use `ceil_div`, `maximum` and `minimum` and never branch on a value.
 
 Symbols: R requests, k topk, S num_steps, D num_draft_tokens, P page_size, C max_context_len, L committed
 length of a request, T tail slots of a request (KV positions ``[L, L+T)`` that are not committed yet).
@@ -20,10 +20,18 @@ from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, Dr
 
 @dataclass(frozen=True)
 class Geometry:
-    """One attention shape with everything that bounds its batches.
+    """One attention shape, with the draft shape, limits and device that bound its batches.
 
-    Build it with `Geometry.create`, which validates. The bare constructor does not, so that a proof can
-    build one from symbolic integers.
+    Create an instance with `Geometry.create`, which validates all fields. The bare constructor does not validate, so
+    that a proof can use symbolic integers.
+
+    Attributes:
+        attention: heads, head_dim, page size and dtypes of the layer.
+        draft: shape of the draft tree, chain or block.
+        limits: batch sizes and lengths that the engine never exceeds.
+        device: device type and number of SMs.
+        modes: modes that the engine runs with this geometry.
+        forms: engine-specific batch and cache forms that the engine uses.
     """
 
     attention: AttentionShape
@@ -32,7 +40,7 @@ class Geometry:
     device: DeviceProfile
     modes: tuple[Mode, ...] = TARGET_MODES
     forms: tuple[Form, ...] = ()
-    """What the engine's batches bring beside the core's own."""
+    """Engine-specific forms that batches and caches use instead of the core's default forms."""
 
     @classmethod
     def create(
@@ -44,10 +52,14 @@ class Geometry:
         modes: tuple[Mode, ...] = TARGET_MODES,
         forms: tuple[Form, ...] = (),
     ) -> Geometry:
-        """Validate and build.
+        """Validate the fields and return a geometry, with `softmax_scale` resolved and size tuples sorted.
+
+        Args:
+            attention, limits, draft, device, modes, forms: see the class. The default draft shape has no speculation;
+                the default device is a CPU.
 
         Raises:
-            GeometryError: for the first field out of range; it names the field, value, limit and remedy.
+            GeometryError: the first field that is out of range, with its value, limit and remedy.
         """
         draft = DraftShape() if draft is None else draft
         device = DeviceProfile() if device is None else device
@@ -65,24 +77,25 @@ class Geometry:
 
     @property
     def max_tail(self) -> int:
-        """Tail slots that any forward of a request can address: ``max(1, D, k·(S-1), block_size)``."""
+        """Tail slots that one request can have in any forward: ``max(1, D, k·(S-1), block_size)``."""
         return maximum(1, self.draft.num_draft_tokens, self.max_draft_tail, self.draft.block_size)
 
     @property
     def max_draft_tail(self) -> int:
-        """Tail slots of the last DRAFT forward: ``k·(S-1)``, 0 where the draft model makes no forward of its own."""
+        """Tail slots of the last DRAFT forward: ``k·(S-1)``; 0 when the draft model has no forward of its own."""
         return self.draft.topk * self.num_draft_steps
 
     @property
     def max_prefix_len(self) -> int:
-        """Largest L a forward may meet: C, and one tail more with overshoot."""
+        """Largest L in any forward: C, plus one tail when lengths may overshoot."""
         return self.limits.max_context_len + self.max_tail * int(self.limits.overshoots)
 
     @property
     def max_kv_len(self) -> int:
-        """KV positions a request can address: a request at the context wall still has room for its tail.
+        """KV positions of one request, with room for a tail after the longest prefix.
 
-        The headroom is what sglang#22778 and sglang#19016 lacked. An engine that trims tails says where it stops.
+        sglang#22778 and sglang#19016 lacked this room. `Limits.max_kv_len` replaces the formula for an engine that
+        trims tails at its own limit.
         """
         if self.limits.max_kv_len is not None:
             return self.limits.max_kv_len
@@ -96,32 +109,34 @@ class Geometry:
         return ceil_div(self.max_kv_len, self.attention.page_size)
 
     def pages_for(self, prefix_len: int, tail_len: int) -> int:
-        """Pages that hold `prefix_len` committed tokens and `tail_len` tail slots."""
+        """Return the number of pages for `prefix_len` committed tokens and `tail_len` tail slots."""
         return ceil_div(prefix_len + tail_len, self.attention.page_size)
 
     def null_pages(self, unique_slots: bool = False) -> int:
-        """Pages at the start of the pool that no request ever owns; padded rows write there.
+        """Return the number of null pages: pages at the start of the pool that no request owns. Padding writes there.
 
-        One suffices unless the backend's scatter needs `unique_slots`: then each padded request has its own.
+        The result is 1. With `unique_slots` each padded request gets its own pages, `null_pages_per_req` each.
         """
         return self.max_reqs * self.null_pages_per_req if unique_slots else 1
 
     @property
     def null_pages_per_req(self) -> int:
-        """Null pages of one padded request where slots are unique: they hold its tail."""
+        """Null pages of one padded request with unique slots: enough for its tail."""
         return ceil_div(self.max_tail, self.attention.page_size)
 
     # -- batch --------------------------------------------------------------------------------------------
 
     @property
     def max_reqs(self) -> int:
-        """Requests of the largest batch: padding to a captured size may exceed the live limit (sglang#25124)."""
+        """Requests of the largest batch; padding to a captured size may exceed max_num_reqs (sglang#25124)."""
         return maximum(self.limits.max_num_reqs, *self.limits.capture_batch_sizes)
 
     def extent(self, mode: Mode, step: int = 0) -> Extent:
-        """Rows and tail slots per request; for EXTEND and RAGGED_VERIFY the largest that one request can have.
+        """Return rows and tail slots per request; for EXTEND and RAGGED_VERIFY the maximum of one request.
 
-        `step` counts DRAFT forwards from 0 to S-2 and is ignored by the other modes.
+        Args:
+            mode: mode of the forward.
+            step: index of the DRAFT forward, 0 … S-2; ignored in other modes.
         """
         k, d = self.draft.topk, self.draft.num_draft_tokens
         if mode == Mode.DRAFT:
@@ -136,7 +151,7 @@ class Geometry:
         return Extent(d, d)
 
     def max_rows(self, mode: Mode) -> int:
-        """Query rows of the largest forward in `mode`, padding included."""
+        """Return the query rows of the largest forward in `mode`, padding included."""
         if mode == Mode.EXTEND:
             return self.limits.max_extend_tokens
         if mode == Mode.RAGGED_VERIFY and self.limits.row_budgets:
@@ -159,7 +174,7 @@ class Geometry:
         return self.draft.num_steps - 1
 
     def last_step(self, mode: Mode) -> int:
-        """Step of the largest forward of `mode`: S - 2 in DRAFT (0 where there is none), 0 in the other modes."""
+        """Return the step of the largest forward of `mode`: S - 2 in DRAFT (0 if there is none), 0 in other modes."""
         return maximum(0, self.num_draft_steps - 1) if mode == Mode.DRAFT else 0
 
     # -- bytes --------------------------------------------------------------------------------------------

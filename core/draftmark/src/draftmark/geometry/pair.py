@@ -1,4 +1,4 @@
-"""Target and draft model: what they share, and whether each geometry is its own model's. Integers only, no torch."""
+"""Geometries of a target and a draft model, checked against each other and their models. Integers only, no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .geometry import Geometry
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's configuration says of one of its attention layers, per tensor-parallel rank.
+    """Shape of one attention layer in a model's configuration, per tensor-parallel rank.
 
     Attributes:
         num_qo_heads, num_kv_heads, head_dim, window_left: as in `AttentionShape`.
         dtype: torch dtype name of the activations.
-        rotary_len: positions that the model's rotary table has.
+        rotary_len: number of positions in the model's rotary table.
     """
 
     num_qo_heads: int
@@ -28,19 +28,19 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class GeometryPair:
-    """A target and a draft model that decode together.
+    """Geometries of a target and a draft model that decode together.
 
-    They share the draft shape (the width of a tree or block), the limits, page ids, page table and lengths; each has
+    Both share the draft shape (the width of a tree or block), the limits, page ids, page table and lengths. Each has
     its own attention shape, arena, cache and backend.
 
     Attributes:
-        target, draft: the geometries.
-        target_model, draft_model: what the models say of themselves; None leaves a model unchecked. A draft layer
-            that was planned from the target's heads (vllm#53002), a page size that is not the kernel's block
-            (vllm-ascend#13372) and a rotary table shorter than the positions (vllm#57941) are refused here.
+        target, draft: the two geometries.
+        target_model, draft_model: shapes in the models' configurations; None skips the check of that model. The check
+            rejects a draft layer with the target's heads (vllm#53002), a page size different from the kernel's block
+            (vllm-ascend#13372), and a rotary table shorter than max_context_len (vllm#57941).
 
     Raises:
-        GeometryError: the first field in which two that must agree do not.
+        GeometryError: the first field with different values in target and draft, or in geometry and model.
     """
 
     target: Geometry
@@ -52,11 +52,13 @@ class GeometryPair:
         for name in ("draft", "limits"):
             mine, other = getattr(self.target, name), getattr(self.draft, name)
             if mine != other:
-                raise GeometryError(f"pair.{name}", other, f"the target has {mine!r}", "give both models the same one")
+                raise GeometryError(
+                    f"pair.{name}", other, f"the target has {mine!r}", "give both geometries the same value"
+                )
         pages = self.target.attention.page_size, self.draft.attention.page_size
         if pages[0] != pages[1]:
             raise GeometryError(
-                "pair.page_size", pages[1], f"the target has {pages[0]}", "both models share one page table"
+                "pair.page_size", pages[1], f"the target has {pages[0]}", "use one page size: both share a page table"
             )
         for side in ("target", "draft"):
             model = getattr(self, f"{side}_model")
@@ -65,7 +67,7 @@ class GeometryPair:
 
 
 def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
-    """Raise unless `geometry` was made from `model`, and the model's positions reach as far as the engine goes."""
+    """Raise unless `geometry` has the model's attention shape and the rotary table covers max_context_len."""
     mine = {**vars(geometry.attention), "dtype": geometry.attention.q_dtype}
     for name in (field.name for field in fields(ModelFacts) if field.name != "rotary_len"):
         said = getattr(model, name)
@@ -78,5 +80,5 @@ def _check_model(side: str, geometry: Geometry, model: ModelFacts) -> None:
             f"{side}.rotary_len",
             model.rotary_len,
             f"positions reach max_context_len = {needed}",
-            "lower max_context_len, or take a draft model made for as many positions as its target",
+            "lower max_context_len, or use a draft model with enough positions",
         )

@@ -1,4 +1,4 @@
-"""What a geometry is made of: modes, the attention and draft shapes, the limits and the device."""
+"""Parts of a geometry: modes, forms, attention and draft shapes, limits and device."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
 
 
 class Mode(StrEnum):
-    """What a forward does. All seven are one form: a prefix, plus a masked tail."""
+    """Kind of a forward. All modes have one form: queries attend to a prefix and a masked tail."""
 
     EXTEND = "extend"
-    """Prefill, whole or chunked: n ragged causal rows a request, written at [L, L+n)."""
+    """Prefill, whole or chunked: n causal rows per request, n differs by request. Writes KV at [L, L+n)."""
     DECODE = "decode"
-    """One row a request, written at L."""
+    """Decode without drafts: one row per request. Writes KV at L."""
     DRAFT = "draft"
-    """Step i of the draft model: topk rows a request over topk·(i+1) tail slots."""
+    """Step i of the draft model: topk rows per request over topk·(i+1) tail slots."""
     VERIFY = "verify"
-    """num_draft_tokens rows a request, a tree (or a chain) over as many tail slots."""
+    """Verify a tree or chain: num_draft_tokens rows per request over num_draft_tokens tail slots."""
     DRAFT_EXTEND = "draft_extend"
-    """The draft model takes over accepted tokens: num_draft_tokens causal rows a request."""
+    """Draft model reads the accepted tokens: num_draft_tokens causal rows per request."""
     RAGGED_VERIFY = "ragged_verify"
-    """0 … num_draft_tokens rows a request, decided on the device: a tree or a chain each, and decodes beside them."""
+    """Verify with 0 … num_draft_tokens rows per request, decided on the device; one row is a plain decode."""
     DRAFT_BLOCK = "draft_block"
-    """The draft model proposes a whole block: block_size rows a request that all see each other (DFlash)."""
+    """Draft model proposes a whole block (DFlash): block_size rows per request, with no mask between them."""
 
 
 CORE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND)
-"""What a backend serves that says nothing else of itself."""
+"""Modes of a backend that does not declare `BackendInfo.modes`."""
 TARGET_MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
 DRAFT_MODES = (Mode.EXTEND, Mode.DRAFT, Mode.DRAFT_EXTEND)
 
 
 class Form(StrEnum):
-    """What an engine's batches may bring instead of the core's own; a backend declares which it takes."""
+    """Engine-specific form of a batch or cache, instead of the core's. A backend declares the forms it accepts."""
 
     ENGINE_SLOTS = "engine_slots"
-    """`ForwardBatch.slots`: the engine places each row's KV, -1 stores nothing."""
+    """The engine gives `ForwardBatch.slots`, the KV slot of each row; -1 stores nothing."""
     ENGINE_TABLE = "engine_table"
-    """A page table wider than the geometry's, rows of any pitch; what lies behind a request's pages means nothing."""
+    """A page table wider than the geometry's, with any row pitch; entries after a request's pages are undefined."""
     STRIDED_KV = "strided_kv"
-    """KV as views of packed pages: the last axis contiguous, one page pitch, one token pitch, one head pitch."""
+    """K and V are views of packed pages: head_dim is contiguous, and page, token and head each have one pitch."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Query rows and tail slots that each request of a uniform forward has; of a ragged one, the most."""
+    """Query rows and tail slots of each request in a uniform forward; the maximum in a ragged forward."""
 
     q_len: int
     tail_len: int
@@ -70,9 +70,16 @@ class Extent:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The shape of one attention layer, per tensor-parallel rank.
+    """Shape of one attention layer, per tensor-parallel rank.
 
-    A model whose layers differ in any of these has one geometry per distinct shape.
+    A model with layers of different shapes has one geometry per distinct shape.
+
+    Attributes:
+        num_qo_heads, num_kv_heads: query and KV heads of this rank; num_qo_heads is a multiple of num_kv_heads.
+        head_dim: elements of one head of Q, K and V.
+        page_size: tokens of a KV page.
+        q_dtype: torch dtype name of queries, new keys and values, and outputs; one of `Q_DTYPES`.
+        kv_dtype: torch dtype name of the KV cache; one of `KV_DTYPES`.
     """
 
     num_qo_heads: int
@@ -82,67 +89,85 @@ class AttentionShape:
     q_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     softmax_scale: float | None = None
-    """Factor on q·k; None means head_dim ** -0.5 and is resolved by `Geometry.create`."""
+    """Factor on q·k; `Geometry.create` replaces None by head_dim ** -0.5."""
     window_left: int = -1
-    """Positions visible to the left of a query, itself not counted; -1 means all (Hugging Face's window - 1)."""
+    """Visible positions left of a query, without the query's own; -1 means all (Hugging Face's window - 1)."""
     logits_soft_cap: float = 0.0
-    """cap · tanh(logit / cap) after scaling; 0 means none."""
+    """cap in cap · tanh(logit / cap), applied after scaling; 0 means no cap."""
     sinks: bool = False
-    """Each query head has a sink, a logit without a value that `KVCache.sinks` brings (gpt-oss)."""
+    """Each query head has an attention sink: a logit in `KVCache.sinks`, without a value vector (gpt-oss)."""
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
+        """Number of query heads that share one KV head."""
         return self.num_qo_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """How drafts look. D is independent of S + 1; D = 1 means no speculation."""
+    """Shape of a request's drafts. D is independent of S + 1; D = 1 means no speculation.
+
+    Attributes:
+        topk: branches of each draft step, k; 1 for a chain.
+        num_steps: tokens on the longest draft path, S; the draft model has S - 1 DRAFT forwards.
+        num_draft_tokens: rows of one request in VERIFY, root included, D.
+    """
 
     topk: int = 1
     num_steps: int = 1
     num_draft_tokens: int = 1
     block_size: int = 0
-    """Rows of a DRAFT_BLOCK forward, the root's included; 0 for a draft model that proposes token by token."""
+    """Rows of a DRAFT_BLOCK forward, root included; 0 for a draft model that proposes token by token."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine promises never to exceed."""
+    """Limits that the engine never exceeds.
+
+    Attributes:
+        max_num_reqs: live requests of a batch.
+        max_context_len: tokens of a request, C: prompt plus output.
+        capture_batch_sizes: padded batch sizes, in requests, for which graphs are captured.
+    """
 
     max_num_reqs: int
     max_context_len: int
     max_extend_tokens: int = 2048
-    """Query rows of one EXTEND forward, over all its requests."""
+    """Query rows of one EXTEND forward, summed over its requests."""
     capture_batch_sizes: tuple[int, ...] = ()
     overlap: bool = False
-    """The device may be one round ahead of the host: short for `overshoot` and `host_lag` together."""
+    """The device may be one step ahead of the host. Default value for `overshoot` and `host_lag`."""
     overshoot: bool | None = None
-    """A committed length may pass max_context_len by one tail, as when a round is sent before the last is seen."""
+    """A committed length may exceed max_context_len by one tail, because a step starts before the last one is read.
+    None: the value of `overlap`."""
     host_lag: bool | None = None
-    """The host may not know the exact lengths of a round that it sends. None, here and above: what `overlap` says."""
+    """The host may not know the exact lengths when it launches a step. None: the value of `overlap`."""
     row_budgets: tuple[int, ...] = ()
-    """Query rows of the RAGGED_VERIFY forwards, over all their requests; one graph each. Empty: max_reqs · D."""
+    """Query rows of RAGGED_VERIFY forwards, summed over their requests; one graph each. Empty: max_reqs · D."""
     max_kv_len: int | None = None
-    """KV positions that the engine ever asks of a request, where it trims tails at its own wall; None: C and a tail."""
+    """KV positions of a request, if the engine trims tails at its own limit. None: the longest prefix and one tail."""
 
     @property
     def overshoots(self) -> bool:
-        """`overshoot`, or what `overlap` says of it."""
+        """Value of `overshoot`, or of `overlap` when it is None."""
         return self.overlap if self.overshoot is None else self.overshoot
 
     @property
     def host_lags(self) -> bool:
-        """`host_lag`, or what `overlap` says of it."""
+        """Value of `host_lag`, or of `overlap` when it is None."""
         return self.overlap if self.host_lag is None else self.host_lag
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What sizing may know of the device; no driver is asked."""
+    """Device facts that sizing uses; creating one does not access a driver.
+
+    Attributes:
+        kind: torch device type.
+        num_sms: SMs of a GPU, cube cores of an NPU, or threads of a CPU.
+    """
 
     kind: str = "cpu"
     arch: int = 0
-    """Compute capability times ten on CUDA (90 for sm_90), 0 elsewhere."""
+    """Compute capability times ten on CUDA (90 for sm_90), 0 on other devices."""
     num_sms: int = 1

@@ -1,6 +1,6 @@
-"""Graphs: capture a step once by key, replay it by key, on a device or (to check correctness) on the CPU.
+"""Graphs: capture a step once per key and replay it, on a device or, for tests, on the CPU.
 
-Keys and the protocol need no torch; the rest is imported when first used.
+The keys and protocols do not import torch; other names are imported on first use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def graph_state_for(device: torch.device) -> GraphState:
-    """A fresh graph state that torch itself can offer for `device`: CUDA graphs on CUDA, recorded graphs elsewhere."""
+    """Return a new graph state for `device`: CUDA graphs on CUDA, recorded graphs on other devices."""
     if device.type == "cuda":
         from .cuda import CudaGraphState
 

@@ -1,6 +1,6 @@
-"""Whether this thread records a graph or sends to a device that is late, and the hook by which both see launches.
+"""State of this thread: the active graph recorder, the simulated late device, and `record_call`, which serves both.
 
-Nothing here needs torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class LateDevice(Protocol):
-    """A device that a CPU plays, behind its host, as a step meets it; `draftmark_contract.late_device` has one."""
+    """A device simulated on the CPU that runs work later than the host; `draftmark_contract.late_device` has one."""
 
     def owns(self, tensors: Iterable[Tensor]) -> None:
-        """Say that these are in device memory."""
+        """Mark tensors as device memory."""
 
     def send(self, name: str, work: Callable[[], object]) -> None:
-        """Send work of any kind, to run once the host waits."""
+        """Enqueue work, to run when the host waits."""
 
     def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
-        """Send a hand-launched kernel; see `record_call`."""
+        """Enqueue a kernel that torch does not dispatch; see the function `record_call`."""
 
     def mark(self) -> int:
-        """The present end of what was sent, for `wait`."""
+        """Return the current end of the queue, for `wait`."""
 
     def wait(self, why: str, mark: int | None = None) -> None:
-        """The host waits until the device has run everything, or what was sent before `mark`."""
+        """Block the host until all work is done, or all work before `mark`."""
 
     def on_time(self) -> AbstractContextManager[None]:
-        """Wait for everything, and run what the block does as it comes."""
+        """Wait for all work, then run the work of the ``with`` block immediately."""
 
 
 ACTIVE: ContextVar[Recorder | None] = ContextVar("draftmark_recorder", default=None)
@@ -46,31 +46,31 @@ PINNED_STORAGES: WeakSet[UntypedStorage] = WeakSet()
 
 
 def is_recording() -> bool:
-    """Whether a `RecordedGraph` is being captured here. CUDA's is `torch.cuda.is_current_stream_capturing`."""
+    """Return True while this thread captures a `RecordedGraph`; for CUDA see `is_current_stream_capturing`."""
     return ACTIVE.get() is not None
 
 
 def late_device() -> LateDevice | None:
-    """The late device that this thread sends to, or None: then a CPU's operators run as they come."""
+    """Return the late device of this thread, or None when CPU operators run immediately."""
     return LATE.get()
 
 
 def record_call(fn: Callable[..., object], *args: Any, mutates: Sequence[Tensor] = ()) -> None:
-    """Call ``fn(*args)`` so that a recorded graph replays it as one kernel and a late device runs it late.
+    """Call ``fn(*args)``. A recorded graph records the call as one kernel; a late device enqueues it.
 
-    For kernels that torch's dispatcher does not see: Triton launches (in its interpreter too) and C extensions::
+    For kernels that torch's dispatcher does not see, i.e. Triton launches (also interpreted) and C extensions::
 
         record_call(_launch, q, k, out, scale, mutates=(out,))
 
     Args:
-        fn: the launch. What it returns is dropped; what it closes over is baked in, as a kernel argument is.
-        args: any nest. Every tensor that `fn` touches must be here, not in a closure: capture undoes, and replay
-            checks, only what it sees. Numbers are baked in.
-        mutates: those of the tensors in `args` that `fn` writes.
+        fn: the launch. Its return value is dropped. A graph keeps the values of its closure, like kernel arguments.
+        args: arguments of any nesting. Every tensor that `fn` uses must be here, not in a closure, because capture
+            restores and replay checks only these tensors. A graph keeps the values of numbers.
+        mutates: the tensors in `args` that `fn` writes.
 
     Raises:
-        CaptureError: while recording, `mutates` names a tensor that is not in `args`, or `fn` wrote one that
-            `mutates` does not name.
+        CaptureError: while recording, `mutates` contains a tensor that is not in `args`, or `fn` wrote a tensor that
+            `mutates` does not contain.
     """
     recorder, late = ACTIVE.get(), LATE.get()
     if recorder is not None:
@@ -82,14 +82,14 @@ def record_call(fn: Callable[..., object], *args: Any, mutates: Sequence[Tensor]
 
 
 def mark_host(tensor: Tensor) -> None:
-    """Declare that `tensor` stands for pageable host memory, though on a CPU all memory looks alike.
+    """Mark a CPU tensor as pageable host memory, for graphs recorded on the CPU.
 
-    An operator that touches its storage inside a recorded region raises CaptureError from then on, as a copy from it
-    would on a device.
+    An operator that uses the tensor's storage in a recorded region then raises CaptureError, as a copy from pageable
+    memory would on a device.
     """
     HOST_STORAGES.add(tensor.untyped_storage())
 
 
 def mark_pinned(tensor: Tensor) -> None:
-    """Declare that `tensor` stands for pinned host memory: a late device reads it when it gets to the copy."""
+    """Mark a CPU tensor as pinned host memory: a late device reads it when it runs the copy, not earlier."""
     PINNED_STORAGES.add(tensor.untyped_storage())

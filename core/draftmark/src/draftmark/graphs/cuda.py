@@ -1,4 +1,4 @@
-"""Graphs on CUDA: one `torch.cuda.CUDAGraph` per key, all in one memory pool."""
+"""CUDA graphs: one `torch.cuda.CUDAGraph` per key, all in one memory pool."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .keyed import KeyedGraphState
 
 
 class CudaGraph:
-    """One captured step. See `CudaGraphState` for what capture does.
+    """One captured step; `CudaGraphState` documents the capture.
 
     Attributes:
-        outputs: what the step returned; its memory is not initialised until the first replay.
+        outputs: return value of the step; its memory is uninitialized until the first replay.
         pool_bytes: bytes by which the shared pool grew.
     """
 
@@ -28,11 +28,11 @@ class CudaGraph:
     ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         try:
-            # "thread_local": another thread's harmless CUDA call (a pinned allocation, NCCL's watchdog) must not
+            # "thread_local": a harmless CUDA call of another thread (a pinned allocation, NCCL's watchdog) must not
             # invalidate this capture.
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                # What is reserved, not what is allocated: intermediates are free again when capture ends, yet the pool
-                # keeps their memory for the replays. Inside the block, for entering it may empty the ordinary cache.
+                # Reserved bytes, not allocated bytes: the pool keeps the memory of freed intermediates for replays.
+                # Read inside the block, because entering it may empty the ordinary cache.
                 reserved = torch.cuda.memory_reserved(stream.device)
                 self.outputs = step()
         except RuntimeError as error:
@@ -50,15 +50,15 @@ class CudaGraph:
 
 
 class CudaGraphState(KeyedGraphState):
-    """`GraphState` made of CUDA graphs.
+    """`GraphState` with CUDA graphs.
 
-    Capture first runs the step once for real on a side stream: lazy initialisation, autotuning and Triton compilation
-    are not allowed while a stream captures. So the static tensors must describe a valid batch then, with padded rows,
-    and the step's in-place effects happen once. The capture proper executes nothing.
+    Capture first runs the step once on a side stream, because lazy initialization, autotuning and Triton compilation
+    are not allowed while a stream captures. The static tensors must therefore describe a valid batch at capture,
+    padding rows included, and the step's in-place effects happen once. The capture itself executes nothing.
 
-    All graphs share one pool: what a graph returns may lie in memory that a graph captured before works in. So outputs
-    are valid until the next replay of the state, and graphs of one state must not be replayed concurrently. Capture the
-    largest batch first, so that smaller ones fit into what it left free.
+    All graphs share one memory pool. The outputs of one graph may lie in memory that another graph writes. Outputs are
+    therefore valid until the next replay of any key, and graphs of one state must not replay concurrently. Capture the
+    largest batch first, so that smaller ones reuse its memory.
 
     Args:
         device: the CUDA device; `replay` uses its current stream.
@@ -74,7 +74,7 @@ class CudaGraphState(KeyedGraphState):
         with torch.cuda.device(self._device):
             if torch.cuda.is_current_stream_capturing():
                 raise CaptureError(
-                    "a graph cannot be captured inside another's capture; capture them one after the other"
+                    "a graph cannot be captured inside another capture; capture them one after the other"
                 )
             self._warm_up(step)
             return CudaGraph(step, pool=self._pool, stream=self._stream)
@@ -87,12 +87,12 @@ class CudaGraphState(KeyedGraphState):
 
 
 def _is_capture_failure(error: BaseException) -> bool:
-    """Whether CUDA refused (it says so in words only); another RuntimeError of the step is the step's own."""
+    """Return True for an error of CUDA capture, recognizable only by its text; other errors come from the step."""
     return "captur" in str(error).lower() or (error.__context__ is not None and _is_capture_failure(error.__context__))
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first error; ending an invalid capture raises a second one that says nothing."""
+    """Return the first error of the chain; ending an invalid capture raises another error without information."""
     return _root(error.__context__) if error.__context__ is not None else error
 
 

@@ -1,4 +1,4 @@
-"""Capture once, replay by key: the part that every device's graph state shares. Needs no torch."""
+"""Base class of graph states: capture once, replay by key. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .state import GraphKey, Outputs
 
 
 class Recording(Protocol):
-    """One captured step, on whatever device."""
+    """One captured step, on any device."""
 
     outputs: Any
-    """What the step returned; every replay overwrites its tensors in place."""
+    """Return value of the step; every replay overwrites its tensors in place."""
     pool_bytes: int
-    """Bytes this recording added to what its state holds."""
+    """Bytes that this recording adds to the memory of its state."""
 
     def replay(self) -> None:
-        """Run the step again on the same storages."""
+        """Run the step again with the same storages."""
         ...
 
 
 class KeyedGraphState(ABC):
-    """A `GraphState` but for `_record`, which says how the device captures one step.
+    """Base class of graph states; a subclass implements `_record`, which captures one step on its device.
 
-    A vendor plugin (an NPU's, say) derives from it, so that misuse reads the same on every device.
+    A vendor plugin (e.g. for an NPU) derives from it, so that errors are the same on every device.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class KeyedGraphState(ABC):
 
     @abstractmethod
     def _record(self, step: Callable[[], Any]) -> Recording:
-        """Capture `step`; on any error leave nothing behind."""
+        """Capture `step`; on any error release everything that the capture allocated."""
 
     def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
-        """See `GraphState.capture`."""
+        """Capture `step` under `key` and return its outputs; see `GraphState.capture`."""
         if key in self._recordings:
             raise GraphError(
-                f"graph {key} is already captured; replay it, or open a fresh graph state to capture it anew"
+                f"graph {key} is already captured; replay it, or open a new graph state to capture it again"
             )
         try:
             recording = self._record(step)
@@ -52,7 +52,7 @@ class KeyedGraphState(ABC):
         return outputs
 
     def replay(self, key: GraphKey) -> Any:
-        """See `GraphState.replay`."""
+        """Run the graph of `key` and return its outputs; see `GraphState.replay`."""
         recording = self._recordings.get(key)
         if recording is None:
             captured = ", ".join(map(str, self.keys)) or "none"
@@ -65,10 +65,10 @@ class KeyedGraphState(ABC):
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
-        """See `GraphState.keys`."""
+        """Every captured key, in order; see `GraphState.keys`."""
         return tuple(sorted(self._recordings))
 
     @property
     def pool_bytes(self) -> int:
-        """See `GraphState.pool_bytes`."""
+        """Bytes that all captures hold; see `GraphState.pool_bytes`."""
         return sum(recording.pool_bytes for recording in self._recordings.values())

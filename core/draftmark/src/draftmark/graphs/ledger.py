@@ -1,4 +1,4 @@
-"""The storages that one capture touches: whose they are, what they held before, who still holds them."""
+"""Storages that one capture uses: their owner, their contents before the capture, and their references."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from ..errors import GraphError
 
-_POISON_FLOAT = 0xFF  # all bytes 0xFF are a NaN in every floating-point format torch has, save the 8-bit fnuz ones
-_POISON_INT = 0x7A  # 0x7A7A7A7A in int32: far out of range for an index, and easy to recognise
+_POISON_FLOAT = 0xFF  # bytes 0xFF are NaN in every float format of torch, except the 8-bit fnuz formats
+_POISON_INT = 0x7A  # 0x7A7A7A7A in int32: out of range for any index, and easy to recognize
 _POISON_BOOL = 0x01
 
 
 @dataclass(frozen=True)
 class OutsideStorage:
-    """A storage of the caller's, as capture found it."""
+    """A storage that existed before the capture."""
 
     alias: Tensor
-    """Our own tensor on the storage."""
+    """The ledger's own tensor on the storage."""
     operator: str
-    """The first operator that used it."""
+    """First operator that used the storage."""
     address: int
 
     @property
     def moved(self) -> bool:
-        """Whether the storage was re-allocated since."""
+        """True if the storage was re-allocated after the capture."""
         return self.alias.untyped_storage().data_ptr() != self.address
 
     @property
@@ -36,10 +36,10 @@ class OutsideStorage:
         return f"the {self.alias.dtype} tensor {list(self.alias.shape)} used by {self.operator}"
 
     def check(self, own: int) -> None:
-        """Raise GraphError unless the caller still holds the storage where it was; `own` references are ours."""
+        """Raise GraphError if the caller freed or re-allocated the storage; `own` is our number of references."""
         if references(self.alias) <= own:
             raise GraphError(
-                f"{self.label} was freed after capture, so a device would read whatever lies there now; "
+                f"{self.label} was freed after capture, so a device would read other data at its address; "
                 "keep every static tensor alive as long as its graphs"
             )
         if self.moved:
@@ -50,10 +50,10 @@ class OutsideStorage:
 
 
 class StorageLedger:
-    """Sorts storages into *outside* (they existed before capture) and *inside* (the capture made them).
+    """Record of *outside* storages, which existed before the capture, and *inside* storages, which it allocated.
 
-    Outside storages are put back as they were when capture ends, and each replay checks that the caller still holds
-    them. Inside storages are the graph's pool, poisoned when capture ends.
+    The end of a capture restores the contents of outside storages. Each replay checks that the caller still holds
+    them. Inside storages form the graph's memory pool and are poisoned at the end of the capture.
     """
 
     def __init__(self) -> None:
@@ -64,18 +64,18 @@ class StorageLedger:
         self._own: Counter[int] = Counter()
 
     def read(self, tensor: Tensor, operator: str) -> None:
-        """Note an operand; one whose storage is new here existed before the capture."""
+        """Record an operand; a storage that is not recorded yet existed before the capture."""
         if not self.knows(tensor):
             address = tensor.untyped_storage().data_ptr()
             self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)
 
     def made(self, tensor: Tensor) -> Tensor:
-        """Note a tensor that the capture allocated; an alias of it."""
+        """Record a tensor that the capture allocated, and return an alias of it."""
         alias = self._inside[storage_key(tensor)] = self.alias(tensor)
         return alias
 
     def constant(self, tensor: Tensor) -> None:
-        """Note a host scalar: a graph bakes its value in, so it is neither poisoned nor checked."""
+        """Record a host scalar: a graph keeps its value, so its storage is neither poisoned nor checked."""
         self._constants[storage_key(tensor)] = self.alias(tensor)
 
     def is_constant(self, tensor: Tensor) -> bool:
@@ -86,22 +86,22 @@ class StorageLedger:
         return key in self._outside or key in self._inside or key in self._constants
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """A tensor of our own on the same storage.
+        """Return a new tensor on the same storage, and count it as one of our references.
 
-        Keeping the caller's object instead would keep the storage alive in the caller's place, and hide that it was
-        dropped: the number of aliases is what tells our references from the caller's.
+        The caller's own tensor would keep the storage alive after the caller drops it. The count of aliases separates
+        our references from the caller's.
         """
         self._own[storage_key(tensor)] += 1
         return tensor.detach()
 
     def before_write(self, tensor: Tensor) -> None:
-        """Save an outside storage ahead of its first write."""
+        """Save the contents of an outside storage before its first write."""
         key = storage_key(tensor)
         if key in self._outside and key not in self._before:
             self._before[key] = storage_bytes(tensor).clone()
 
     def moved(self, tensor: Tensor) -> bool:
-        """Whether an operator re-allocated an outside storage."""
+        """Return True if an operator re-allocated an outside storage."""
         outside = self._outside.get(storage_key(tensor))
         return outside is not None and outside.moved
 
@@ -115,7 +115,7 @@ class StorageLedger:
         self._before.clear()
 
     def poison(self) -> None:
-        """Fill the pool with NaN and large integers: what no replay has written must not look plausible."""
+        """Fill the pool with NaN and large integers, so that data that no replay wrote is recognizable."""
         for tensor in self._inside.values():
             storage_bytes(tensor).fill_(poison_byte(tensor.dtype))
 
@@ -124,42 +124,42 @@ class StorageLedger:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._inside.values())
 
     def storages(self) -> list[Tensor]:
-        """An alias of every storage that the capture met, but for numbers; call before `watches`."""
+        """Return an alias of every storage of the capture, except host scalars; call it before `watches`."""
         return [self.alias(one.alias) for one in self._outside.values()] + list(self._inside.values())
 
     def watches(self) -> list[tuple[OutsideStorage, int]]:
-        """Each outside storage with the number of our own references; call once no more aliases will be made."""
+        """Return each outside storage with the number of our references; call it after the last alias is made."""
         return [(outside, self._own[key]) for key, outside in self._outside.items() if outside.address]
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's whole storage as uint8 ``[nbytes]``, whatever part of it the tensor shows."""
+    """Return a tensor's whole storage as uint8 ``[nbytes]``, also for a view of a part."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def storage_key(tensor: Tensor) -> int:
-    """What tells a tensor's storage from every other one that is alive."""
-    # The storage's own address in C++: unique while it lives, which our aliases see to.
+    """Return an integer that identifies a tensor's storage among all live storages."""
+    # Address of the C++ storage object: unique while the storage is alive, and our aliases keep it alive.
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def references(tensor: Tensor) -> int:
-    """How many tensors share the storage of `tensor`, itself included."""
+    """Return the number of tensors that share the storage of `tensor`, itself included."""
     count: int = torch._C._storage_Use_Count(storage_key(tensor))
     return count - _wrapper_references()
 
 
 @cache
 def _wrapper_references() -> int:
-    """What a storage's Python object, which `storage_key` makes, adds to its use count; depends on torch's version."""
+    """Return the use count that the Python storage object of `storage_key` adds; it depends on torch's version."""
     alone = torch.empty(1)
     count: int = torch._C._storage_Use_Count(storage_key(alone))
     return count - 1
 
 
 def poison_byte(dtype: torch.dtype) -> int:
-    """What fills memory of `dtype` that nobody has written."""
+    """Return the byte that fills uninitialized memory of `dtype`."""
     if dtype is torch.bool:
         return _POISON_BOOL
     return _POISON_FLOAT if dtype.is_floating_point or dtype.is_complex else _POISON_INT

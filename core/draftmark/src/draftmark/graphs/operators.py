@@ -1,4 +1,4 @@
-"""What a dispatched operator's schema says about it."""
+"""Properties of a dispatched operator, read from its schema and tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
-# They launch no kernel: a replay finds the memory as the last replay left it.
+# These operators launch no kernel: a replay finds the contents of the previous replay.
 _UNINITIALISED = (
     *(aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided),
     *(aten.new_empty, aten.new_empty_strided),
@@ -21,32 +21,32 @@ _UNINITIALISED = (
 
 @cache
 def is_composite(func: OpOverload) -> bool:
-    """Whether eager torch would run `func` as other operators, whatever the device."""
+    """Return True if eager torch runs `func` as other operators on every device."""
     name = func.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 @cache
 def is_host_only(func: OpOverload) -> bool:
-    """Whether `func` only allocates, or changes shape and strides in place: nothing is launched on a device."""
+    """Return True if `func` only allocates, or changes shape and strides in place, and launches nothing."""
     return func.overloadpacket in _UNINITIALISED or torch.Tag.inplace_view in func.tags
 
 
 def written_operands(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The operands that `func` writes: those of in-place operators and of ``out=``."""
+    """Return the operands that `func` writes, from in-place operators and ``out=``."""
     named = _written_arguments(func)
     return tensors_in([args[position] if position < len(args) else kwargs.get(name) for position, name in named])
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a nest of arguments, in order."""
+    """Return the tensors in nested arguments, in order."""
     found: list[Tensor] = []
     _collect(tree, found)
     return found
 
 
 def _collect(tree: Any, found: list[Tensor]) -> None:
-    # By hand for what operators take: pytree's generality costs several times what the operator does on a CPU.
+    # Written out for the common types: pytree costs several times the operator itself on a CPU.
     if isinstance(tree, Tensor):
         found.append(tree)
     elif type(tree) in (tuple, list):
@@ -60,7 +60,7 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
 
 
 def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same nest with each tensor changed."""
+    """Return the same nested structure with `change` applied to each tensor."""
     if isinstance(tree, Tensor):
         return change(tree)
     if type(tree) in (tuple, list):

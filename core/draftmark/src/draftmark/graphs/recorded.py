@@ -1,22 +1,22 @@
-"""Graphs on the CPU: a correctness tool that breaks by a device graph's rules, on a laptop.
+"""Graphs on the CPU: a test tool that follows the rules of device graphs without a device.
 
-A `RecordedGraph` records the operators that torch dispatches, with their tensors, and a replay runs them again on the
-same storages. So a number that Python baked in stays baked in, a tensor that was re-allocated is not seen, and a slice
-captured for another batch size stays that slice, just as in a CUDA graph.
+A `RecordedGraph` records the operators that torch dispatches, with their tensors. A replay runs them again on the same
+storages. As in a CUDA graph, a number stays the number of the capture, a re-allocated tensor is not seen, and a slice
+captured for another batch size stays that slice.
 
-Not faster than eager, and not a proof. Beyond its sight:
+A recorded graph is not faster than eager mode, and it is not a proof. It does not detect:
 
-* device identity: on a CPU `.to(q.device)` and a forgotten ``device=`` cost nothing (`mark_host` helps for buffers);
-* memory read behind torch's back: `data_ptr()` with ctypes, a `numpy` view made before capture, `frombuffer`;
-* `x[i] = 5.` where ``x[i]`` is a single element: CUDA copies the number from the host, where it would fill a row;
-* kernels that torch does not dispatch (pybind extensions) unless they go through `record_call`;
-* a dropped static tensor that something else still holds, such as a closure or an autograd graph;
-* the pool: a device may reuse a freed intermediate's memory inside a graph and between graphs, here each one stays;
-* streams and races (`draftmark_contract.late_device` sees the host's), launch limits, and effects of the step on
-  Python objects, which capture cannot undo.
+* device mismatches: on a CPU `.to(q.device)` and a forgotten ``device=`` cost nothing (`mark_host` helps for buffers);
+* memory reads outside torch: `data_ptr()` with ctypes, a `numpy` view made before capture, `frombuffer`;
+* `x[i] = 5.` when ``x[i]`` is a single element: CUDA copies the number from the host, but fills a whole row on device;
+* kernels that torch does not dispatch (pybind extensions), unless they use `record_call`;
+* a dropped static tensor with another reference, such as a closure or an autograd graph;
+* memory reuse: a device may reuse the memory of a freed intermediate, here each intermediate keeps its memory;
+* streams and races (`draftmark_contract.late_device` detects races with the host), launch limits, and effects of the
+  step on Python objects, which capture cannot undo.
 
-Random operators draw from torch's default generator and advance it on each replay, as a CUDA graph does; capture itself
-leaves the generator as it was. Their numbers differ from a device's.
+Random operators use torch's default generator. Each replay advances it, as in a CUDA graph; capture restores its state.
+The random numbers differ from those on a device.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .recorder import Recorder
 
 
 class RecordedGraph:
-    """One recorded step. Making it has no effect: tensors that existed before are as they were, random state too.
+    """One recorded step. The recording restores all tensors that existed before, and the random state.
 
     Attributes:
-        outputs: what the step returned, poisoned until the first replay (NaN; 0x7A bytes in integers; True in bool).
+        outputs: return value of the step, poisoned until the first replay (NaN; 0x7A bytes in integers; True in bool).
             Each replay overwrites it in place.
-        pool_bytes: bytes of every tensor that the step made; they live as long as the graph.
+        pool_bytes: bytes of every tensor that the step allocated; they live as long as the graph.
 
     Raises:
-        CaptureError: the step does what no graph may; the sentence names the operator and the remedy. Also when the
-            step itself caught the error, and for a capture inside a capture.
+        CaptureError: the step contains an operation that a graph cannot contain; the message names the operator and
+            the remedy. Also raised if the step catches this error, and for a capture inside a capture.
     """
 
     def __init__(self, step: Callable[[], Any]) -> None:
         if is_recording():
-            raise CaptureError("a graph cannot be captured inside another's capture; capture them one after the other")
+            raise CaptureError("a graph cannot be captured inside another capture; capture them one after the other")
         with _on_time():
             recorder = Recorder()
             with recorder.watching():
@@ -60,14 +60,14 @@ class RecordedGraph:
         self._watches = recorder.ledger.watches()
 
     def __len__(self) -> int:
-        """Number of recorded calls; views and allocations are none."""
+        """Number of recorded calls; views and allocations do not count."""
         return len(self._tape)
 
     def replay(self) -> None:
-        """Run the recorded calls again on the same storages; behind what was sent before, where a late device is.
+        """Run the recorded calls again on the same storages; a late device runs them after its earlier work.
 
         Raises:
-            GraphError: a tensor that the graph uses was freed or re-allocated since, or a capture is under way.
+            GraphError: a tensor of the graph was freed or re-allocated after capture, or a capture is active.
         """
         if is_recording():
             raise GraphError("a graph cannot be replayed inside a capture; call its step there instead")
@@ -81,19 +81,19 @@ class RecordedGraph:
             late.send("a replay", self._run)
 
     def _run(self) -> None:
-        # Static tensors may have been made in inference mode, and then may be written in no other; the reverse may.
+        # A static tensor made in inference mode can be written only in inference mode; other tensors allow both.
         with torch.inference_mode():
             self._tape.run()
 
 
 def _on_time() -> AbstractContextManager[None]:
-    """A capture runs its step for real, so a late device is waited for first."""
+    """Wait for a late device, because a capture runs its step immediately."""
     late = late_device()
     return nullcontext() if late is None else late.on_time()
 
 
 class RecordedGraphState(KeyedGraphState):
-    """`GraphState` made of recorded graphs; needs no device."""
+    """`GraphState` with recorded graphs; needs no device."""
 
     def _record(self, step: Callable[[], Any]) -> RecordedGraph:
         return RecordedGraph(step)

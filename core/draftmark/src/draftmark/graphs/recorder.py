@@ -1,4 +1,4 @@
-"""Watching one step run: every operator goes onto the tape, every storage into the ledger."""
+"""Recording of one step: every operator goes to the tape, every storage to the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class Recorder:
-    """Runs operators for real, so that shapes and dtypes are true, and notes what a replay must repeat."""
+    """Recorder that runs each operator, so that shapes and dtypes are real, and stores the calls of a replay."""
 
     def __init__(self) -> None:
         self.tape = Tape()
@@ -34,14 +34,14 @@ class Recorder:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record everything that this thread's torch does inside the block, then undo its effects."""
+        """Record all torch operations of this thread in the ``with`` block, then undo their effects."""
         random_state = torch.get_rng_state()
         token = ACTIVE.set(self)
         try:
             with _Operators(self), _Calls(self):
                 yield
             if self._refusal is not None:
-                # The step caught it. A device's capture would be invalid all the same.
+                # The step caught the error. On a device the capture would be invalid anyway.
                 raise self._refusal
         finally:
             ACTIVE.reset(token)
@@ -49,18 +49,18 @@ class Recorder:
             torch.set_rng_state(random_state)
 
     def refuse(self, sentence: str) -> CaptureError:
-        """The error to raise; it also ends a capture whose step swallows it."""
+        """Return the error to raise, and store it in case the step catches it."""
         error = CaptureError(sentence)
         self._refusal = self._refusal or error
         return error
 
     def record_operator(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run `func` and put it on the tape if a device would launch something for it."""
+        """Run `func`, and append it to the tape if a device would launch a kernel for it."""
         if func.overloadpacket is aten.lift_fresh:
             self.ledger.constant(args[0])
             return func(*args, **kwargs)
         operands = self._note_operands(str(func), (args, kwargs))
-        # Host scalars are changed at capture only: to a replay they are constants.
+        # A write to a host scalar happens at capture only: a replay uses the resulting value as a constant.
         written = [t for t in written_operands(func, args, kwargs) if not self.ledger.is_constant(t)]
         for tensor in written:
             self.ledger.before_write(tensor)
@@ -70,12 +70,12 @@ class Recorder:
         targets = self._adopt(tree_leaves(result))
         asserts = bool(operands) and not func._schema.returns
         if not is_host_only(func) and (written or asserts or any(target is not None for target in targets)):
-            # Aliases are made only now: an out= tensor that started empty has its final shape.
+            # Aliases are made after the call: an out= tensor that started empty now has its final shape.
             self.tape.append(partial(func, *self._own(args), **self._own(kwargs)), targets)
         return result
 
     def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
-        """Run a hand-launched kernel unwatched and put it on the tape as one entry."""
+        """Run a kernel that torch does not dispatch, without recording inside, and append it as one tape entry."""
         name = f"record_call({getattr(fn, '__name__', repr(fn))})"
         token = ACTIVE.set(None)
         try:
@@ -101,7 +101,7 @@ class Recorder:
         return operands
 
     def _adopt(self, leaves: Sequence[Any]) -> list[Tensor | None]:
-        """Aliases of the results that the capture allocated; None for a view of what is known, and for no tensor."""
+        """Return an alias of each result that the capture allocated; None for views of known storages, non-tensors."""
         fresh = [isinstance(leaf, Tensor) and not self.ledger.knows(leaf) for leaf in leaves]
         return [self.ledger.made(leaf) if is_fresh else None for leaf, is_fresh in zip(leaves, fresh, strict=True)]
 
@@ -111,7 +111,7 @@ class Recorder:
     def _note_mutated(self, name: str, tensor: Tensor, operands: Sequence[Tensor]) -> None:
         if not _shares_storage(tensor, operands):
             raise self.refuse(
-                f"{name} says that it mutates a {tensor.dtype} tensor {list(tensor.shape)} that is not among its "
+                f"{name} has a {tensor.dtype} tensor {list(tensor.shape)} in mutates= that is not among its "
                 "arguments; pass it every tensor that the kernel touches"
             )
         self.ledger.before_write(tensor)
@@ -121,13 +121,13 @@ class Recorder:
         if not torch.equal(after, before):
             after.copy_(before)
             raise self.refuse(
-                f"{name} wrote a {tensor.dtype} tensor {list(tensor.shape)} that it is not told to mutate; "
-                "name that tensor in mutates="
+                f"{name} wrote a {tensor.dtype} tensor {list(tensor.shape)} that is not in mutates=; "
+                "add that tensor to mutates="
             )
 
 
 class _Operators(TorchDispatchMode):
-    """Sees what reaches torch's dispatcher."""
+    """Dispatch mode that records every operator that reaches torch's dispatcher."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ class _Operators(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; the wrapper against it imports dynamo (seconds) and costs each operator."""
+        """Return False: no code is compiled here, and dynamo's wrapper takes seconds to import and slows operators."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,14 +144,14 @@ class _Operators(TorchDispatchMode):
         if sentence is not None:
             raise self._recorder.refuse(sentence)
         if is_composite(func):
-            # inference_mode hands composites over whole, and their parts (an .item(), say) would go unseen.
+            # inference_mode does not split composites; run the parts here so that e.g. an .item() inside is seen.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self._recorder.record_operator(func, args, kwargs)
 
 
 class _Calls(TorchFunctionMode):
-    """Sees Python-level calls, for the few that never reach the dispatcher."""
+    """Function mode that checks Python-level calls, for the few that never reach the dispatcher."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""What a captured region must not contain, and the sentence for each.
+"""Operations that a captured region must not contain, and the error text for each.
 
 The rules are those of CUDA stream capture (CUDA programming guide, "Prohibited and unhandled operations"; PyTorch's
-"CUDA semantics", section CUDA graphs). Two are stricter, because another device's graphs are: `one_hot` is refused even
-with ``num_classes``, and so is an explicit `torch.Generator`, which CUDA would ask to be registered with the graph.
+"CUDA semantics", section CUDA graphs). Two rules are stricter, for graphs of other devices: `one_hot` is refused even
+with ``num_classes``. An explicit `torch.Generator` is refused, although CUDA accepts one registered with the graph.
 
-Two nets are needed. Most operations reach torch's dispatcher, where tags tell those that read data on the host. Some
-(`tolist`, `numpy`, `repr`) copy in C++ without any dispatched operator and are seen only as Python calls.
+Two checks are needed. Most operations reach torch's dispatcher, and tags mark those that read data on the host. Some
+(`tolist`, `numpy`, `repr`) copy in C++ without a dispatched operator and are visible only as Python calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class Rule(NamedTuple):
-    """Why something cannot be captured, and what to do instead."""
+    """Reason why an operation cannot be captured, and the remedy."""
 
     why: str
     remedy: str
@@ -38,7 +38,7 @@ DYNAMIC_SIZE = Rule(
     "use a form of fixed size: torch.where, masked_fill, index_select, output_size=, or scatter_ for one_hot",
 )
 PAGEABLE_COPY = Rule(
-    "it brings pageable host memory to the device, which a replay could not repeat",
+    "it copies pageable host memory to the device, which a replay cannot repeat",
     "fill a static tensor before the replay, or build the value on the device (torch.full, torch.arange)",
 )
 REPOINTED = Rule(
@@ -46,11 +46,11 @@ REPOINTED = Rule(
     "launch such kernels through draftmark.graphs.record_call(fn, *args, mutates=...)",
 )
 OWN_GENERATOR = Rule(
-    "a replay would not advance an explicit torch.Generator alike on every device",
+    "a replay does not advance an explicit torch.Generator in the same way on every device",
     "use the default generator, or draw the numbers into a static tensor before the replay",
 )
 MOVED = Rule(
-    "it re-allocates a tensor that existed before capture, so the graph would write where nobody reads",
+    "it re-allocates a tensor that existed before capture, so the graph would write to memory without a reader",
     "give it an out= tensor of the final shape",
 )
 
@@ -58,7 +58,7 @@ HOST_READS = (
     *("item", "tolist", "cpu", "numpy", "equal", "__array__", "__dlpack__", "__repr__", "__format__"),
     *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__"),
 )
-"""Methods of a tensor that bring its values to the host; what reads sizes alone is known by its operator's tags."""
+"""Tensor methods that copy values to the host. Methods that read only sizes are recognized by their operator's tags."""
 _CALLS: dict[Any, tuple[str, Rule]] = {
     getattr(torch.Tensor, name): (f"Tensor.{name}", HOST_READ) for name in HOST_READS
 }
@@ -72,18 +72,18 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
 def is_judged(func: Callable[..., Any]) -> bool:
-    """Whether `refused_call` may have something against a call of `func`, whatever it is given."""
+    """Return True if `refused_call` refuses some call of `func`, depending on its arguments."""
     return func in _CALLS or func in _BUILDERS or func in _SPLITS or func is torch.Tensor.to
 
 
 def refused_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The sentence against a Python-level torch call, or None if it may be captured."""
+    """Return the error text for a Python-level torch call that cannot be captured, or None."""
     if func in _CALLS:
         name, rule = _CALLS[func]
         return rule.sentence(name)
     if func in _SPLITS and any(isinstance(value, torch.Tensor) for value in (*args[1:], *kwargs.values())):
         return HOST_READ.sentence("tensor_split by a tensor")
-    # A literal "cpu" is a copy to the host everywhere. A torch.device is not judged: on a laptop q.device is the CPU.
+    # A literal "cpu" is a host copy on any device. A torch.device is not refused: in a CPU test q.device is the CPU.
     if func is torch.Tensor.to and "cpu" in (*_strings(args), *_strings(kwargs.values())):
         return HOST_READ.sentence('Tensor.to("cpu")')
     if func in _BUILDERS and kwargs.get("device") is not None and not isinstance(args[0], torch.Tensor):
@@ -92,13 +92,13 @@ def refused_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 def refused_operator(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The sentence against a dispatched operator, or None if it may be captured."""
+    """Return the error text for a dispatched operator that cannot be captured, or None."""
     rule = _operator_rule(func, args, kwargs)
     return rule.sentence(str(func)) if rule else None
 
 
 def waits_for_the_device(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a dispatched operator gives the host a value, or a size, that depends on data."""
+    """Return True if an operator returns to the host a value or size that depends on data."""
     return _operator_rule(func, args, kwargs) in (HOST_READ, DYNAMIC_SIZE)
 
 
@@ -106,7 +106,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     packet = func.overloadpacket
     if packet is aten.set_:
         return REPOINTED
-    # dim 0 must pass: it is the scalar of `x[0] = 5.`, which a device takes as a kernel argument when it fills a row.
+    # dim 0 must pass: the scalar of `x[0] = 5.` is a kernel argument when it fills a row.
     if packet is aten.lift_fresh and args[0].dim() > 0:
         return PAGEABLE_COPY
     if torch.Tag.data_dependent_output in func.tags:
@@ -114,7 +114,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     if torch.Tag.dynamic_output_shape in func.tags and _has_dynamic_size(func, args, kwargs):
         return DYNAMIC_SIZE
     if packet in (aten.index_put, aten.index_put_, aten._index_put_impl_) and _has_mask(args[1]):
-        # `x[mask] = 0.` is a masked fill on the device; only a value per selected element needs their number.
+        # `x[mask] = 0.` is a masked fill on the device; only one value per selected element needs their number.
         return DYNAMIC_SIZE if args[2].dim() > 0 else None
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         return OWN_GENERATOR
@@ -124,7 +124,7 @@ def _operator_rule(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 def _has_dynamic_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if func.overloadpacket is aten.index:
         return _has_mask(args[1])
-    return kwargs.get("output_size") is None  # repeat_interleave told its size needs no host
+    return kwargs.get("output_size") is None  # repeat_interleave with output_size reads no host data
 
 
 def _has_mask(indices: Iterable[torch.Tensor | None]) -> bool:

@@ -1,4 +1,4 @@
-"""What a captured graph is called, and what every device's graph state can do. Needs no torch."""
+"""Keys of captured graphs, and the interface of every device's graph state. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 Outputs = TypeVar("Outputs")
-"""Any nest of tensors, dataclasses, tuples, lists, dicts and None."""
+"""Any nesting of tensors, dataclasses, tuples, lists, dicts and None."""
 
 
 class Program(StrEnum):
-    """What one graph computes. DRAFT holds all ``num_steps - 1`` draft forwards."""
+    """Computation of one graph. DRAFT contains all ``num_steps - 1`` draft forwards."""
 
     DECODE = "decode"
     VERIFY = "verify"
@@ -22,12 +22,12 @@ class Program(StrEnum):
 
 
 class GraphKey(NamedTuple):
-    """One graph: a program at one padded batch size. Orders by program name, then size."""
+    """Key of one graph: a program at one padded batch size. Sorts by program name, then size."""
 
     program: Program
     batch_size: int
-    """Padded number of requests, one of ``Limits.capture_batch_sizes``; of RAGGED_VERIFY the query rows, one of
-    ``Limits.row_budgets``."""
+    """Padded number of requests, one of ``Limits.capture_batch_sizes``. For RAGGED_VERIFY the number of query rows, one
+    of ``Limits.row_budgets``."""
 
     def __str__(self) -> str:
         return f"{self.program.name}[{self.batch_size}]"
@@ -35,29 +35,29 @@ class GraphKey(NamedTuple):
 
 @runtime_checkable
 class GraphState(Protocol):
-    """The graphs of one device, captured once by key and replayed by key.
+    """Graphs of one device, each captured once and replayed by its key.
 
-    A *step* is a callable without arguments that reads and writes static tensors only: tensors that exist before
-    capture, keep their addresses, and are filled in place before each replay. The caller owns them and must keep them
-    alive; the state owns what the step allocates and what it returns.
+    A *step* is a callable without arguments that reads and writes static tensors only. Static tensors exist before
+    capture, keep their addresses, and are filled in place before each replay. The caller owns them and keeps them
+    alive. The state owns all memory that the step allocates, including the outputs.
     """
 
     def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
-        """Capture `step` under `key` and keep what it returns.
+        """Capture `step` under `key` and return its outputs.
 
-        The outputs mean nothing until the first replay; then each replay overwrites them in place.
+        The contents of the outputs are undefined until the first replay; then each replay overwrites them in place.
 
         Raises:
-            GraphError: `key` was captured before.
-            CaptureError: the step contains what no graph may contain, such as a host read.
+            GraphError: `key` is already captured.
+            CaptureError: the step contains an operation that a graph cannot contain, such as a host read.
         """
         ...
 
     def replay(self, key: GraphKey) -> Any:
-        """Run the graph again on the present contents of its tensors; the very object that `capture` returned.
+        """Run the graph of `key` on the current contents of its static tensors; return the object of `capture`.
 
-        The outputs are valid until the next replay of any key of this state: graphs of a state may share memory, and
-        what one returns may lie where another one works. On a device this only enqueues work.
+        The outputs are valid until the next replay of any key of this state, because graphs of a state may share
+        memory. On a device this only enqueues work.
 
         Raises:
             GraphError: `key` was never captured.
@@ -71,10 +71,10 @@ class GraphState(Protocol):
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes held by all captures: their intermediates and outputs, not the caller's static tensors."""
+        """Bytes that all captures hold: intermediates and outputs, without the caller's static tensors."""
         ...
 
 
 def padded_batch_size(num_reqs: int, capture_batch_sizes: Iterable[int]) -> int | None:
-    """The smallest captured size that holds `num_reqs` requests, or None: then the batch must run eagerly."""
+    """Return the smallest captured size for `num_reqs` requests; None if none is large enough, then run eagerly."""
     return min((size for size in capture_batch_sizes if size >= num_reqs), default=None)

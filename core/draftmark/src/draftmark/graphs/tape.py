@@ -1,4 +1,4 @@
-"""The list of calls that a replay makes."""
+"""List of the calls that a replay makes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class Tape:
-    """Calls in order, each with its operands bound, and where its results belong.
+    """Recorded calls in order, each with bound operands and target tensors for its results.
 
-    A kernel in a device graph writes to the addresses of its capture. A call on the tape therefore hands its fresh
-    results over to the tensors of the capture: running the very operator that was captured, and copying, keeps replay
-    bitwise equal to eager, which an out-variant (another overload) would not promise.
+    A kernel in a device graph writes to the addresses of its capture. A call on the tape therefore runs the captured
+    operator and copies new results to the tensors of the capture. This keeps a replay bitwise equal to eager mode,
+    which an out= overload would not guarantee.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Tape:
         return len(self._entries)
 
     def append(self, call: Callable[[], Any], targets: list[Tensor | None]) -> None:
-        """Add a call. `targets`: one per leaf of its result, None where the result is no fresh tensor."""
+        """Add a call. `targets` has one entry per leaf of its result, None for a leaf that is not a new tensor."""
         self._entries.append((call, delivery(targets)))
 
     def run(self) -> None:
@@ -36,7 +36,7 @@ class Tape:
 
 
 def delivery(targets: list[Tensor | None]) -> Callable[[Any], Any] | None:
-    """What copies a call's results to `targets`, one per leaf; None where no leaf has one."""
+    """Return a function that copies a call's results to `targets`, one per leaf; None if there is no target."""
     fresh = [target for target in targets if target is not None]
     if not fresh:
         return None
@@ -45,6 +45,6 @@ def delivery(targets: list[Tensor | None]) -> Callable[[Any], Any] | None:
 
 def _deliver(targets: list[Tensor | None], result: Any) -> None:
     for target, value in zip(targets, tree_leaves(result), strict=True):
-        # A result kept for backward only (an LSTM's workspace) is absent at replay, which runs in inference mode.
+        # A result that only the backward pass needs (an LSTM's workspace) is absent in inference mode, i.e. at replay.
         if target is not None and value is not None:
             target.copy_(value)

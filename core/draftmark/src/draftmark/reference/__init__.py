@@ -1,8 +1,8 @@
-"""The reference backend: plain torch on any device, behind the same entry point as everybody else.
+"""The reference backend: attention in plain torch, for any device.
 
-It is the default, the backend that the contract suite is tested with, and the text that a vendor copies: `sizing` names
-the buffers, `backend` fills and reads them, `attention` is the specification of the attention itself, and `contract` is
-what the conformance suite alone reads.
+It is the default backend and the one that tests the contract suite. A vendor can start from a copy: `sizing` declares
+the buffers, `backend` fills and reads them, `attention` specifies the attention, and `contract` contains notes for the
+conformance suite only.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ __all__ = ["ReferencePlugin"]
 
 
 class ReferencePlugin(BackendPlugin):
-    """Plain torch on any device."""
+    """Plugin of the reference backend: plain torch on any device."""
 
     info = BackendInfo(
         name="reference",
         device="any",
         contract_minor=CONTRACT_MINOR,
         host_kernels=True,
-        summary="plain torch on any device: the specification, not the speed",
+        summary="plain torch on any device: for correctness, not for speed",
         modes=tuple(Mode),
         forms=tuple(Form),
         sinks=True,
     )
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Everything but quantised KV."""
+        """Return a reason for fp8 KV; every other geometry is served."""
         if geometry.attention.kv_dtype == "float8_e4m3fn":
             return ["kv_dtype float8_e4m3fn is not served: the reference stores KV as float32, float16 or bfloat16"]
         return []
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Two index buffers; no workspace."""
+        """Return two index buffers; there is no workspace."""
         return sizing.buffers(geometry)
 
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
-        """Bind to the arena."""
+        """Return a `ReferenceBackend` bound to `arena`."""
         from .backend import ReferenceBackend
 
         return ReferenceBackend(geometry, arena)

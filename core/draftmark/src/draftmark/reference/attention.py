@@ -1,7 +1,7 @@
-"""The specification of attention over a prefix and a masked tail, in plain torch.
+"""Specification of attention over a prefix and a masked tail, in plain torch.
 
-Softmax over the visible keys of ``cap(scale · q·k)``, and over the head's sink if there is one, in float32 whatever the
-inputs. Visibility is the whole difference between decoding, verifying a tree, drafting and prefill.
+The softmax runs over the logits ``cap(scale · q·k)`` of the visible keys and over the head's sink, if there is one.
+All arithmetic is float32. Decode, verify, draft and prefill differ only in the visibility mask.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from ..geometry import AttentionShape
 
 @dataclass(frozen=True)
 class Keys:
-    """Gathered KV of R requests, by position: ``k, v [num_kv_heads, R, width, head_dim]`` float32."""
+    """Gathered KV of R requests, by position: k and v are float32 ``[num_kv_heads, R, width, head_dim]``."""
 
     k: torch.Tensor
     v: torch.Tensor
 
     @property
     def width(self) -> int:
-        """Positions per request; those past a request's length are never visible."""
+        """Positions per request; a position after a request's length is never visible."""
         return int(self.k.shape[2])
 
 
 def unpack_bits(words: torch.Tensor, tail_len: int) -> torch.Tensor:
-    """int32 ``[rows, mask_words]`` → bool ``[rows, tail_len]``; bit j is word j // 32, bit j % 32."""
+    """Unpack int32 ``[rows, mask_words]`` into bool ``[rows, tail_len]``; bit j is word j // 32, bit j % 32."""
     slot = torch.arange(tail_len, device=words.device)
     return (words[:, slot // 32] >> (slot % 32).int()) & 1 == 1
 
 
 def causal_visibility(row_positions: torch.Tensor, width: int, window_left: int) -> torch.Tensor:
-    """Visible key positions under a causal tail, where every slot stands at its own position.
+    """Return the key positions that each row sees with a causal tail.
 
     Args:
-        row_positions: int32 ``[R, q]``.
-        width: key positions to decide.
-        window_left: positions visible to the left of the row's own, -1 for all.
+        row_positions: int32 ``[R, q]``, position of each row.
+        width: number of key positions.
+        window_left: visible positions left of the row's own, -1 for all.
 
     Returns:
         bool ``[R, q, width]``.
@@ -51,12 +51,13 @@ def causal_visibility(row_positions: torch.Tensor, width: int, window_left: int)
 
 
 def block_visibility(kv_lens: torch.Tensor, q_len: int, width: int, window_left: int) -> torch.Tensor:
-    """Visible key positions of a block, whose rows all see each other.
+    """Return the key positions that each row sees with a block tail, in which all rows see each other.
 
     Args:
         kv_lens: int32 ``[R]``, L + q_len.
-        width: key positions to decide.
-        window_left: positions visible to the left of the row's own, -1 for all.
+        q_len: rows of each request.
+        width: number of key positions.
+        window_left: visible positions left of the row's own, -1 for all.
 
     Returns:
         bool ``[R, q_len, width]``.
@@ -72,16 +73,16 @@ def block_visibility(kv_lens: torch.Tensor, q_len: int, width: int, window_left:
 def tree_visibility(
     prefix_lens: torch.Tensor, width: int, bits: torch.Tensor, depth: torch.Tensor, window_left: int
 ) -> torch.Tensor:
-    """Visible key positions under a tree: the prefix, and the tail slots whose bit is set.
+    """Return the key positions that each row sees with a tree tail: the prefix, and tail slots with their bit set.
 
-    The window counts positions, L + depth, not slots: siblings stand at one position.
+    The window counts positions (L + depth), not slots: siblings have the same position.
 
     Args:
         prefix_lens: int32 ``[R]``, L.
-        width: key positions to decide, at least L + T.
-        bits: bool ``[R, q, T]``, tail visibility. Row j is tail slot T - q + j.
-        depth: int32 ``[R, T]``.
-        window_left: positions visible to the left of the row's own, -1 for all.
+        width: number of key positions, at least L + T.
+        bits: bool ``[R, q, T]``, visible tail slots. Row j is tail slot T - q + j.
+        depth: int32 ``[R, T]``, depth of each tail slot.
+        window_left: visible positions left of the row's own, -1 for all.
 
     Returns:
         bool ``[R, q, width]``.
@@ -107,19 +108,20 @@ def attend_block(
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attention of q rows per request.
+    """Compute the attention of q rows per request into `out`.
 
     Args:
         q: ``[R, q, num_qo_heads, head_dim]``; query head h reads KV head h // group_size.
         keys: gathered KV of the same requests.
-        seen: bool ``[R, q, width]``. Every row sees itself, so no row is empty.
-        out: like q; written.
-        sinks: float32 ``[num_qo_heads]``, see `KVCache`; None for none.
+        seen: bool ``[R, q, width]``, visible keys. Every row sees itself, so no row is empty.
+        shape: shape of the attention layer.
+        out: shape and dtype of q; written.
+        sinks: float32 ``[num_qo_heads]``, see `KVCache`; None for a layer without sinks.
     """
     requests, q_len, _, dim = q.shape
     kv_heads, group = shape.num_kv_heads, shape.group_size
     assert shape.softmax_scale is not None, "Geometry.create resolves the default"
-    # [kv_head, R, q·group, dim]: all rows of a group meet their keys in one product.
+    # [kv_head, R, q·group, dim]: one matmul per KV head for all rows of its group.
     rows = (q.float() * shape.softmax_scale).view(requests, q_len, kv_heads, group, dim).permute(2, 0, 1, 3, 4)
     scores = rows.reshape(kv_heads, requests, q_len * group, dim) @ keys.k.transpose(-1, -2)
     if shape.logits_soft_cap > 0:
@@ -129,7 +131,7 @@ def attend_block(
     if sinks is None:
         weights = scores.softmax(-1)
     else:
-        # One more column, whose value is nothing: what it weighs is missing from the others.
+        # The sink is one more column without a value: its weight is missing from the other columns.
         column = sinks.view(kv_heads, 1, 1, group, 1).expand(-1, requests, q_len, -1, -1)
         weights = torch.cat((by_row, column), -1).softmax(-1)[..., :-1].reshape(scores.shape)
     heads_out = (weights @ keys.v).view(kv_heads, requests, q_len, group, dim)

@@ -1,4 +1,4 @@
-"""The reference's step path: plan a width, write two index buffers, scatter KV, attend."""
+"""Methods of the reference backend: plan widths, write two index buffers, scatter KV, attend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .attention import Keys, attend_block, block_visibility, causal_visibility, 
 
 
 class ReferenceBackend:
-    """Plain torch. One code path for eager, capture and replay; it never reads the device on the host."""
+    """Backend in plain torch, with one code path for eager mode, capture and replay. Never reads the device."""
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:
         self.geometry = geometry
@@ -22,14 +22,14 @@ class ReferenceBackend:
         self._widths: tuple[int, ...] = ()
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Choose how many pages to gather per request: the host's bound plus the tail. Never a length itself."""
+        """Compute the number of pages to gather per request from the host's length bound plus the tail."""
         bounds = (*batch.host.upper_bound(), *[0] * (batch.padded_reqs - batch.num_reqs))
         pages = [self.geometry.pages_for(n, t) for n, t in zip(bounds, batch.tail_lens, strict=True)]
-        # A bound may be loose, as L + n <= C is not known for each request; the table is wide enough for all.
+        # A bound may exceed a request's real length and the table's width; the width is enough for every real length.
         self._widths = tuple(min(n, self.geometry.max_pages_per_req) for n in pages)
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """kv_lens[r] = L + T, and the KV slot of every row: position L + T - q + j."""
+        """Write kv_lens[r] = L + T, and the KV slot of each row: position L + T - q + j."""
         page_size = self.geometry.attention.page_size
         q_lens = batch.q_indptr.diff()
         extent = batch.uniform
@@ -46,18 +46,18 @@ class ReferenceBackend:
         self._slots[: batch.num_rows].copy_(torch.where(owned, slots, -1))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, cache: KVCache, batch: ForwardBatch) -> None:
-        """Scatter the rows to their slots; a row without one writes again what the first row with one writes."""
+        """Scatter the rows to their slots; a row with slot -1 repeats the write of the first row that has a slot."""
         slots, page_size = self._slots[: batch.num_rows], self.geometry.attention.page_size
         stores = slots >= 0
         first = stores.int().argmax()
         source = torch.where(stores, torch.arange(len(slots), device=slots.device), first)
-        target = slots[source].clamp(min=0)  # of slot 0 where no row stores: it gets its own content
+        target = slots[source].clamp(min=0)  # slot 0 if no row has a slot; it then gets its own contents
         at = target // page_size, target % page_size
         for rows, pages in ((k, cache.k), (v, cache.v)):
             pages.index_put_(at, torch.where(stores.any(), rows.to(pages.dtype)[source], pages[at]))
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Uniform modes as one block; EXTEND request by request, since its requests differ in rows."""
+        """Compute attention of uniform modes in one call, and of EXTEND request by request."""
         if batch.mode is Mode.RAGGED_VERIFY:
             self._attend_ragged(q, cache, batch, out)
             return
@@ -82,7 +82,7 @@ class ReferenceBackend:
         q_len: int,
         pages: int,
     ) -> None:
-        """Rows of `requests`, q_len each, over the first `pages` pages of each."""
+        """Compute attention of `requests`, q_len rows each, over the first `pages` pages of each."""
         table, kv_lens = batch.page_table[requests, :pages], self._kv_lens[requests]
         keys = self._gather(cache, table, kv_lens)
         shape = self.geometry.attention
@@ -99,7 +99,7 @@ class ReferenceBackend:
         attend_block(q.view(block), keys, seen, shape, out.view(block), sinks_of(cache, self.geometry))
 
     def _attend_ragged(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        """Rows of a request side by side, as many as the largest bound says, and back; surplus rows are dropped."""
+        """Compute attention of a ragged batch: pad each request to the largest row bound, then drop padding rows."""
         most, requests = max(batch.q_lens), batch.padded_reqs
         if not most:
             out.zero_()
@@ -115,7 +115,7 @@ class ReferenceBackend:
             depth = torch.where(live, batch.tail.depth[source].view(requests, most), 0)
         else:
             bits, depth = (slot <= slot[:, None]).expand(requests, -1, -1), slot.int().expand(requests, -1)
-        # A surplus row sees the first key: of a row that sees nothing the softmax is no number.
+        # A padding row sees the first key, because the softmax of an empty row is NaN.
         seen = tree_visibility(batch.prefix_lens, keys.width + most, bits, depth, shape.window_left)[..., : keys.width]
         seen[..., 0] |= ~live
         block = torch.empty(requests, most, *q.shape[1:], dtype=out.dtype, device=out.device)
@@ -125,10 +125,10 @@ class ReferenceBackend:
         out.copy_(torch.where(owned[:, None, None], found, 0))
 
     def _gather(self, cache: KVCache, table: torch.Tensor, kv_lens: torch.Tensor) -> Keys:
-        """The pages of `table`, head-major, with V zero wherever nothing was ever written."""
+        """Return KV of the pages of `table`, head-major, with V set to 0 at positions that were never written."""
         k, v = _pages(cache.k, table), _pages(cache.v, table)
-        # A masked score is overwritten, so a NaN in an unused K is harmless; in V it is 0 · NaN (vllm#43961).
-        # AND clears any bit pattern: the sign of (position - length) is all ones where something was written.
+        # A NaN in an unused K is harmless, because its score is overwritten. In V it would yield 0 · NaN (vllm#43961).
+        # AND clears any bit pattern: the sign of (position - length) is all ones at written positions.
         position = torch.arange(k.shape[2], dtype=torch.int32, device=table.device)
         written = (position - kv_lens[:, None]) >> 31
         v.view(torch.int32).bitwise_and_(written[:, :, None])
@@ -136,14 +136,14 @@ class ReferenceBackend:
 
 
 def _rows(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row its number, its request, and whether it belongs to one (the last rows of a budget need not)."""
+    """Return each row's index, its request, and True if a request owns it (the last rows of a budget are padding)."""
     rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
     request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
     return rows, request.clamp(max=batch.padded_reqs - 1), rows < batch.q_indptr[-1]
 
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """``[num_pages, P, heads, dim]`` and ids ``[R, n]`` → float32 ``[heads, R, n·P, dim]``, of memory of its own."""
+    """Gather ``[num_pages, P, heads, dim]`` by ids ``[R, n]`` into a new float32 ``[heads, R, n·P, dim]``."""
     requests, pages = table.shape
     # Gather before permuting: index_select of a permuted tensor would copy the whole pool first.
     gathered = tensor.index_select(0, table.reshape(-1)).float()

@@ -1,4 +1,4 @@
-"""What the conformance suite reads of the reference: the meaning of its two buffers. Needs draftmark-contract."""
+"""Notes of the reference backend for the conformance suite: the meaning of its buffers. Needs draftmark-contract."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ..geometry import Geometry, Mode
 
 
 def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
-    """The same form in every mode: one masked level over the batch's own page table, lengths including the tail."""
+    """Return one layout for every mode: one masked level over the batch's page table, lengths with the tail."""
     return over_page_table(geometry, kv_lens="kv_lens", slot_mapping="slot_mapping")

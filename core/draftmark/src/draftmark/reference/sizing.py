@@ -1,4 +1,4 @@
-"""What the reference keeps between write_metadata and attend. Integers only."""
+"""Sizes of the reference backend's buffers. Integers only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..geometry import Geometry
 
 
 def buffers(geometry: Geometry) -> list[BufferSpec]:
-    """KV length per request and KV slot per row; page table and tail mask are read from the batch in place."""
+    """Return KV length per request and KV slot per row; page table and tail mask are read from the batch in place."""
     return [
         BufferSpec("kv_lens", Role.KV_LENS, (geometry.max_reqs,), "int32", Unit.TOKENS, "max_reqs"),
         BufferSpec("slot_mapping", Role.SLOT_MAPPING, (geometry.max_rows_any,), "int64", Unit.TOKENS, "max_rows_any"),

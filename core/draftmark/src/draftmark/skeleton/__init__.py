@@ -1,8 +1,8 @@
-"""The package that `draftmark new-backend NAME` writes: a backend in plain torch that loads and conforms.
+"""Package that `draftmark new-backend NAME` writes: a backend in plain torch that loads and passes the contract.
 
-A vendor puts kernels in one method at a time and runs the contract after each. The tutorial,
-``docs/writing-a-backend.md``, prints these files. Templates are text with ``@name@`` (entry point), ``@package@``
-(import name), ``@distribution@``, ``@group@``, ``@version@`` and ``@minor@``.
+A vendor replaces one method at a time with kernels and runs the contract after each. The tutorial
+``docs/writing-a-backend.md`` prints these files. The templates are text with the placeholders ``@name@`` (entry point),
+``@package@`` (import name), ``@distribution@``, ``@group@``, ``@version@`` and ``@minor@``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _PLACES = {"package": "draftmark_@name@", "github": ".github/workflows"}
 
 
 def write_skeleton(name: str, folder: Path) -> Path:
-    """Write the package for backend `name` and return its root, ``folder/draftmark-NAME``.
+    """Write the package of backend `name` and return its root, ``folder/draftmark-NAME``.
 
     Raises:
-        ValueError: the name is no lower-case identifier, a backend of that name is installed, or the root exists.
+        ValueError: `name` is not a lower-case identifier, a backend of that name is installed, or the root exists.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"backend name is {name!r}, but it must be like my_npu: lower-case letters, digits and _")
     if taken := entry(name):
-        raise ValueError(f"backend {name} is installed already, by {taken.distribution}; choose another name")
+        raise ValueError(f"backend {name} is already installed by {taken.distribution}; choose another name")
     distribution = f"draftmark-{name.replace('_', '-')}"
     root = folder / distribution
     if root.exists():
-        raise ValueError(f"{root} exists already; remove it, or choose another name")
+        raise ValueError(f"{root} already exists; remove it, or choose another name")
     words = {
         "name": name,
         "package": f"draftmark_{name}",
