@@ -1,6 +1,6 @@
-"""Recorded verdicts under benchmarks/results: whole, short, and shown in README as they are.
+"""Tests of the recorded verdicts under benchmarks/results and of README's table of them.
 
-Whether they are of today's code is a warning here; `make release-check` makes it an error.
+A verdict of older code is a warning here and an error in a release.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_a_recorded_verdict_is_whole_and_short(path):
-    """All tiers, six counts that add up, profiles that exist, and what did not pass by name or by number.
+    """A record names all tiers, counts that add up, known profiles, and the items that did not pass.
 
-    A run that was cut may be recorded too: nothing failed in it, and it is no verdict.
+    A run that was stopped early may be recorded too. Nothing failed in it, and it has no verdict.
     """
     record = json.loads(path.read_text())
     assert record["schema"] == SCHEMA and record["counts"]["failed"] == 0
@@ -44,21 +44,33 @@ def test_a_recorded_verdict_is_whole_and_short(path):
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_stale_verdict_is_told(path):
-    """A verdict on other code than today's is no failure of the tests, and no secret either."""
+def test_a_stale_verdict_is_a_warning(path):
+    """A verdict of older code gives a warning that names the reasons."""
     reasons = standing(path)
     if reasons:
         warnings.warn(f"{path.name} is stale: {'; '.join(reasons)}; run the contract and record it again", stacklevel=1)
 
 
 def test_readme_shows_the_records():
-    """The table between README's marks is the one that the records make; `make verdicts` writes it."""
+    """README's table equals the table made from the records; `make verdicts` writes it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert written(text, table(RECORDS, ROOT)) == text
 
 
+def test_the_table_has_four_columns():
+    """Each row has a backend, a verdict with the contract's version and a link to its record, a device and a date."""
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in table(RECORDS, ROOT).splitlines())
+    assert heads == ["backend", "verdict", "device", "date"]
+    for path, (backend, verdict, device, date) in zip(RECORDS, rows, strict=True):
+        record = json.loads(path.read_text())
+        assert backend == f"`{record['backend']}`"
+        link = path.relative_to(ROOT).as_posix()
+        assert verdict == f"[{record['verdict']}]({link}), contract {record['contract']}"
+        assert device.startswith("NVIDIA ") and len(date) == len("2026-11-23")
+
+
 def test_there_is_a_record_of_every_backend_that_was_judged():
-    """Those that README says have a verdict, device tier included."""
+    """Every backend that has run on a GPU has a record from an H200."""
     judged = ("reference", "cuda_triton", "cuda_trtllm", "cuda_flashinfer")
     assert {f"contract-{name}-h200" for name in judged} <= {path.stem for path in RECORDS}
 
@@ -67,7 +79,7 @@ def test_there_is_a_record_of_every_backend_that_was_judged():
     "text", ["", "{", "[]", "3", "null", "{}", '{"backend": 3}', '{"backend": "reference", "runs": 3}', "\x00"]
 )
 def test_a_damaged_record_is_one_sentence(tmp_path, capsys, text):
-    """For the table, which writes nothing then, and for the standing, which counts it as stale."""
+    """The table writes nothing and prints one sentence; the record counts as stale."""
     path, page = tmp_path / "record.json", tmp_path / "page.md"
     path.write_text(text)
     page.write_text("<!-- verdicts: written by make verdicts -->\n<!-- /verdicts -->\n")
@@ -75,5 +87,5 @@ def test_a_damaged_record_is_one_sentence(tmp_path, capsys, text):
     assert write_table([str(path), "--write", str(page)]) == 1
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n"), page.read_text()) == ("", 1, before)
-    assert "is no record of a verdict" in said.err
+    assert "is not a verdict record" in said.err
     assert len(standing(path)) == 1

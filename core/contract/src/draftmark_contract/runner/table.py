@@ -1,8 +1,9 @@
-"""The table of recorded verdicts that a README shows: five counts apart, and what did not run.
+"""The table of recorded verdicts in a README: backend, verdict, device and date.
 
     python -m draftmark_contract.runner.table benchmarks/results/contract-*.json --write README.md
 
-Without --write the table is printed. It replaces what stands between the two marks in the file.
+With --write the table replaces the lines between the two marks in the file. Without it the table is printed.
+Each verdict links to its record, which has the counts, the profiles and the commit.
 """
 
 from __future__ import annotations
@@ -16,43 +17,41 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- verdicts: written by make verdicts -->", "<!-- /verdicts -->"
-COUNTS = ("passed", "refused", "declared", "unjudged", "failed", "not_run")
+HEADS = ["backend", "verdict", "device", "date"]
 
 
 def table(records: Iterable[Path], beside: Path) -> str:
-    """Markdown.
+    """Return the table as Markdown, one row a record.
 
     Args:
-        records: their files.
-        beside: the folder that links count from.
+        records: paths of the record files.
+        beside: folder that the links are relative to.
 
     Raises:
-        ValueError: a file cannot be read, or is no record.
+        ValueError: a file cannot be read or is not a record.
     """
-    heads = ["backend", "verdict", "served in full", *(name.replace("_", " ") for name in COUNTS), "device", "date"]
-    rows = [_row(path, beside) for path in records]
-    lines = [heads, ["---", "---", "---", *["---:"] * len(COUNTS), "---", "---"], *rows]
+    lines = [HEADS, ["---"] * len(HEADS), *(_row(path, beside) for path in records)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def written(text: str, made: str) -> str:
-    """A file's text with the table between its marks.
+    """Return a file's text with the table `made` between its marks.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: a mark is missing, or the marks are in the wrong order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the file has no {BEGIN!r} … {END!r}; add the two lines where the table shall stand")
+        raise ValueError(f"the file has no {BEGIN!r} … {END!r}; add the two lines where the table belongs")
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write it."""
+    """Print the table or write it into a file; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put it between the marks of this file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the marks of this file")
     args = parser.parse_args(arguments)
     try:
         made = table(sorted(args.records), args.write.parent if args.write else Path())
@@ -67,26 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _row(path: Path, beside: Path) -> list[str]:
-    """The cells of a record, or a ValueError."""
+    """Return the cells of one record's row."""
     try:
         return _cells(json.loads(path.read_text(encoding="utf-8")), Path(os.path.relpath(path, beside)).as_posix())
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no record of a verdict ({cause}); write it with `contract --record`") from None
+        raise ValueError(f"{path} is not a verdict record ({cause}); write one with `contract --record`") from None
 
 
 def _cells(record: dict[str, Any], link: str) -> list[str]:
     runs = record["runs"]
-    device = next((_device(run["device"]) for run in runs if run.get("device")), "not recorded")
+    device = next((run["device"]["name"] for run in runs if run.get("device")), "not recorded")
     dates = sorted({run["date"] for run in runs if run.get("date")})
-    counts = [f"{record['counts'][name]:,}" for name in COUNTS]
-    said = f"[{record['verdict']}]({link}) {record['contract']}"
-    return [f"`{record['backend']}`", said, ", ".join(record["profiles"]), *counts, device, dates[-1] if dates else "–"]
-
-
-def _device(facts: dict[str, str]) -> str:
-    driver = f", driver {facts['driver']}, CUDA {facts['cuda']}" if "driver" in facts else ""
-    return f"{facts['name']}{driver}"
+    verdict = f"[{record['verdict']}]({link}), contract {record['contract']}"
+    return [f"`{record['backend']}`", verdict, device, dates[-1] if dates else "–"]
 
 
 if __name__ == "__main__":
