@@ -119,11 +119,11 @@ def draw(one: Round, name: Callable[[int], str], settings: str) -> str:
     parts: list[str] = []
     y = 56.0
     for title, panel in (
-        ("1  Draft extend: the head takes over what the last round accepted", extend_panel),
-        ("2  Draft steps: k beams a step, each sees the slots of its true ancestors", steps_panel),
-        ("3  Tree and mask: the best D - 1 nodes of all that were tried", tree_panel),
-        ("4  Verify and accept: one target token a row; the walk follows it from the root", verify_panel),
-        ("5  Compaction: the kept path's KV becomes contiguous, and the length moves", compact_panel),
+        ("1  Draft extend: the head reads the tokens that the last round accepted", extend_panel),
+        ("2  Draft steps: k beams a step, and each beam sees the slots of its ancestors", steps_panel),
+        ("3  Tree and mask: the best D - 1 of all tried tokens", tree_panel),
+        ("4  Verify and accept: one target token a row; acceptance follows them from the root", verify_panel),
+        ("5  Compaction: the accepted path's KV becomes contiguous, and the length advances", compact_panel),
     ):
         parts.append(text(16, y, title, "ink title"))
         drawn, height = panel(one, name, y + 24)
@@ -146,8 +146,8 @@ def extend_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
         parts.append(text(x + 6, y + 12, f"feature {first + row}" if live else "unused", "dim small"))
         parts.append(text(x + 6, y + 27, f"+ {name(kept[row])}" if live else "", "ink small"))
     told = (
-        f"{len(kept)} true of {rows} rows, causal, KV at [{first}, {first + rows}); a row is fed the target's feature "
-        f"of position p and token p + 1. The green row predicts the children of the root, token {one.length}."
+        f"{len(kept)} of {rows} rows are used, causal, KV at [{first}, {first + rows}). Each row reads the target's "
+        "feature of position p and token p + 1. The green row predicts the root's children."
     )
     return [*parts, text(20, y + 54, told, "dim small")], 62
 
@@ -168,7 +168,7 @@ def steps_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[
             nodes.append(_node(*place, name(token), f"slot {one.length}+{k * step + b}", BEAM))
     told = (
         f"Step i runs k = {k} rows over k·(i+1) tail slots at [{one.length}, {one.length + k * len(one.beams)}). Red: "
-        f"the beam continues another branch index than its own. Tried in all: k + (S-1)·k² = {one.tried} tokens."
+        f"a beam continues a different branch. Tokens tried: k + (S-1)·k² = {one.tried}."
     )
     height = max(k, 1) * 34 + 18
     return [*edges, *nodes, text(20, y + height - 4, told, "dim small")], height
@@ -182,7 +182,7 @@ def tree_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[s
     kept = set(one.path[: one.count])
     for label, x in (("node", 24), ("token", 70), ("parent", 200), ("position", 260), ("probability", 340)):
         parts.append(text(x, y, label, "dim small"))
-    parts.append(text(left, y, "mask word, and its bits: row sees slot", "dim small"))
+    parts.append(text(left, y, "mask word, and its bits: which slots the row sees", "dim small"))
     for node in range(count):
         line = y + 16 + node * CELL
         used = one.tokens[node] >= 0
@@ -212,10 +212,10 @@ def verify_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
         target = one.targets[node]
         parts.append(_box(x, y, step - 14, 38, KEPT))
         parts.append(text(x + 6, y + 12, f"node {node}: {name(one.tokens[node])}", "ink small"))
-        last = " (no child has it)" if i == one.count - 1 else ""
+        last = " (no such child)" if i == one.count - 1 else ""
         parts.append(text(x + 6, y + 27, f"target: {name(target)}{last}", "dim small"))
         x += step
-    told = f"{one.count} tokens come out of one forward over {len(one.tokens)} rows: every one is the target's own."
+    told = f"One forward over {len(one.tokens)} rows gives {one.count} tokens. Each is the target's own choice."
     return [*parts, text(20, y + 54, told, "dim small")], 62
 
 
@@ -235,8 +235,9 @@ def compact_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[lis
         parts.append(text(x + 4, y + 66, str(slot), "ink small"))
         parts.append(_edge((source, y + 18), (x + (size - 4) / 2, y + 56), KEPT))
     told = (
-        f"The root is in place. Committed length {one.length} → {one.length + one.count}; the next root is "
-        f"{name(one.targets[kept[-1]])}, whose KV is not stored yet. The head's rows follow in the next draft extend."
+        f"The committed length grows from {one.length} to {one.length + one.count}. The next root is "
+        f"{name(one.targets[kept[-1]])}; its KV is not stored yet. "
+        "The head reads the accepted tokens in the next draft extend."
     )
     return [*parts, text(20, y + 92, told, "dim small")], 100
 
