@@ -84,8 +84,8 @@ def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -
 @pytest.mark.parametrize(
     ("name", "spoil", "note"),
     [
-        ("off", "out[0] += 1", "wrong answer, not timed"),
-        ("nans", "out[0, 0, 0] = float('nan')", "wrong answer, not timed"),
+        ("off", "out[0] += 1", "wrong output, not timed"),
+        ("nans", "out[0, 0, 0] = float('nan')", "wrong output, not timed"),
         ("raises", "raise ValueError('no such tile')", "ValueError: no such tile"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_wrong_answer_is_not_timed(
         (("reference", "--context", str(2**31)), 2, "is not an integer of 1"),
         (("reference", "--heads", "3,2"), 2, "must be a multiple of KV heads"),
         (("reference", "--device", "abacus"), 2, "abacus"),
-        (("reference", "--device", ""), 2, "torch knows no device ''"),
+        (("reference", "--device", ""), 2, "torch has no device ''"),
         (("reference", "--device", "meta"), 2, "torch sees no meta device"),
     ],
 )

@@ -58,8 +58,8 @@ def test_one_run_that_proved_its_tree_speaks_for_all(journal: Journal) -> None:
     ("other", "words"),
     [
         ({**JUDGED, "backend": "other"}, "backend is 'reference', now 'other'"),
-        ({**JUDGED, "identity": {**JUDGED["identity"], "core": "x"}}, "the code of 'core' is other than it was"),  # type: ignore[dict-item]
-        ({**JUDGED, "identity": {"plugin": "a", "core": "b"}}, "the code of 'suite' is other than it was"),
+        ({**JUDGED, "identity": {**JUDGED["identity"], "core": "x"}}, "the code of 'core' has changed"),  # type: ignore[dict-item]
+        ({**JUDGED, "identity": {"plugin": "a", "core": "b"}}, "the code of 'suite' has changed"),
     ],
     ids=["backend", "code", "part"],
 )

@@ -195,7 +195,7 @@ def test_an_item_that_costs_the_device_fails_alone(
     record = json.loads((folder / "verdict.json").read_text())
     (message,) = (row["message"] for row in record["results"] if row["outcome"] == "failed")
     assert "raised RuntimeError: an illegal memory access" in message
-    assert "the device took no more work of its process" in message
+    assert "the device accepted no more work from this process" in message
 
 
 NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo('somebody', 'any', 0, True)\n"
@@ -229,7 +229,7 @@ def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Pa
     """A run on a rented device does not end on a folder that was never made."""
     code, text, _ = contract(tmp_path, "reference", json_path="results/verdict.json")
     assert code == 2
-    assert "lies in a folder that does not exist; make it first" in text
+    assert "lies in a folder that does not exist; create the folder first" in text
     code, text, _ = contract(tmp_path, "reference", html_path=str(tmp_path))
     assert code == 2 and "is a folder; name a file" in text
 
@@ -283,7 +283,7 @@ def test_a_failing_history_says_which_seed_drew_it(contract: Judged, distributio
     assert (code, items) == (1, {item: "failed"})
     assert "the shortest history that was found, with --seed 7" in text
     code, text, _ = contract(folder, "reference", seed=7, journal_path="run.jsonl")
-    assert code == 2 and "--seed goes with no --journal" in text
+    assert code == 2 and "--seed cannot be used with --journal" in text
 
 
 KNOWN = """[[known_failure]]

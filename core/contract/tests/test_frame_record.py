@@ -73,19 +73,19 @@ def test_a_record_is_current_until_something_changes(short: dict[str, Any], monk
         "the core's step path has changed since": {"identity": {**short["identity"], "core": "0"}},
         "the suite has changed since": {"identity": {**short["identity"], "suite": "0"}},
         "tiers run: sizing, host": {"tiers_run": ["sizing", "host"]},
-        "names no device": {"runs": [{"date": "2026-01-01"}]},
-        "says 'does not conform' of 'backend'": {"verdict": "does not conform"},
-        "says 'conforms' of 'sizing and metadata'": {"of": "sizing and metadata"},
-        "speaks of 'other'": {"backend": "other"},
+        "lists no device": {"runs": [{"date": "2026-01-01"}]},
+        "verdict is 'does not conform' of 'backend'": {"verdict": "does not conform"},
+        "verdict is 'conforms' of 'sizing and metadata'": {"of": "sizing and metadata"},
+        "backend is 'other'": {"backend": "other"},
     }
     for words, change in changes.items():
         assert words in "; ".join(stale({**short, **change}, loaded, HERE))
 
 
 def test_a_commit_that_nobody_can_check_is_a_reason(short: dict[str, Any]) -> None:
-    """DRAFTMARK_COMMIT is a claim until the history shows that this commit holds the recorded code."""
+    """DRAFTMARK_COMMIT is a claim until the history shows that this commit contains the recorded code."""
     told = {**short, "source": {"commit": "0123abc", "tree": "clean", "paths": {}}}
-    assert "no history here shows that commit 0123abc holds the recorded code" in stale(told, backend(), HERE)
+    assert "no history here shows that commit 0123abc contains the recorded code" in stale(told, backend(), HERE)
 
 
 def test_the_command_warns_or_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

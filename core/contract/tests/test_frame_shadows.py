@@ -44,4 +44,4 @@ def test_judge_imports_nothing_of_the_users_folder(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[draftmark.judges]\nfake = fake_engine:ENGINE\n")
     done = _draftmark(folder, "judge", "fake:MIXED", "-k", "shrinks")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 items asked: 1 right" in done.stdout
+    assert "1 items run: 1 right" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftmark_contract.runner.asked import Asked
+from draftmark_contract.runner.options import RunOptions
 from draftmark_contract.runner.run import THREADS, _command, _environment
 
 CORES = 16
@@ -17,13 +17,13 @@ def threads(monkeypatch: pytest.MonkeyPatch, workers: int, tier: str) -> int:
     """Of each process of a run on a machine of CORES cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: CORES)
     monkeypatch.delenv(THREADS, raising=False)
-    return int(_environment(Asked("reference", tier, workers=workers))[THREADS])
+    return int(_environment(RunOptions("reference", tier, workers=workers))[THREADS])
 
 
 def test_a_worker_gets_one_item_at_a_time(tmp_path: Path) -> None:
     """Long items that lie in a row are shared; without workers no option of pytest-xdist is named."""
-    shared = _command(Asked("reference", workers=3), tmp_path, tmp_path / "journal.jsonl")
-    alone = _command(Asked("reference"), tmp_path, tmp_path / "journal.jsonl")
+    shared = _command(RunOptions("reference", workers=3), tmp_path, tmp_path / "journal.jsonl")
+    alone = _command(RunOptions("reference"), tmp_path, tmp_path / "journal.jsonl")
     assert shared == [*alone, "-n", "3", "--maxschedchunk=1"]
 
 
@@ -41,4 +41,4 @@ def test_workers_of_the_device_tier_share_the_cores(workers: int, each: int, mon
 def test_the_callers_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sets it knows why."""
     monkeypatch.setenv(THREADS, "7")
-    assert _environment(Asked("reference", workers=2))[THREADS] == "7"
+    assert _environment(RunOptions("reference", workers=2))[THREADS] == "7"

@@ -1,4 +1,4 @@
-"""Every check on every case, as pytest items: ``pytest --pyargs draftmark_contract --attn-backend=NAME``."""
+"""Runs every check on every case as pytest items: ``pytest --pyargs draftmark_contract --attn-backend=NAME``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftmark_contract.runner.pytest_plugin import PROPERTY, contract_session
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item per check and case of the tiers that were asked for."""
+    """Create one item per check and case of the selected tiers."""
     items = contract_session(metafunc.config).collected
     metafunc.parametrize("attn_item", items, ids=items)
 
@@ -22,7 +22,7 @@ def test_contract(attn_item: str, request: pytest.FixtureRequest) -> None:
     result = session.run(attn_item)
     request.node.user_properties.append((PROPERTY, json.dumps(result.as_json())))
     if result.outcome is Outcome.FAILED:
-        pytest.fail(session.told(result), pytrace=False)
+        pytest.fail(session.failure_text(result), pytrace=False)
     if result.outcome is Outcome.UNJUDGED:
         pytest.skip(f"not judged: {result.message}")
     if result.outcome in (Outcome.DECLARED, Outcome.UPCOMING):

@@ -112,7 +112,7 @@ def test_list_runs_no_item(judge: Run) -> None:
         (("fake:ABSENT",), "needs packages that are not installed: pip install no-such-module"),
         (("fake:RIGHT", "--device", "npu"), "can be judged on cpu, cuda"),
         (("fake:RIGHT", "--item", "numerics.match_float64[decod]"), "close to it are numerics.match_float64[decode]"),
-        (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it counts from 0 on"),
+        (("fake:RIGHT", "--sample", "-1"), "--sample is -1, but it must be 0 or more"),
         (("fake:RIGHT", "-k", "nothing"), "-k 'nothing' selects no item"),
         (("fake:RIGHT", "--json", "no/such/folder/file"), "names no file in a folder that exists"),
     ],

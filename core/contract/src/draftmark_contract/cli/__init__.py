@@ -1,1 +1,1 @@
-"""The commands that this distribution brings: `draftmark contract`, `draftmark prove` and `draftmark bench`."""
+"""Commands of this distribution: `draftmark contract`, `draftmark judge`, `draftmark prove` and `draftmark bench`."""

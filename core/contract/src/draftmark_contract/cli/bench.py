@@ -1,4 +1,4 @@
-"""`draftmark bench NAME …`: the attention kernels of backends, side by side on the device at hand."""
+"""`draftmark bench NAME …`: compares attention kernels of backends on one device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CASE_NAMES = ("decode", "draft8", "verify16", "verify64", "extend")
 DTYPES = ("float32", "float16", "bfloat16")
 LARGE = {"requests": 64, "context": 8192, "chunk": 2048, "heads": (32, 8), "head_dim": 128, "page_size": 64}
 TINY = {"requests": 2, "context": 48, "chunk": 16, "heads": (4, 2), "head_dim": 64, "page_size": 16}
-"""Sizes on CUDA, and elsewhere. The large ones are halved, requests first, until they fit the free memory."""
+"""Default sizes on CUDA, and elsewhere. The large ones are halved, requests first, until they fit the free memory."""
 SHARE_OF_MEMORY = 16
-"""KV takes at most one part in this many of the free memory: the reference widens it to float32 and gathers it."""
+"""KV uses at most 1/16 of the free memory, because the reference gathers KV and converts it to float32."""
 EXTEND_REQUESTS = 4
 
-SUMMARY = "time the attention kernels of backends side by side on the device at hand"
+SUMMARY = "compare the speed of backends' attention kernels on one device"
 EXAMPLES = """\
 examples:
   draftmark bench cuda_triton reference
@@ -35,11 +35,11 @@ examples:
   draftmark bench cuda_triton --heads 64,8 --page-size 32 --json
   draftmark bench reference --device cpu --cases decode
 
-An answer is compared with the reference backend's before it is timed. On CUDA
-a time is the median of graph replays, through KV sets larger than L2 together;
-TB/s counts K and V once. Without CUDA it compares answers at tiny sizes and
-takes the wall clock, which says nothing about speed. Exit code 1 if an answer
-is wrong or a kernel fails."""
+Each output is compared with the reference backend's before it is timed. On
+CUDA a time is the median of CUDA graph replays. The calls rotate through KV
+sets that together exceed L2. TB/s counts K and V once. Without CUDA, outputs
+are compared at tiny sizes, and wall clock times are no measure of speed. Exit
+code 1 if an output is wrong or a kernel fails."""
 
 COLUMNS = (
     Column("case", style="bold"),
@@ -56,27 +56,29 @@ COLUMNS = (
 
 
 class WrongAnswer(DraftmarkError):
-    """A backend differs from the reference, or its kernel failed."""
+    """A backend's output differs from the reference, or its kernel failed."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("names", metavar="NAME", nargs="+", help="a backend; `draftmark list` shows them")
+    """Add the command's arguments."""
+    parser.add_argument("names", metavar="NAME", nargs="+", help="backend; `draftmark list` shows all")
     parser.add_argument("--cases", type=_cases, default=CASE_NAMES, metavar="CASE,…", help=", ".join(CASE_NAMES))
     parser.add_argument("--device", metavar="DEVICE", help="torch device; default: cuda if there is one, else cpu")
-    sizes = parser.add_argument_group("sizes; the default is what fits the device")
-    sizes.add_argument("--requests", type=_positive, metavar="N", help="requests of a forward")
+    sizes = parser.add_argument_group("sizes; the default fits the device")
+    sizes.add_argument("--requests", type=_positive, metavar="N", help="requests in a forward")
     sizes.add_argument("--context", type=_positive, metavar="N", help="committed tokens of each request")
     sizes.add_argument("--chunk", type=_positive, metavar="N", help="new tokens of each request in extend")
     sizes.add_argument("--heads", type=_heads, metavar="QO,KV", help="query heads and KV heads")
-    sizes.add_argument("--head-dim", type=_positive, metavar="N", help="width of a head")
+    sizes.add_argument("--head-dim", type=_positive, metavar="N", help="head dimension")
     sizes.add_argument("--page-size", type=_positive, metavar="P", help="tokens per KV page")
-    sizes.add_argument("--dtype", choices=DTYPES, help="of queries and KV; default: bfloat16 on CUDA, else float32")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    sizes.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of queries and KV; default: bfloat16 on CUDA, else float32"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, time, show."""
+    """Compare and time the backends, and print the results."""
     from draftmark.registry import load
 
     with stdout_for_results():
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         _show(rows, device)
     failed = [f"{row.backend} in {row.case}" for row in rows if row.failed]
     if failed:
-        raise WrongAnswer(f"{len(failed)} of {len(rows)} rows failed ({', '.join(failed[:3])}); their notes say how")
+        raise WrongAnswer(f"{len(failed)} of {len(rows)} rows failed ({', '.join(failed[:3])}); see their notes")
     return SUCCESS
 
 
@@ -121,7 +123,7 @@ def _device(args: argparse.Namespace) -> torch.device:
         named = ("cuda" if torch.cuda.is_available() else "cpu") if args.device is None else args.device
         device = torch.device(named)
     except RuntimeError:
-        raise ArgumentError(f"torch knows no device {args.device!r}; name one such as cpu or cuda:1") from None
+        raise ArgumentError(f"torch has no device {args.device!r}; name one such as cpu or cuda:1") from None
     module = getattr(torch, device.type, None)
     if device.type != "cpu" and (module is None or not module.is_available()):
         raise ArgumentError(
@@ -175,13 +177,13 @@ def _device_name(device: torch.device) -> str:
 
 def _method(device: torch.device) -> str:
     if device.type == "cuda":
-        return "Times are medians of CUDA-graph replays of the attention of one layer; metadata is written before."
+        return "Times are medians of CUDA graph replays of one layer's attention; metadata is written before."
     if device.type == "cpu":
         return (
-            "Without a CUDA device the sizes are tiny and Triton kernels run in Triton's interpreter: answers are "
-            "compared, but the times are wall clock and say nothing about speed."
+            "Without a CUDA device the sizes are tiny and Triton kernels run in Triton's interpreter: outputs are "
+            "compared, but the wall clock times say nothing about speed."
         )
-    return "Times are medians of the wall clock around eager calls: a graph would be faster."
+    return "Times are medians of the wall clock around eager calls; a graph would be faster."
 
 
 def _as_json(rows: list[Row], device: torch.device, shape: AttentionShape) -> dict[str, object]:

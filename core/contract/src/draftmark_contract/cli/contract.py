@@ -1,4 +1,4 @@
-"""`draftmark contract NAME`: judge a backend, a vendor's included, and say so in one line."""
+"""`draftmark contract NAME`: judges a plugin's backend and prints the verdict in one line."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ examples:
   draftmark contract my_npu --journal run.jsonl
   draftmark contract my_npu --journal run.jsonl --tier device --json v.json
 
-Tiers build on each other: sizing (integers and proofs), host (CPU tensors,
-recorded graphs), device (the hardware). A tier that was not run limits the
-verdict and is printed. With --journal a run goes on where the last one with
-that file ended: two tiers on any machine, the third on the one with the
-device."""
+Each tier includes the ones before it: sizing (integers and proofs), host (CPU
+tensors, recorded graphs), device (the hardware). The verdict names the tiers
+that were not run. With --journal a run continues where the last run with that
+file ended, also on another machine: for example, two tiers on any machine and
+the third one on the machine with the device."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("name", metavar="NAME", help="a backend; `draftmark list` shows them")
-    parser.add_argument("--tier", choices=("sizing", "host", "device"), default="host", help="run up to this tier")
+    """Add the command's arguments."""
+    parser.add_argument("name", metavar="NAME", help="backend to judge; `draftmark list` shows all")
+    parser.add_argument("--tier", choices=("sizing", "host", "device"), default="host", help="highest tier to run")
     parser.add_argument("--device", help="torch device of the device tier, e.g. cuda:1")
-    parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
-    parser.add_argument("--record", metavar="FILE", help="write the verdict in short, as a repository keeps it")
-    parser.add_argument("--html", metavar="FILE", help="write a report, one self-contained page")
-    parser.add_argument("--journal", metavar="FILE", help="keep results here; a later run goes on, elsewhere too")
-    parser.add_argument("-k", metavar="EXPRESSION", help="run some items only (pytest's -k); gives no verdict")
+    parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
+    parser.add_argument("--record", metavar="FILE", help="write the short record, as repositories keep it")
+    parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
+    parser.add_argument("--journal", metavar="FILE", help="keep results in FILE; a later run with it continues")
+    parser.add_argument("-k", metavar="EXPRESSION", help="run matching items only (pytest's -k); gives no verdict")
     parser.add_argument(
-        "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
+        "--item", action="append", default=[], metavar="ID", help="run only this item; gives no verdict"
     )
-    drawn = "what the drawn histories follow from (default: 0); a nightly run changes it"
+    drawn = "seed of the random histories (default: 0); nightly runs change it"
     parser.add_argument("--seed", type=int, metavar="N", help=drawn)
-    few = "at most N cases of each check, evenly spread; gives no verdict"
+    few = "run at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (needs pytest-xdist)")
-    known = "exit code 0 for a backend that conforms with known failures"
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="number of processes (needs pytest-xdist)")
+    known = "exit with 0 if the backend conforms with known failures"
     parser.add_argument("--allow-known", action="store_true", help=known)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the suite; its exit code is the command's."""
+    """Run the suite and return its exit code."""
     from ..runner.run import run_contract
 
     return run_contract(

@@ -1,4 +1,4 @@
-"""`draftmark judge ENGINE:TARGET`: ask a backend that was written for an engine what the contract asks of a plugin."""
+"""`draftmark judge ENGINE:TARGET`: checks the contract's rules on a backend that belongs to an engine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 SUMMARY = "judge a backend of vLLM or SGLang as it is installed here"
 EXAMPLES = """\
-Without a target it lists the engines, their backends and what each lacks here.
-A backend is asked what its engine's own interface lets one ask. What cannot be
-asked is counted apart, and so is what the engine's own predicates refuse.
-Exit code 0: everything that was asked is right; 1: something is wrong, or it
-could not be judged; 2: wrong arguments.
+Without a target the command lists the engines, their backends and the packages
+that are missing here. A backend is checked through its engine's own interface.
+Items that cannot run there, and items that the engine's own capability checks
+reject, are counted separately. Exit code 0: every item that ran is right; 1:
+an item is wrong, or the backend could not be judged; 2: wrong arguments.
 
 examples:
   draftmark judge
@@ -26,24 +26,22 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("target", metavar="ENGINE:TARGET", nargs="?", help="a backend, as the engine names it")
-    parser.add_argument("--device", help="torch device, e.g. cuda (default: the first that the backend is judged on)")
-    parser.add_argument(
-        "--release", metavar="VERSION", default="", help="a released version of the engine; downloaded once"
-    )
-    parser.add_argument("--list", action="store_true", help="its items, without running one")
-    parser.add_argument("--json", metavar="FILE", help="write the verdict with every item")
-    parser.add_argument("-k", metavar="TEXT", help="run the items whose id contains this; gives no verdict")
-    few = "at most N items of each rule, evenly spread; gives no verdict"
+    """Add the command's arguments."""
+    parser.add_argument("target", metavar="ENGINE:TARGET", nargs="?", help="backend, by the engine's name for it")
+    parser.add_argument("--device", help="torch device, e.g. cuda (default: the backend's first device)")
+    parser.add_argument("--release", metavar="VERSION", default="", help="release of the engine; downloaded once")
+    parser.add_argument("--list", action="store_true", help="list the items without running any")
+    parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
+    parser.add_argument("-k", metavar="TEXT", help="run items with this text in their id; gives no verdict")
+    few = "run at most N items of each rule, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument(
-        "--item", action="append", default=[], metavar="ID", help="run this very item; gives no verdict"
+        "--item", action="append", default=[], metavar="ID", help="run only this item; gives no verdict"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """List what can be judged, or judge it."""
+    """List the backends that can be judged, or judge one."""
     from ..judge.engines import find
 
     if args.target is None:
@@ -62,9 +60,9 @@ def _check(args: argparse.Namespace, devices: tuple[str, ...], device: str) -> N
     if device.partition(":")[0] not in devices:
         raise ArgumentError(f"--device is {device!r}, but {args.target} can be judged on {', '.join(devices)}")
     if args.sample < 0:
-        raise ArgumentError(f"--sample is {args.sample}, but it counts from 0 on; 0 stands for all")
+        raise ArgumentError(f"--sample is {args.sample}, but it must be 0 or more; 0 means all")
     if args.json is not None and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        raise ArgumentError(f"--json {args.json} names no file in a folder that exists; make the folder first")
+        raise ArgumentError(f"--json {args.json} names no file in a folder that exists; create the folder first")
 
 
 def _judge(args: argparse.Namespace, engine: object, target: str, device: str) -> int:
@@ -90,7 +88,7 @@ def _list(engine: object, target: str, device: str) -> int:
 
     items, error = listed(engine, target, device)  # type: ignore[arg-type]
     if error:
-        print(f"it could not be opened: {error}")
+        print(f"the backend could not be opened: {error}")
         return 1
     for item in items:
         rule = rules().get(item["rule"])
@@ -100,7 +98,7 @@ def _list(engine: object, target: str, device: str) -> int:
 
 
 def _overview() -> int:
-    """Engines, their targets, and what each lacks here."""
+    """Print the engines, their backends, and the packages that each needs."""
     from draftmark.cli.rendering import Column, show, show_table
 
     from ..judge.engines import absent, engines, lacks
@@ -112,7 +110,7 @@ def _overview() -> int:
             state = lacks(engine, info) or "ready"
             rows.append((f"{name}:{info.name}", ", ".join(info.devices), state, info.what))
     for name, remedy in absent().items():
-        show(f"{name}: its targets are not installed; {remedy}")
+        show(f"{name}: its adapter is not installed; {remedy}")
     if rows:
         show_table((Column("target", style="bold"), Column("devices"), Column("here"), Column("what", wrap=True)), rows)
     return 0

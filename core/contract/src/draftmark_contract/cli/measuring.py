@@ -1,7 +1,7 @@
-"""Kernels of installed backends on one device, side by side: the measurements of `draftmark bench`.
+"""Measurements of `draftmark bench`: kernels of installed backends, compared on one device.
 
-A case is one forward of one mode. Every backend answers the same inputs; its answer is held against the reference's
-before it is timed. Imports torch.
+A case is one forward of one mode. Every backend gets equal inputs. Its output is compared with the reference's before
+it is timed. Imports torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from draftmark.registry import load
 from draftmark.tree import ancestors, depths, pack_bits
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
-"""Of ``‖out - reference‖ / ‖reference‖``, by the dtype of queries."""
+"""Limit of ``‖out - reference‖ / ‖reference‖``, by the dtype of queries."""
 REPLAYS, EAGER_CALLS, WARM_SECONDS = 30, 3, 0.1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One forward: its mode, the draft shape that gives its rows, and how many requests and committed tokens."""
+    """One forward: mode, draft shape, number of requests, and committed tokens per request (`context`)."""
 
     name: str
     mode: Mode
@@ -40,10 +40,10 @@ class Case:
     context: int
     step: int = 0
     chunk: int = 0
-    """New tokens of each request, in EXTEND."""
+    """New tokens per request, for EXTEND."""
 
     def geometry(self, shape: AttentionShape, device: torch.device) -> Geometry:
-        """The smallest geometry that holds the case."""
+        """Return the smallest geometry that can hold the case."""
         rows = max(1, self.requests * self.chunk)
         limits = Limits(self.requests, self.context + max(self.chunk, 1), rows)
         return Geometry.create(shape, limits, self.draft, device_profile(device), (self.mode,))
@@ -56,11 +56,11 @@ CASES = {
     "verify64": (Mode.VERIFY, DraftShape(8, 5, 64), 0),
     "extend": (Mode.EXTEND, DraftShape(), 0),
 }
-"""Mode, draft shape and step, by name. draft8 is the second step of eight branches, the verify trees are random."""
+"""Mode, draft shape and step, by name. draft8 is the second step with eight branches; verify trees are random."""
 
 
 def case_of(name: str, requests: int, context: int, chunk: int) -> Case:
-    """A case by its name; EXTEND has no prefix and `chunk` new tokens a request."""
+    """Return a case by its name; EXTEND has no prefix and `chunk` new tokens per request."""
     mode, draft, step = CASES[name]
     if mode is Mode.EXTEND:
         return Case(name, mode, draft, requests, 0, step, chunk)
@@ -69,7 +69,7 @@ def case_of(name: str, requests: int, context: int, chunk: int) -> Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One backend's result in one case. `us` is None where it was not timed, and `note` says why."""
+    """One backend's result for one case. `us` is None if it was not timed; `note` has the reason."""
 
     case: str
     backend: str
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def tb_per_s(self) -> float | None:
-        """K and V, read once, in the measured time."""
+        """Bandwidth in TB/s, with K and V counted once."""
         return self.bytes / self.us / 1e6 if self.us else None
 
 
@@ -116,7 +116,7 @@ class Inputs:
         self._pages = r * each
         table = torch.zeros(r, geometry.max_pages_per_req, dtype=torch.int32, device=device)
         order = torch.randperm(self._pages, generator=random, device=device).int()
-        table[:, :each] = order.view(r, each) + 1  # page 0 belongs to nobody
+        table[:, :each] = order.view(r, each) + 1  # page 0 stays unused
         prefix = torch.full((r,), case.context, dtype=torch.int32, device=device)
         depth = torch.arange(self.tail_len, dtype=torch.int32, device=device).expand(r, -1)
         tail: Causal | Tree = Causal()
@@ -145,7 +145,7 @@ class Inputs:
         )
 
     def _parents(self, case: Case, device: torch.device, random: torch.Generator) -> torch.Tensor:
-        """Random trees: in VERIFY any earlier node, in DRAFT a branch of the step before."""
+        """Return random trees: in VERIFY a parent is any earlier node, in DRAFT a branch of the previous step."""
         slot = torch.arange(self.tail_len, device=device)
         drawn = torch.rand(case.requests, self.tail_len, generator=random, device=device)
         if case.mode is Mode.VERIFY:
@@ -155,14 +155,14 @@ class Inputs:
 
 
 def measure(case: Case, names: Sequence[str], shape: AttentionShape, device: torch.device) -> list[Row]:
-    """A row per backend. What a backend refuses or cannot do is its row's note."""
+    """Return one row per backend; a refusal or an error becomes the row's note."""
     inputs = Inputs(case, shape, device)
     expected, why = _answer(load("reference"), inputs, device)
     rows = []
     for name in names:
         known = (case.name, name, case.requests, case.context, inputs.q.shape[0], inputs.bytes)
         if expected is None:
-            rows.append(Row(*known, note=f"not compared, so not timed: the reference says {why}", failed=True))
+            rows.append(Row(*known, note=f"not compared, so not timed: the reference failed with {why}", failed=True))
             continue
         rows.append(_row(known, load(name), inputs, expected, TOLERANCE[shape.q_dtype], device))
     return rows
@@ -180,23 +180,23 @@ def _row(
         run = _Run(backend, inputs, device)
         error = relative_error(run.outs[0], expected)
         if not error < tolerance:
-            return Row(*known, error=error, note="wrong answer, not timed", failed=True)
+            return Row(*known, error=error, note="wrong output, not timed", failed=True)
         return Row(*known, us=run.microseconds(), error=error, checked=True)
     except (BackendRefusal, BackendLoadError) as refusal:
         return Row(*known, note=_line(refusal))
-    except Exception as failure:  # a vendor's kernel may raise anything; the others' rows still count
+    except Exception as failure:  # a vendor's kernel may raise anything; the other backends' rows still count
         return Row(*known, note=f"{type(failure).__name__}: {_line(failure)}", failed=True)
 
 
 def _answer(backend: LoadedBackend, inputs: Inputs, device: torch.device) -> tuple[torch.Tensor | None, str]:
     try:
         return _Run(backend, inputs, device, sets=1).outs[0], ""
-    except (DraftmarkError, RuntimeError) as error:  # out of memory, most of all
+    except (DraftmarkError, RuntimeError) as error:  # usually out of memory
         return None, f"{type(error).__name__}: {_line(error)}"
 
 
 class _Run:
-    """A backend with its metadata written and every call made once."""
+    """An opened backend with written metadata; every call has already run once."""
 
     def __init__(self, backend: LoadedBackend, inputs: Inputs, device: torch.device, sets: int | None = None) -> None:
         self.device = device
@@ -214,7 +214,7 @@ class _Run:
         synchronize(self.device)
 
     def microseconds(self) -> float:
-        """Median time of a call: graph replays on CUDA, the wall clock elsewhere."""
+        """Return the median time of a call: graph replays on CUDA, wall clock elsewhere."""
         return replayed_us(self.calls) if self.device.type == "cuda" else self._eager()
 
     def _eager(self) -> float:
@@ -229,9 +229,9 @@ class _Run:
 
 
 class Replayed:
-    """A graph of calls on the current CUDA device, to be timed.
+    """A CUDA graph of calls on the current device, for timing.
 
-    Every call was made before. The calls differ in their KV set, so that none finds in L2 what the one before it read.
+    Every call must have run before. Each call uses another KV set, so that no call finds its KV in L2.
     """
 
     def __init__(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -241,7 +241,7 @@ class Replayed:
                 call()
 
     def microseconds(self, replays: int = 1) -> float:
-        """Time of a call, of so many replays back to back."""
+        """Return the time per call over `replays` consecutive replays, in microseconds."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(replays):
@@ -252,9 +252,9 @@ class Replayed:
 
 
 def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> float:
-    """Median microseconds of a call, of `replays` of a graph of all `calls` one by one; see `Replayed`."""
+    """Return the median time per call over `replays` replays of one graph of all `calls`, in microseconds."""
     graph = Replayed(calls)
-    # Clocks and memory need a moment after other work: the first replays of a case were up to a fifth slower.
+    # Clocks and memory need time to settle after other work: a case's first replays are up to 20 % slower.
     until = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < until:
         graph.microseconds()
@@ -262,23 +262,23 @@ def replayed_us(calls: Sequence[Callable[[], None]], replays: int = REPLAYS) -> 
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """``‖out - expected‖ / ‖expected‖`` in float64; NaN and infinity do not pass."""
+    """Return ``‖out - expected‖ / ‖expected‖`` in float64; NaN or infinity in `out` makes it NaN or infinite."""
     return float((out.double() - expected.double()).norm() / expected.double().norm())
 
 
 def dtype_of(shape: AttentionShape) -> torch.dtype:
-    """The torch dtype of queries and KV."""
+    """Return the torch dtype of queries and KV."""
     dtype: torch.dtype = getattr(torch, shape.q_dtype)
     return dtype
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a CUDA device; None elsewhere."""
+    """Return the free memory of a CUDA device in bytes; None for other devices."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def _sets(nbytes: int, device: torch.device) -> int:
-    """KV sets to rotate through, so that no call finds in L2 what the call before it read."""
+    """Return the number of KV sets that together exceed L2, at most 4; 1 without CUDA."""
     if device.type != "cuda":
         return 1
     cached = 4 * torch.cuda.get_device_properties(device).L2_cache_size

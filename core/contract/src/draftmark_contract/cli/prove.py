@@ -1,4 +1,4 @@
-"""`draftmark prove NAME`: the sizing theorems of a backend and their status."""
+"""`draftmark prove NAME`: proves that a backend's buffer sizes suffice for every batch within its limits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ examples:
   draftmark prove reference
   draftmark prove my_npu
 
-Each line is one claim, "what a batch needs fits what buffers() declares, for
-every batch within the limits", and whether it is proved, refuted (with a small
-batch, replayed on plain integers) or undecided. Exit code 1 unless all are
-proved."""
+Each line is one claim: the size that a batch needs is at most the size that
+buffers() declares, for every batch within the limits. The claim is proved,
+refuted (with a small batch as counterexample, checked on plain integers) or
+undecided. Exit code 1 unless all claims are proved."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("name", metavar="NAME", help="a backend; `draftmark list` shows them")
+    parser.add_argument("name", metavar="NAME", help="backend to prove; `draftmark list` shows all")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove, and print the table."""
+    """Prove the claims and print the table."""
     from ..runner.run import prove
 
     return prove(args.name)

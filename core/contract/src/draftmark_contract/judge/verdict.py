@@ -18,13 +18,15 @@ UNSAID = "no item of this engine checks it"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes:
-    target: ``"vllm:CPU_ATTN"``.
-    facts: facts of the target; empty if it did not open.
-    items: number of items that the target has; `results` contains those that ran.
-    left_out: rules without an item, each with the reason.
-    selected: True if only some items were selected, so that this is no verdict on the whole backend.
-    error: reason why the target could not be opened; "" otherwise.
+    """Verdict on one target.
+
+    Attributes:
+        target: ``"vllm:CPU_ATTN"``.
+        facts: facts of the target; empty if it did not open.
+        items: number of items that the target has; `results` contains those that ran.
+        left_out: rules without an item, each with the reason.
+        selected: True if only some items were selected, so that this is no verdict on the whole backend.
+        error: reason why the target could not be opened; "" otherwise.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""A device that is late, on the CPU: what the `late` checks run rounds on, and what a plugin's own tests may use."""
+"""Simulation of a device that runs late, on the CPU, for the `late` checks and for tests of plugins."""
 
 from .device import LateDevice
 from .task_queue import FAILED

@@ -1,25 +1,25 @@
-"""A device that is late, on the CPU: what is sent to it runs only when the host waits for it.
+"""Simulation of a late device on the CPU: work sent to the device runs only when the host waits for it.
 
-Inside a `LateDevice` an operator that touches device memory is sent, not run, and what it returns is poison until it
-has run. The host goes on at once: what it writes to pinned memory before the device has read it is what the device
-reads (vllm#25279, sglang#28034). So a staging buffer that is rewritten too early, a forgotten event, or memory given
-away while a copy from it is under way gives wrong results on a laptop, every time, instead of seldom on a device.
+Inside a `LateDevice`, an operator that touches device memory is queued instead of run. Its result holds poison until it
+has run. The host continues at once. If the host rewrites pinned memory before the device has read it, the device reads
+the new contents (vllm#25279, sglang#28034). So three bugs give wrong results on a laptop every time instead of rarely
+on a device: a staging buffer that is rewritten too early, a missing event, and memory freed before its copy has run.
 
-Whose memory it is, and what follows:
+Memory belongs to one of these kinds:
 
-* *device*: tensors that `owns` named, that were made with ``device=``, or that a sent operator wrote. What touches them
-  is sent. For their values, or a size that depends on them, the host waits: ``item()``, ``tolist()``, ``nonzero()``.
-* *pinned* (`mark_pinned`, which `Arena` calls): the host reads and writes it at once. A copy with
-  ``non_blocking=True``, and a kernel, read it when they run; a blocking copy waits for the device.
-* *other host memory*: a kernel takes its values when it is sent. A copy with ``non_blocking=True`` reads it late, as
-  from pinned memory, unless `mark_host` says that it is pageable.
-* Memory that was there before anybody watched is taken for what it is used as.
+* *Device memory*: tensors passed to `owns`, created with ``device=``, or written by a queued operator. Operators on it
+  are queued. The host waits for its values and for sizes that depend on them: ``item()``, ``tolist()``, ``nonzero()``.
+* *Pinned memory* (`mark_pinned`, which `Arena` calls): the host reads and writes it at once. Kernels, and copies with
+  ``non_blocking=True``, read it when they run. A blocking copy waits for the device.
+* *Other host memory*: a kernel reads it when it is queued. A copy with ``non_blocking=True`` reads it when it runs, as
+  from pinned memory, unless `mark_host` declares it as pageable.
+* Memory from before the context began: its first use decides its kind.
 
-`draftmark.transfer.fence` is the event of such a device; `draftmark.devices.synchronize` waits for all of it. Launches
-by `record_call` and replays of a `RecordedGraph` are sent whole.
+`draftmark.transfer.fence` returns this device's event. `draftmark.devices.synchronize` waits for all queued work.
+A launch by `record_call` and a replay of a `RecordedGraph` are queued as one piece of work.
 
-Beyond its sight: memory that is touched behind torch's back (numpy views, `data_ptr`); objects other than tensors that
-a launch is given, which it reads when it runs; a second stream; ``x[i] = 5.`` for one element, for which CUDA waits.
+Not detected: memory accessed without torch (numpy views, `data_ptr`); arguments of a launch that are no tensors, which
+it reads when it runs; a second stream; and ``x[i] = 5.`` for one element, for which CUDA waits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from .task_queue import TaskQueue
 
 
 class LateDevice:
-    """A context in which this thread's device work is late. Leaving it waits for everything.
+    """A context manager that makes this thread's device work late. Leaving it waits for all work.
 
     Attributes:
-        waits: what made the host wait, in order: a call's name, or "a fence".
-        places: whose memory is whose.
+        waits: reasons for which the host waited, in order: a call's name, or "a fence".
+        places: kind of memory of each tensor.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class LateDevice:
 
     def __enter__(self) -> Self:
         if LATE.get() is not None:
-            raise GraphError("a device is late here already; leave the outer LateDevice first")
+            raise GraphError("a LateDevice is already active in this thread; leave it before entering another one")
         self._modes.callback(LATE.reset, LATE.set(self))
         self._modes.enter_context(LateOperators(self))
         self._modes.enter_context(LateCalls(self))
@@ -70,26 +70,26 @@ class LateDevice:
             self._queue.drop()
 
     def owns(self, tensors: Iterable[Tensor]) -> None:
-        """Say that these are in device memory, but for those that are declared host memory."""
+        """Mark tensors as device memory, except tensors that are declared as host memory."""
         for tensor in tensors:
             self.places.on_device(tensor)
 
     def mark(self) -> int:
-        """The present end of what was sent, for `wait`."""
+        """Return the current end of the queue, for `wait`."""
         return self._queue.sent
 
     def wait(self, why: str, mark: int | None = None) -> None:
-        """The host waits until the device has run everything, or what was sent before `mark`."""
+        """Make the host wait until the device has run all queued work, or the work queued before `mark`."""
         self.waits.append(why)
         self._queue.run(self._queue.sent if mark is None else mark)
 
     def advance(self, mark: int) -> None:
-        """The device gets as far as `mark` by itself; nobody waited."""
+        """Let the device run all work before `mark`, without a wait by the host."""
         self._queue.run(mark)
 
     @contextmanager
     def on_time(self) -> Iterator[None]:
-        """Wait for everything, and run what the block does as it comes."""
+        """Wait for all work, and run the block's work immediately."""
         self._queue.run(self._queue.sent)
         token = LATE.set(None)
         try:
@@ -98,20 +98,20 @@ class LateDevice:
             LATE.reset(token)
 
     def send(self, name: str, work: Callable[[], object], pinned: Sequence[Tensor] = ()) -> None:
-        """Send work of any kind. `pinned`: aliases of the pinned tensors that it touches, which torch keeps for it."""
+        """Queue any work. `pinned`: aliases of the pinned tensors that it uses, which torch keeps alive for it."""
         self._queue.send(name, work, pinned)
 
     def record_call(self, fn: Callable[..., object], args: Sequence[Any], mutates: Sequence[Tensor]) -> None:
-        """Send a hand-launched kernel; see `draftmark.graphs.record_call`."""
+        """Queue a kernel launched by hand; see `draftmark.graphs.record_call`."""
         self.owns(mutates)
         args, pinned = self.operands(list(args))
         self._queue.send(f"record_call({getattr(fn, '__name__', repr(fn))})", partial(fn, *args), pinned, borrows=True)
 
     def operands(self, tree: Any) -> tuple[Any, list[Tensor]]:
-        """What a task reads: the very memory, or the present values of what the host may change at once.
+        """Return the tensors that queued work will read: the memory itself, or a copy of host memory that may change.
 
         Returns:
-            The tree with tensors of the task's own, and those of them that are pinned.
+            The tree with tensors for the queued work, and the pinned ones among them.
         """
         pinned: list[Tensor] = []
 

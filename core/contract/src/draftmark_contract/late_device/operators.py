@@ -1,4 +1,4 @@
-"""What a late device does with the operators that torch dispatches: run at once, run after a wait, or send."""
+"""Handling of dispatched operators on a late device: run at once, run after a wait, or queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class LateOperators(TorchDispatchMode):
-    """Sees what reaches torch's dispatcher."""
+    """Receives every operator that reaches torch's dispatcher."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ class LateOperators(TorchDispatchMode):
         if LATE.get() is not self._device:
             return func(*args, **kwargs)
         if is_composite(func):
-            # inference_mode hands composites over whole, and their parts (an .item(), say) would go unseen.
+            # inference_mode does not split composite operators, so their parts, such as an .item(), would be missed.
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func.overloadpacket is aten.copy_:
@@ -59,7 +59,7 @@ class LateOperators(TorchDispatchMode):
         return self._send(func, args, kwargs)
 
     def _send(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Send an operator; what it returns is poison until it has run."""
+        """Queue an operator; its result holds poison until it has run."""
         result, written = unwritten(func, args, kwargs), written_operands(func, args, kwargs)
         self._device.owns([*written, *tensors_in(result)])
         (args, kwargs), pinned = self._device.operands((list(args), dict(kwargs)))
@@ -71,14 +71,14 @@ class LateOperators(TorchDispatchMode):
         return result
 
     def _copy(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
-        """``target.copy_(source)``: within the device, up to it, down from it, or on the host alone."""
+        """Handle ``target.copy_(source)``: within the device, host to device, device to host, or within the host."""
         to, of = self._places.of(target), self._places.of(source)
-        # Who copies asynchronously to or from pinned memory has a device at the other end.
+        # An asynchronous copy to or from pinned memory has device memory at its other end.
         down = of is Place.DEVICE or (of is Place.UNKNOWN and to is Place.PINNED and non_blocking)
         up = to is Place.DEVICE or (to is Place.UNKNOWN and of is Place.PINNED and non_blocking)
         if not up and not down:
             return func(target, source, non_blocking)
-        if up and (down or source.dim() == 0):  # a number is a kernel's argument, not a copy
+        if up and (down or source.dim() == 0):  # a scalar is passed as a kernel argument
             return self._send(func, (target, source, non_blocking), {})
         if not non_blocking and Place.UNKNOWN not in (to, of):
             self._device.wait(f"{func} between host and device")
@@ -90,13 +90,13 @@ class LateOperators(TorchDispatchMode):
         return target
 
     def _send_up(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-        """From the host, which does not wait: a copy that would block takes the values that are there now."""
+        """Copy to the device without a wait; a copy that would block takes the source's current values."""
         self._device.owns([target])
         late = non_blocking and not self._places.is_pageable(source)
         self._send_copy(target, source if late else source.clone())
 
     def _send_down(self, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-        """To the host; but who blocks and was there before is taken for device memory, where nothing differs."""
+        """Copy to the host. An unknown target of a blocking copy counts as device memory, with an equal result."""
         if self._places.of(target) is Place.UNKNOWN:
             (self._places.landing if non_blocking else self._places.on_device)(target)
         self._device.owns([source])
@@ -109,6 +109,6 @@ class LateOperators(TorchDispatchMode):
 
 
 def _has_effect(func: Any) -> bool:
-    """Whether an operator makes or writes a tensor, or, like an assertion, returns nothing."""
+    """Return True if an operator returns or writes a tensor, or returns nothing, as assertions do."""
     returns = func._schema.returns
     return not returns or any("Tensor" in str(one.type) for one in returns)

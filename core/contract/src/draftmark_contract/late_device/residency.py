@@ -1,4 +1,4 @@
-"""Where a storage lies, as a device would have it: on a CPU all memory looks alike."""
+"""Kind of memory of each storage, as a real device would have it: on a CPU all memory looks equal."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from draftmark.graphs.active import HOST_STORAGES, PINNED_STORAGES
 
 
 class Place(Enum):
-    """What a device would find a storage to be."""
+    """Kinds of memory."""
 
     DEVICE = auto()
     PINNED = auto()
-    """Host memory that copies read when they run: declared by `mark_pinned`."""
+    """Host memory declared by `mark_pinned`; copies read it when they run."""
     HOST = auto()
     """Other host memory."""
     UNKNOWN = auto()
-    """Nobody has said: it was there before anybody watched."""
+    """Memory from before the context began, without a declaration."""
 
 
 class Residency:
-    """The places of all storages that somebody has placed."""
+    """Kinds of memory of all known storages."""
 
     def __init__(self) -> None:
         self._device: WeakSet[UntypedStorage] = WeakSet()
@@ -31,7 +31,7 @@ class Residency:
         self._landing: WeakSet[UntypedStorage] = WeakSet()
 
     def of(self, tensor: Tensor) -> Place:
-        """Where a tensor lies. What was declared counts more than what was seen."""
+        """Return a tensor's kind of memory. A declaration takes precedence over an observation."""
         storage = tensor.untyped_storage()
         if storage in PINNED_STORAGES or storage in self._landing:
             return Place.PINNED
@@ -42,19 +42,19 @@ class Residency:
         return Place.HOST if storage in self._host else Place.UNKNOWN
 
     def is_pageable(self, tensor: Tensor) -> bool:
-        """Whether the storage is declared pageable (`mark_host`): even an asynchronous copy has read it on return."""
+        """Return True for memory declared by `mark_host`: even an asynchronous copy has read it on return."""
         return tensor.untyped_storage() in HOST_STORAGES
 
     def on_device(self, tensor: Tensor) -> None:
-        """A tensor that a device must hold, since its kernels write it. A declaration stays."""
+        """Mark a tensor as device memory, since a kernel writes it. A declaration takes precedence."""
         self._host.discard(tensor.untyped_storage())
         self._device.add(tensor.untyped_storage())
 
     def on_host(self, tensor: Tensor) -> None:
-        """A tensor that the host made for itself."""
+        """Mark a tensor as created by the host."""
         if tensor.untyped_storage() not in self._device:
             self._host.add(tensor.untyped_storage())
 
     def landing(self, tensor: Tensor) -> None:
-        """Host memory that an asynchronous copy writes."""
+        """Mark host memory as the target of an asynchronous copy."""
         self._landing.add(tensor.untyped_storage())

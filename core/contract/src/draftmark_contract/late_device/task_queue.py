@@ -1,4 +1,4 @@
-"""A stream that is late: what was sent to it waits, in order, until somebody waits for it."""
+"""Simulated stream that is late: queued work runs, in order, only when the host waits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from draftmark.graphs.active import LATE
 from draftmark.graphs.ledger import references, storage_bytes, storage_key
 
 GIVEN_AWAY = 0xFF
-"""What fills pinned memory that its owner dropped: as the poison of a fresh arena, the next owner, does."""
+"""Byte written over pinned memory that its owner has freed, as the next owner (a poisoned new arena) would do."""
 
 FAILED = "while a late device ran"
-"""How the note begins that a task's error carries."""
+"""Start of the note that a queued operation's error carries."""
 
 
 @dataclass
 class Task:
-    """One operation that was sent.
+    """One queued operation.
 
     Attributes:
-        pinned: our own aliases of the pinned tensors that it reads or writes.
-        borrows: torch does not know of them, so its allocator would not keep their memory until the task is through.
+        name: name for error notes.
+        run: runs the operation.
+        pinned: aliases of the pinned tensors that it reads or writes.
+        borrows: True if torch does not see these tensors, so that its allocator may reuse their memory too early.
     """
 
     name: str
@@ -36,11 +38,11 @@ class Task:
 
 
 class TaskQueue:
-    """Tasks in order of sending.
+    """Queue of operations in order of sending.
 
     Attributes:
-        sent: tasks that were ever sent: the mark of the present end.
-        done: tasks that have run.
+        sent: number of operations ever queued; also the mark of the current end.
+        done: number of operations that have run.
     """
 
     def __init__(self) -> None:
@@ -52,16 +54,16 @@ class TaskQueue:
     def send(
         self, name: str, run: Callable[[], object], pinned: Sequence[Tensor] = (), *, borrows: bool = False
     ) -> None:
-        """Enqueue; see `Task`."""
+        """Append an operation; see `Task`."""
         self._own.update(map(storage_key, pinned))
         self._tasks.append(Task(name, run, pinned, borrows))
         self.sent += 1
 
     def run(self, upto: int) -> None:
-        """Run what was sent before the mark `upto`, in order."""
+        """Run the operations queued before the mark `upto`, in order."""
         token = LATE.set(None)
         try:
-            # Static tensors may have been made in inference mode, and then may be written in no other.
+            # Static tensors created in inference mode can be written only in inference mode.
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
                 while self.done < min(upto, self.sent):
                     self._run_next()
@@ -69,7 +71,7 @@ class TaskQueue:
             LATE.reset(token)
 
     def drop(self) -> None:
-        """Forget what has not run."""
+        """Discard all operations that have not run."""
         self._tasks.clear()
         self._own.clear()
         self.done = self.sent
@@ -88,7 +90,7 @@ class TaskQueue:
         self.done += 1
 
     def _give_away(self, pinned: Sequence[Tensor]) -> None:
-        """Overwrite memory that nobody but this queue holds: its allocator has handed it on already."""
+        """Overwrite memory that only this queue references: its allocator has already given it to a new owner."""
         for tensor in pinned:
             if references(tensor) <= self._own[storage_key(tensor)]:
                 storage_bytes(tensor).fill_(GIVEN_AWAY)

@@ -1,4 +1,4 @@
-"""What an operator that has not run yet will return: tensors of the right shape, full of poison."""
+"""Results of an operator that has not run yet: tensors of the right shape, filled with poison."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from draftmark.graphs.operators import map_tensors
 
 Signature = tuple[Any, ...]
 _SHAPES: dict[Signature, Any] = {}
-"""Results on torch's meta device by operator and operands; a meta kernel may cost as much as hundreds of real ones."""
+"""Shapes of results by operator and operands, cached since a meta kernel can cost as much as hundreds of real ones."""
 
 
 def unwritten(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``func(*args, **kwargs)`` returns, before it has run.
+    """Return the result of ``func(*args, **kwargs)`` before it has run.
 
-    An operand that it writes stands for itself. Every other tensor is fresh: poison until somebody writes it.
+    An operand that the operator writes is returned itself. Every other tensor is new and filled with poison.
 
     Raises:
-        NotImplementedError: torch knows no shapes for this operator.
+        NotImplementedError: torch cannot compute shapes for this operator.
     """
     schema = func._schema
     written = [_written(one, func, args, kwargs) for one in schema.returns]
@@ -40,7 +40,7 @@ def unwritten(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _written(returned: Any, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The operand that a return value is, or None for a fresh one."""
+    """Return the operand that a return value aliases, or None for a new tensor."""
     if returned.alias_info is None or not returned.alias_info.is_write:
         return None
     for position, argument in enumerate(func._schema.arguments):
@@ -51,7 +51,7 @@ def _written(returned: Any, func: OpOverload, args: Sequence[Any], kwargs: Mappi
 
 
 def _grow(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give an ``out=`` that starts empty its final shape, as the allocator would at the launch."""
+    """Resize an empty ``out=`` to its final shape, as a launch would."""
     empty = {name: one for name, one in kwargs.items() if isinstance(one, Tensor) and not one.numel()}
     if empty:
         results = _shapes(func, args, kwargs)
@@ -80,7 +80,7 @@ def _fresh(shape: Tensor) -> Tensor:
 
 
 def _signature(tree: Any) -> Signature:
-    """What decides shapes: of a tensor its form, of a number its value and its kind."""
+    """Return a hashable key for all values that decide shapes: tensor layouts, and numbers with their types."""
     if isinstance(tree, Tensor):
         return (tuple(tree.shape), tree.stride(), tree.dtype)
     if isinstance(tree, Mapping):

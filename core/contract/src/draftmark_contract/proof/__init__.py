@@ -1,6 +1,6 @@
-"""Proofs that a plugin's own sizing covers every batch within its limits.
+"""Proofs that a plugin's buffer sizes suffice for every batch within its limits.
 
-The plugin's `buffers()` runs on symbolic integers (`symbols`), branch by branch (`explore`), for a geometry and a
-batch without values (`domain`); each extent becomes a claim ``needed <= declared`` (`theorems`), which z3 proves or
-refutes in a process that can be killed (`solver`). Needs z3-solver: ``pip install 'draftmark-contract[proof]'``.
+The plugin's `buffers()` runs on symbolic integers (`symbols`) along every branch (`explore`), for a symbolic geometry
+and batch (`domain`). Each extent becomes a claim ``needed <= declared`` (`theorems`). z3 proves or refutes the claims
+in a process that can be killed (`solver`). Needs z3-solver: ``pip install 'draftmark-contract[proof]'``.
 """

@@ -1,9 +1,9 @@
-"""What the theorems range over: a geometry and a batch without values, and their way back to plain integers.
+"""Domain of the theorems: a symbolic geometry and batch, and their conversion to plain integers.
 
-A sum over requests is at most R times its largest term, and the batch whose requests all equal that one is within
-the limits. So a claim about every batch follows from the claim about batches of R equal requests (the per-request
-lemma). In a ragged EXTEND batch the live requests number at most min(R, rows); what depends on L + n is largest with
-n = 1, and what depends on n alone is bounded by the rows.
+Per-request lemma: a sum over R requests is at most R times its largest term, and a batch of R requests equal to the
+largest one is within the limits. So a claim about every batch follows from the claim about batches of R equal requests.
+In a ragged EXTEND batch there are at most min(R, rows) live requests. Terms in L + n are largest with n = 1, and terms
+in n only are bounded by the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DRAFTS = ("k", "S", "D")
 
 @dataclass(frozen=True)
 class Variant:
-    """What is enumerated: the modes served and whether the device may be a round ahead."""
+    """Enumerated part of the domain: the modes served, and overlap (the device may be a round ahead of the host)."""
 
     name: str
     modes: tuple[Mode, ...]
@@ -37,7 +37,7 @@ class Variant:
 
 
 def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context) -> Geometry:
-    """All integers free and >= 1; heads, dtypes, modes and overlap concrete."""
+    """Return a geometry of free integers >= 1, with concrete heads, dtypes, modes and overlap."""
 
     def free(name: str, low: int) -> Any:
         return context.variable(name, low)
@@ -52,7 +52,7 @@ def symbolic_geometry(variant: Variant, device: DeviceProfile, context: Context)
 
 
 def symbolic_batch(geometry: Geometry, mode: Mode, context: Context) -> BatchShape:
-    """A batch of the mode within the limits, in the form that the per-request lemma allows."""
+    """Return a batch of the mode within the limits, in the form that the per-request lemma allows."""
     requests, prefix = context.variable("R", 1), context.variable("L", 0)
     context.assume(requests <= max_requests(geometry))
     if mode is Mode.EXTEND:
@@ -77,7 +77,7 @@ def _symbolic_extend(geometry: Geometry, requests: Any, prefix: Any, context: Co
 
 
 def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int]) -> Geometry:
-    """The geometry that a model names, validated as any engine's."""
+    """Return the geometry of a z3 model, validated like any engine's geometry."""
     return Geometry.create(
         AttentionShape(HEADS.num_qo_heads, HEADS.num_kv_heads, HEADS.head_dim, model["P"]),
         Limits(
@@ -94,11 +94,11 @@ def plain_geometry(variant: Variant, device: DeviceProfile, model: dict[str, int
 
 
 def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchShape:
-    """The batch that a model names."""
+    """Return the batch of a z3 model."""
     requests, prefix = model["R"], model["L"]
     if mode is Mode.EXTEND:
         live, new = min(requests, model["rows"]), model["n"]
-        if live * new > model["rows"]:  # as long with one new token each, and then within max_extend_tokens
+        if live * new > model["rows"]:  # an equal L + n with n = 1, which is within max_extend_tokens
             prefix, new = prefix + new - 1, 1
         return BatchShape(mode, 0, (Group(live, prefix, new, new),), requests, model["rows"])
     step = model.get("step", 0)
@@ -107,10 +107,10 @@ def plain_batch(geometry: Geometry, mode: Mode, model: dict[str, int]) -> BatchS
 
 
 def bounded(context: Context, bound: int) -> list[Any]:
-    """Every input at most `bound`: small models are readable ones."""
+    """Return constraints that bound every input, since small counterexamples are easier to read."""
     return [variable <= bound for variable in context.inputs.values()]
 
 
 def fixed(context: Context, values: dict[str, int]) -> list[Any]:
-    """Some inputs at given values."""
+    """Return constraints that fix some inputs."""
     return [context.inputs[name] == z3.IntVal(value) for name, value in values.items()]

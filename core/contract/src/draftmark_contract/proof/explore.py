@@ -1,4 +1,4 @@
-"""Run a function on symbols along every branch that its plain `if`, `max` and `in` can take."""
+"""Runs a function on symbols along every branch that its `if`, `max` and `in` can take."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .symbols import Context, SymbolicUse
 
 MAX_PATHS = 64
 _RLIMIT = 200_000
-"""z3's own count of work, so that pruning is the same on a slow machine."""
+"""z3's own count of work per query, so that pruning does not depend on the machine's speed."""
 _TOO_MANY = (
-    f"sizing branches on geometry values more than {MAX_PATHS} ways; "
+    f"sizing code has more than {MAX_PATHS} branches on geometry values; "
     "use draftmark.maximum, minimum and ceil_div instead of if, max and min"
 )
 
 
 @dataclass
 class Path:
-    """One branch: the symbols it made, the conditions it took, and what the function returned."""
+    """One branch: its symbols, the conditions taken, and the function's result."""
 
     context: Context
     conditions: list[Any]
@@ -29,10 +29,10 @@ class Path:
 
 
 def explore(run: Callable[[Context], Any]) -> list[Path]:
-    """Call `run` with a fresh context once per path.
+    """Call `run` once per path, each time with a new context.
 
     Raises:
-        SymbolicUse: more than `MAX_PATHS` paths, or an operation that no proof can follow.
+        SymbolicUse: there are more than `MAX_PATHS` paths, or an operation cannot be proved.
     """
     paths: list[Path] = []
     pending: list[list[bool]] = [[]]
@@ -73,13 +73,13 @@ def explore(run: Callable[[Context], Any]) -> list[Path]:
 
 
 def _known(conditions: list[Any], term: Any) -> bool | None:
-    """Which side of a branch was taken before on this path; None for a new question."""
+    """Return the side of a branch that this path has already taken, or None for a new condition."""
     sides = [side for side in (True, False) for one in conditions if one.eq(term if side else z3.Not(term))]
     return sides[0] if sides else None
 
 
 def _possible(context: Context, conditions: list[Any], term: Any, side: bool) -> bool:
-    """False only when the branch contradicts what is known already (quotients left open)."""
+    """Return False only if the side contradicts the known facts; divisions are not used."""
     solver = z3.Solver()
     solver.set("rlimit", _RLIMIT)
     known = [*context.facts, *(definition for _, definition in context.extremes), *conditions]

@@ -1,4 +1,4 @@
-"""The z3 problem of one claim: only what the claim depends on, and true facts that z3 does not find by itself."""
+"""z3 problem of one claim: the definitions that the claim depends on, and lemmas that z3 does not find by itself."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .symbols import Context
 
 
 def relevant(context: Context, terms: Iterable[Any]) -> Context:
-    """`context` without the divisions, maxima and products that neither `terms` nor its facts depend on."""
+    """Return `context` without the divisions, maxima and products that neither `terms` nor its facts depend on."""
     seen: set[int] = set()
     for term in (*terms, *context.facts):
         _collect(term, seen)
     kept = Context()
     kept.inputs, kept.facts = context.inputs, context.facts
-    # Newest first: a definition only speaks of older ones.
+    # Newest first: a definition refers only to older variables.
     for q, terms_of, part in sorted(_definitions(context), key=lambda row: -_number(row[0])):
         if q.get_id() in seen:
             for term in terms_of:
@@ -34,7 +34,7 @@ def relevant(context: Context, terms: Iterable[Any]) -> Context:
 
 
 def definitions(context: Context, encoding: str) -> list[Any]:
-    """Quotients as z3's own division (``native``) or by their remainders (``skolem``), and the maxima."""
+    """Return definitions of maxima, and of quotients by z3's division (``native``) or by remainders (``skolem``)."""
     extremes = [definition for _, definition in context.extremes]
     if encoding == "native":
         return [*extremes, *(q == a / b for a, b, q in context.divisions)]
@@ -42,7 +42,7 @@ def definitions(context: Context, encoding: str) -> list[Any]:
 
 
 def hints(context: Context) -> list[Any]:
-    """Quotients by one divisor, and products of numbers >= 0, are monotone."""
+    """Return lemmas: quotients by one divisor, and products of numbers >= 0, are monotone."""
     found = []
     for (a, b, q), (c, d, p) in permutations(context.divisions, 2):
         if b.eq(d):
@@ -54,14 +54,14 @@ def hints(context: Context) -> list[Any]:
 
 
 def smt2(assertions: list[Any]) -> str:
-    """The assertions as SMT-LIB text. Call it in one thread at a time: z3's terms are not thread-safe."""
+    """Return the assertions as SMT-LIB text. z3's terms are not thread-safe: call it from one thread at a time."""
     problem = z3.Solver()
     problem.add(*assertions)
     return str(problem.to_smt2()).replace("(check-sat)", "")
 
 
 def renumbered(problem: str) -> str:
-    """The text with the variables of definitions numbered as they appear: equal for runs that made others between."""
+    """Return the text with variables of definitions renumbered by appearance, so that equal problems compare equal."""
     numbers: dict[str, str] = {}
     return re.sub(r"(?<=!)\d+", lambda found: numbers.setdefault(found[0], str(len(numbers))), problem)
 

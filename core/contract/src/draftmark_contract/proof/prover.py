@@ -1,7 +1,7 @@
-"""Prove, refute, restate, or say that it is undecided.
+"""Prover: each theorem is proved, refuted, restated, or undecided.
 
-A refutation counts only when its model, replayed on plain integers through the plugin's own `buffers()`, shows the
-same shortage. Undecided fails. A claim proved only at listed draft shapes says so, and claims nothing elsewhere.
+A refutation counts only if the plugin's own `buffers()` shows the shortage on the model's plain integers. An undecided
+theorem fails. A claim that is proved only for the listed draft shapes is restated: it claims nothing for other shapes.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
 
 Within = int | dict[str, int] | None
-"""Inputs at most a bound, or some of them fixed."""
+"""Constraint on inputs: an upper bound for all, or fixed values for some."""
 SHORT, LONG = 10_000_000, 30_000_000
-"""Efforts of a query, in z3's own steps: about 3 and 10 seconds, of which proofs take 2 at most."""
+"""Efforts of a query in z3's own steps: about 3 and 10 seconds. Proofs need at most 2 seconds."""
 _Z3 = threading.Lock()
-"""z3's terms are not thread-safe: one thread at a time builds and releases them; they are solved elsewhere."""
+"""Lock for z3's terms, which are not thread-safe: one thread at a time builds and frees them. Workers solve them."""
 LADDER = (3, 9, 40, 300, None)
 SHAPES = ((1, 1, 1), (1, 4, 4), (2, 3, 7), (4, 3, 8), (8, 5, 64), (8, 9, 33))
-"""(k, S, D) at which a claim is tried when it cannot be decided for all."""
+"""(k, S, D) for which a claim is tried if it cannot be decided for all draft shapes."""
 
 
 class Status(StrEnum):
-    """What is known of a theorem. PROVED, RESTATED, SWEPT and REFUSED do not fail."""
+    """Outcome of a theorem. PROVED, RESTATED, SWEPT and REFUSED do not fail."""
 
     PROVED = "proved"
     RESTATED = "restated"
     SWEPT = "swept"
-    """Only usage() knows the need: the corner sweep, not a proof, covers it."""
+    """Only usage() can compute the size: a sweep over edge cases checks it instead of a proof."""
     REFUSED = "refused"
     REFUTED = "refuted"
     UNDECIDED = "undecided"
@@ -51,13 +51,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Proof:
-    """A theorem's outcome.
+    """Outcome of a theorem.
 
     Attributes:
-        theorem: its name.
+        variant: modes and overlap.
+        theorem: name of the theorem.
+        role: role of the buffer.
         claim: ``needed <= declared`` in words.
-        status: how it ended.
-        note: the counterexample, the restated range, or what stood in the way.
+        status: outcome.
+        note: counterexample, restated range, or the reason why it is undecided.
     """
 
     variant: str
@@ -69,17 +71,17 @@ class Proof:
 
     @property
     def fails(self) -> bool:
-        """Whether it fails the contract."""
+        """True if the contract fails."""
         return self.status in (Status.REFUTED, Status.UNDECIDED)
 
 
 def prove_all(subject: BackendUnderTest, workers: int = 2) -> list[Proof]:
-    """Every theorem about one backend."""
+    """Prove every theorem about one backend."""
     return [proof for variant in VARIANTS for proof in prove_plan(subject, plan_of(subject, variant), workers)]
 
 
 def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[Proof]:
-    """The theorems of one variant, `workers` at a time."""
+    """Prove the theorems of one variant, `workers` at a time."""
     name = str(plan.variant)
     if plan.refused:
         return [Proof(name, "all buffers", "", "", Status.REFUSED, "; ".join(plan.refused))]
@@ -96,19 +98,19 @@ def prove_plan(subject: BackendUnderTest, plan: Plan, workers: int = 2) -> list[
 
 
 class _Batches:
-    """Whether any batch satisfies a claim's assumptions: asked once for all buffers of one path and mode."""
+    """Cache of whether any batch satisfies a claim's assumptions, shared by the buffers of one path and mode."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
         self._lock = threading.Lock()
 
     def exist(self, claims: Iterable[Claim], solver: Solver) -> bool:
-        """Whether some claim is about a batch at all; a proof of claims without one is empty."""
+        """Return True if a batch satisfies some claim's assumptions; otherwise a proof would be empty."""
         with self._lock:
             return any(self._exists(claim, solver) for claim in claims)
 
     def _exists(self, claim: Claim, solver: Solver) -> bool:
-        # The plan keeps its contexts, so an id stays one's own; claims of one context share their conditions.
+        # The plan keeps its contexts alive, so an id stays unique. Claims of one context share their conditions.
         key = id(claim.context)
         if key not in self._known:
             self._known[key] = _satisfiable(claim, solver)
@@ -130,7 +132,7 @@ def _prove(subject: BackendUnderTest, theorem: Theorem, solver: Solver, batches:
 
 
 def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
-    """Claims whose paths differ in the conditions taken and in nothing that the goals speak of, with that question."""
+    """Group claims with equal goals, which differ only in their path's conditions; each group has its problem text."""
     found: dict[str, list[Claim]] = {}
     for claim in claims:
         with _Z3:
@@ -142,7 +144,7 @@ def _alike(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
 def _decide_alike(
     subject: BackendUnderTest, theorem: Theorem, alike: tuple[str, list[Claim]], solver: Solver
 ) -> list[tuple[Status, str]]:
-    """One proof without any path's conditions holds on all of them; where there is none, each path is asked."""
+    """Prove the goals without any path's conditions, which covers all paths; otherwise decide each path's claim."""
     question, claims = alike
     if len(claims) > 1 and solver.ask(question, [], SHORT).status == "unsat":
         return [(Status.PROVED, "")] * len(claims)
@@ -164,14 +166,14 @@ def _decide(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: S
 
 
 def _ask(claim: Claim, solver: Solver, encoding: str, hinted: bool, effort: int, within: Within = None) -> Answer:
-    """Is there a batch within the limits that breaks one of the goals?"""
+    """Ask z3 for a batch within the limits that breaks a goal."""
     with _Z3:
         question = _question(claim, encoding, hinted, within)
     return solver.ask(question, list(claim.context.inputs), effort)
 
 
 def _question(claim: Claim, encoding: str, hinted: bool, within: Within) -> str:
-    """Its own terms are gone when it returns: they too may be released by one thread at a time only."""
+    """Return the problem text. The function's own z3 terms are freed inside it, under the caller's lock."""
     context = relevant(claim.context, [*claim.goals, *claim.assumed])
     facts = _facts(context, claim, encoding, within)
     return smt2([*facts, *(hints(context) if hinted else []), z3.Not(z3.And(*claim.goals))])
@@ -192,7 +194,7 @@ def _satisfiable(claim: Claim, solver: Solver) -> bool:
 
 
 def _refute(subject: BackendUnderTest, theorem: Theorem, claim: Claim, solver: Solver) -> tuple[Status, str] | None:
-    """The smallest model that the ladder finds, replayed; None when there is none."""
+    """Return the outcome for the smallest counterexample, checked on plain integers; None if there is none."""
     unreplayed = ""
     for bound in LADDER:
         answer = _ask(claim, solver, "native", False, SHORT, bound)
@@ -220,14 +222,14 @@ _ENCODINGS = ("native", "skolem")
 
 
 def replay(subject: BackendUnderTest, theorem: Theorem, model: dict[str, int]) -> str:
-    """The shortage on plain integers, in words; empty when the plugin's own code does not show it."""
+    """Return the shortage on plain integers, in words; "" if the plugin's own code does not show it."""
     try:
         geometry = plain_geometry(theorem.variant, subject.profile, model)
         if subject.backend.supports(geometry):
             return ""
         specs = {spec.name: spec for spec in subject.backend.buffers(geometry)}
         metadata = subject.layouts(geometry)
-    except Exception as error:  # a division by zero, most likely: then that is the finding
+    except Exception as error:  # probably a division by zero, which then is the finding
         return f"{type(error).__name__}: {error} at {model}" if theorem.what == "divisors" else ""
     if theorem.mode is None or theorem.buffer not in specs:
         return ""

@@ -1,6 +1,6 @@
-"""Ask z3 in a process of its own, which ends when z3 overruns: by work done, never by the clock.
+"""Runs z3 in a child process that ends when z3 exceeds its limits, which count work instead of time.
 
-A busy machine makes an answer late, not another one.
+So a busy machine delays an answer but never changes it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STEPS_PER_S = 1_000_000
-"""What z3 counts in a second of a slow processor."""
+"""z3 steps per second on a slow processor."""
 
 
 @dataclass
 class Answer:
-    """``unsat``, ``sat`` with a model, or ``unknown``."""
+    """Answer of z3: ``unsat``, ``sat`` with a model, or ``unknown``."""
 
     status: str
     model: dict[str, int] = field(default_factory=dict)
 
 
 class Solver:
-    """One worker process, started when first asked and again after it ended. Close it when done."""
+    """One worker process, started at the first query and again after it ended. Close it when done."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, problem: str, inputs: list[str], effort: int, cpu_seconds: int | None = None) -> Answer:
-        """Say whether the problem (SMT-LIB text, see `problem.smt2`) is satisfiable.
+        """Return whether the problem is satisfiable.
 
         Args:
-            problem: what to solve.
-            inputs: names of the integers whose values a model tells.
-            effort: z3's `rlimit`, a count of its own steps: the same answer on every machine.
-            cpu_seconds: processor time after which the worker ends in code that counts no steps; an order of magnitude
-                above what the effort takes unless given.
+            problem: SMT-LIB text, see `problem.smt2`.
+            inputs: names of the integers that a model must contain.
+            effort: z3's `rlimit`, a count of its own steps, so that the answer is equal on every machine.
+            cpu_seconds: processor time limit, for z3 code that counts no steps. The default is ten times the time for
+                `effort`.
 
         Returns:
-            The answer; ``unknown`` when either limit is met.
+            The answer; ``unknown`` if a limit is reached.
         """
         seconds = 10 + 10 * effort // STEPS_PER_S if cpu_seconds is None else cpu_seconds
         query = {"smt2": problem, "effort": effort, "cpu_seconds": seconds, "inputs": inputs}
@@ -75,7 +75,7 @@ class Solver:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # By path, so that starting it does not import draftmark: z3 is all it needs.
+            # Started by path: the worker needs only z3, and draftmark is not imported.
             command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,8 +1,8 @@
-"""Integers without values, for running sizing code inside a proof.
+"""Integers without values, which run a plugin's sizing code inside a proof.
 
-z3's own integers are not used directly: they have no ``//``, and ``bool(x == 1)`` is silently False. A `Sym` does
-floor division for divisors >= 1 (each divisor is an obligation of its own), forks at a comparison (`explore`), and
-refuses everything else with a sentence that names the core helper to use.
+z3's own integers cannot be used directly: they have no ``//``, and ``bool(x == 1)`` is silently False. A `Sym` divides
+by divisors >= 1 (each divisor becomes an obligation) and forks the run at a comparison (`explore`). Any other operation
+raises an error that names the core helper to use.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import z3
 
 
 class SymbolicUse(Exception):
-    """Sizing code did something to an integer that a proof cannot follow."""
+    """Sizing code used an operation on an integer that a proof cannot follow."""
 
 
 class Context:
-    """The variables, definitions and facts behind the symbols of one run.
+    """Variables, definitions and facts of one run's symbols.
 
     Attributes:
         inputs: named variables, by name.
-        facts: what is assumed of them.
+        facts: assumptions about the inputs.
         extremes: ``(m, definition)`` of each maximum or minimum; `m` is a fresh variable.
-        divisions: ``(a, b, q)`` for each a // b; `q` is a fresh variable.
+        divisions: ``(a, b, q)`` of each a // b; `q` is a fresh variable.
         products: ``(a, b, a * b)`` of each product of two unknowns.
+        decide: chooses the side of a branch; None outside of `explore`.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,13 @@ class Context:
         self._fresh = 0
 
     def variable(self, name: str, low: int) -> Sym:
-        """An input >= low."""
+        """Return a new input that is >= `low`."""
         self.inputs[name] = z3.Int(name)
         self.facts.append(self.inputs[name] >= low)
         return Sym(self.inputs[name], self)
 
     def fresh(self, prefix: str) -> Any:
-        """A variable for a definition."""
+        """Return a new variable for a definition."""
         self._fresh += 1
         return z3.Int(f"{prefix}!{self._fresh}")
 
@@ -54,7 +55,7 @@ class Context:
         self.facts.append(fact.term)
 
     def divide(self, a: Any, b: Any) -> Any:
-        """The quotient's variable; equal operands share it."""
+        """Return the variable of the quotient a // b; equal operands share one."""
         key = (a.get_id(), b.get_id())
         if key not in self._quotients:
             self._quotients[key] = self.fresh("quotient")
@@ -62,11 +63,11 @@ class Context:
         return self._quotients[key]
 
     def obligations(self) -> list[Any]:
-        """Each divisor is at least 1; without these a proof over ``//`` may be vacuous."""
+        """Return the claims that each divisor is >= 1; without them a proof with ``//`` could be vacuous."""
         return [b >= 1 for _, b, _ in self.divisions if not z3.is_int_value(b)]
 
     def copy(self) -> Context:
-        """The same variables and facts, open for more."""
+        """Return a copy to which variables and facts can be added."""
         own = Context()
         own.inputs, own.facts, own.extremes = dict(self.inputs), list(self.facts), list(self.extremes)
         own.divisions, own.products = list(self.divisions), list(self.products)
@@ -79,7 +80,7 @@ def _term(value: Any) -> Any:
         return value.term
     if isinstance(value, int):
         return z3.IntVal(int(value))
-    raise SymbolicUse(f"{value!r} ({type(value).__name__}) meets an integer of the geometry; sizing is integers only")
+    raise SymbolicUse(f"{value!r} ({type(value).__name__}) is combined with a geometry value; use integers only")
 
 
 def _is(value: Any, number: int) -> bool:
@@ -87,7 +88,7 @@ def _is(value: Any, number: int) -> bool:
 
 
 class Cond:
-    """A comparison of symbols. As a condition of `if` it forks the run."""
+    """A comparison of symbols. In an `if` it forks the run."""
 
     def __init__(self, term: Any, context: Context) -> None:
         self.term = term
@@ -204,7 +205,7 @@ class Sym:
             self._refuse("a shift by a symbolic count", "multiply or divide by a constant")
         return int(bits)
 
-    # -- what draftmark.maximum and minimum call ----------------------------------------------------------
+    # -- called by draftmark.maximum and minimum ----------------------------------------------------------
 
     def __dm_max__(self, other: Any) -> Sym:
         return self._extreme(other, lambda m, x: m >= x, "max")
@@ -243,7 +244,7 @@ class Sym:
     def __bool__(self) -> bool:
         return bool(self != 0)
 
-    # -- refused ------------------------------------------------------------------------------------------
+    # -- rejected operations ------------------------------------------------------------------------------
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         raise SymbolicUse(f"{what} on a geometry value cannot be proved; {remedy}")
@@ -266,5 +267,5 @@ class Sym:
         self._refuse("math.ceil()", "use draftmark.ceil_div")
 
     def bit_length(self) -> NoReturn:
-        """Refused."""
+        """Raise `SymbolicUse`."""
         self._refuse("bit_length()", "use a bound that does not round to a power of two, or refuse the geometry")

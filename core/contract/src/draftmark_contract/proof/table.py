@@ -1,4 +1,4 @@
-"""The proofs of one backend as text."""
+"""Text table of one backend's proofs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .prover import Proof, Status
 
 RANGE = (
     "Proved for every batch and all C, P, k, S, D, limits and three capture sizes >= 1; "
-    "overlap enumerated; heads 8/2, head_dim 128."
+    "overlap on and off; heads 8/2, head_dim 128."
 )
 LEMMA = (
-    "Sums over requests: a sum is at most R times its largest term, and the batch whose R requests all equal that "
+    "Sums over requests: a sum is at most R times its largest term, and the batch of R requests equal to the largest "
     "one is within the limits."
 )
 
 
 def proof_table(name: str, proofs: Sequence[Proof]) -> str:
-    """One line per theorem, then counts and what they mean."""
+    """Return one line per theorem, the counts of each status, and the range of the claims."""
     width = max((len(proof.theorem) for proof in proofs), default=0)
     lines, variant = [], ""
     for proof in proofs:

@@ -1,4 +1,4 @@
-"""From a plugin's sizing to claims ``needed <= declared``: one per buffer, mode and extent, over all paths."""
+"""Claims ``needed <= declared`` about a plugin's sizing: one per buffer, mode and extent, over all paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in PROVED.items()
 
 @dataclass(frozen=True)
 class Claim:
-    """One path's part of a theorem: under `assumed` and the context's facts, every term of `goals` holds."""
+    """One path's part of a theorem: `assumed` and the context's facts imply every term of `goals`."""
 
     context: Context
     assumed: list[Any]
@@ -39,8 +39,10 @@ class Theorem:
     """``needed <= declared`` for one extent of one buffer in one mode, on every path of the plugin's code.
 
     Attributes:
-        what: the extent; ``"divisors"`` for the obligation that no divisor is below 1.
+        variant, mode, buffer, role: subject of the claim.
+        what: the extent; ``"divisors"`` for the obligation that every divisor is >= 1.
         text: the claim in words.
+        claims: one claim per path.
     """
 
     variant: Variant
@@ -53,18 +55,20 @@ class Theorem:
 
     @property
     def name(self) -> str:
-        """``"kv_lens entries, verify"``."""
+        """Name, e.g. ``"kv_lens entries, verify"``."""
         return f"{self.buffer} {self.what}" + (f", {self.mode.value}" if self.mode else "")
 
 
 @dataclass
 class Plan:
-    """What there is to prove of one variant.
+    """Theorems of one variant.
 
     Attributes:
-        refused: the backend's reasons, when it serves nothing of this variant.
-        obstacle: why its sizing cannot be followed.
-        swept: buffers whose need only usage() knows; the corner sweep covers them.
+        variant: modes and overlap.
+        theorems: theorems to prove.
+        refused: reasons of a backend that serves nothing of this variant.
+        obstacle: operation in its sizing code that a proof cannot follow.
+        swept: buffers with sizes that only usage() can compute; a sweep over edge cases covers them.
     """
 
     variant: Variant
@@ -75,7 +79,7 @@ class Plan:
 
 
 def plan_of(subject: BackendUnderTest, variant: Variant) -> Plan:
-    """Run the plugin's supports, buffers and metadata on symbols and state what must hold."""
+    """Run the plugin's supports, buffers and metadata on symbols, and return the theorems."""
     try:
         paths = explore(lambda context: _run(subject, variant, context))
     except SymbolicUse as obstacle:
@@ -111,7 +115,7 @@ def _run(subject: BackendUnderTest, variant: Variant, context: Context) -> _Answ
 
 
 def _hook(subject: BackendUnderTest, name: str, geometry: Geometry) -> Any:
-    # Not Backend.buffers(): that validates that extents are ints.
+    # Backend.buffers() requires extents that are ints, so the hook's implementation is called directly.
     try:
         return subject.backend.implementation(name)(geometry=geometry)
     except SymbolicUse:
@@ -137,7 +141,7 @@ def _state(
     conditions: list[Any],
     answers: _Answers,
 ) -> None:
-    """Add this path's claims about one mode, in a copy of the context: each mode has its own batch."""
+    """Add this path's claims about one mode, in a copy of the context, since each mode has its own batch."""
     own = context.copy()
     geometry = _rebound(answers.geometry, own)
     batch = symbolic_batch(geometry, mode, own)
@@ -160,7 +164,7 @@ def _at_most(needed: Any, declared: Any) -> Any:
 
 
 def _rebound(geometry: Geometry, context: Context) -> Geometry:
-    """The same symbolic geometry, whose new divisions and maxima go to `context`."""
+    """Return the symbolic geometry with new divisions and maxima recorded in `context`."""
     a, d, m = geometry.attention, geometry.draft, geometry.limits
 
     def sym(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Answers z3 queries, one JSON line each, until its input ends. A process of its own, because z3 overruns its limits.
+"""Worker process that answers z3 queries, one JSON line each, until its input ends.
+
+It is a separate process because z3 can exceed its limits.
 
 Query: ``{"smt2": text, "effort": steps, "cpu_seconds": s, "inputs": [names]}``.
 Answer: ``{"status": "sat" | "unsat" | "unknown", "model": {name: value}}``.
@@ -16,7 +18,7 @@ import z3
 
 
 def answer(query: dict[str, Any]) -> dict[str, Any]:
-    """Solve one query, in a context of its own: what was asked before changes neither the answer nor the model."""
+    """Solve one query in a new z3 context, so that earlier queries change neither the answer nor the model."""
     context = z3.Context()
     solver = z3.Solver(ctx=context)
     solver.set("rlimit", query["effort"])
@@ -35,7 +37,7 @@ def _value(model: Any, name: Any) -> int:
 
 
 def end_after(cpu_seconds: int) -> None:
-    """Let the system end this process once it has worked for so long from now on (SIGXCPU)."""
+    """Let the system kill this process after this much more processor time (SIGXCPU)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     limit = math.ceil(usage.ru_utime + usage.ru_stime) + cpu_seconds
@@ -43,7 +45,7 @@ def end_after(cpu_seconds: int) -> None:
 
 
 def main() -> None:
-    """Read, solve, write."""
+    """Read queries, solve them, and print the answers."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         query = json.loads(line)

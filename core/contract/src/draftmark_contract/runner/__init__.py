@@ -1,1 +1,1 @@
-"""Runs items, keeps what they said, and draws the verdict."""
+"""Runner of `draftmark contract`: runs items, keeps a journal of results, and computes the verdict."""

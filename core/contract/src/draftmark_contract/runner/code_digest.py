@@ -1,7 +1,7 @@
-"""A digest of code that changes when its behaviour may: comments, docstrings and blank lines do not count.
+"""Digest of code that ignores comments, docstrings and blank lines, so that it changes only when behaviour may change.
 
-The same under every Python that this project supports: the parsed tree is walked here, since `ast.dump` and
-`ast.unparse` write other text from one Python to the next.
+The digest is equal under every supported Python. `ast.dump` and `ast.unparse` differ between Python versions, so this
+module walks the parsed tree itself.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 UNSEEN_NAMES = ("contract.toml", "py.typed")
-"""A record itself says what its run declared to be known."""
+"""Files that do not count. A record already contains the known failures of its run."""
 UNSEEN_SUFFIXES = (".md", ".pyc")
 SINCE_312 = "type_params"
-"""A field that Python 3.11 does not know; empty wherever it could matter here."""
+"""Field of syntax trees that Python 3.11 lacks; it is skipped when empty."""
 
 
 def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
-    """SHA-256 over names and what counts of each file; the order of the files does not matter."""
+    """Return the SHA-256 of the names and relevant contents of files, as (name, content); their order is ignored."""
     digest = hashlib.sha256()
     for name, data in sorted(files):
         if counts(name):
@@ -28,13 +28,13 @@ def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def counts(name: str) -> bool:
-    """Whether a file, by its path with ``/``, can change what a backend does."""
+    """Return True if a file can change a backend's behaviour. name: path with ``/``."""
     *folders, last = name.split("/")
     return "__pycache__" not in folders and last not in UNSEEN_NAMES and not last.endswith(UNSEEN_SUFFIXES)
 
 
 def imports_of(data: bytes) -> set[str]:
-    """Full names that a Python file imports, at its top or inside a function; relative ones are left out."""
+    """Return full names that a Python file imports, at module level or in functions, without relative imports."""
     try:
         nodes = list(ast.walk(ast.parse(data)))
     except (SyntaxError, ValueError):
@@ -46,13 +46,13 @@ def imports_of(data: bytes) -> set[str]:
 
 
 def _essence(name: str, data: bytes) -> bytes:
-    """The parsed code of a Python file; any other file (a kernel's source, a table) counts by its bytes."""
+    """Return a digest of the parsed code for a Python file; the bytes of any other file (kernel source, table)."""
     return _parsed(data) if name.endswith(".py") else data
 
 
 @lru_cache(maxsize=1024)
 def _parsed(data: bytes) -> bytes:
-    """Cached, since a file is usually equal to its committed self. What is not Python counts by its bytes."""
+    """Return the digest of a file's parsed code, or the bytes if it does not parse. Cached for repeated contents."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -63,12 +63,12 @@ def _parsed(data: bytes) -> bytes:
 
 
 def _write(node: object, words: list[str]) -> None:
-    """The tree as words: nodes with their fields in order, without positions and without strings that nobody uses."""
+    """Append a tree to `words`: nodes and fields in order, without positions and without mere string statements."""
     if isinstance(node, ast.AST):
         words.append(type(node).__name__)
         for field in node._fields:
             value = getattr(node, field, None)
-            if isinstance(node, ast.JoinedStr):  # 3.12 writes an empty text into some nested formats
+            if isinstance(node, ast.JoinedStr):  # Python 3.12 adds an empty string to some nested formats
                 value = [one for one in node.values if not (isinstance(one, ast.Constant) and one.value == "")]
             if value is not None and (field != SINCE_312 or value):
                 words.append(field)
@@ -84,5 +84,5 @@ def _write(node: object, words: list[str]) -> None:
 
 
 def _is_text(node: object) -> bool:
-    """Whether a statement is a mere string: a docstring, of an attribute too."""
+    """Return True for a statement of only a string: a docstring, also of an attribute."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,4 +1,4 @@
-"""What a failed item says: the rule, what broke it, the batch, the known bugs, and a command that runs it again."""
+"""Message of a failed item: rule, cause, batch, known bugs, and a command that runs this item again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .limits import TimeLimit
 
 
 def explanation(error: BaseException, check: Check, case: Case, subject: BackendUnderTest) -> str:
-    """Several lines, complete enough for a bug report.
+    """Return a message of several lines, complete enough for a bug report.
 
-    The batch is shown whatever was raised: a violation's own, else the forward or geometry that the item was at; and so
-    are notes, such as how the batch of a failed replay ends eagerly (`harness.eagerly`).
+    The message always shows a batch: the violation's own, else the forward or geometry that the item was using. It also
+    contains the exception's notes, e.g. the eager result of a batch with a failed replay (`harness.eagerly`).
     """
     violation = error if isinstance(error, ContractViolation) else None
     lines = [f"{check.name}{_number(check)}: {check.doc}", str(violation) if violation else _raised(error)]
@@ -34,29 +34,29 @@ def explanation(error: BaseException, check: Check, case: Case, subject: Backend
 
 
 def _number(check: Check) -> str:
-    """The rule's number in the specification; a check of somebody's own has none."""
+    """Return the rule's number as text; "" for a check that is not part of the contract."""
     rule = rules().get(name_of(check))
     return f" (rule {rule.number})" if rule else ""
 
 
 def again(backend: str, item: str, device: str = "") -> str:
-    """The line with the command that runs this very item."""
+    """Return the line with the command that runs only this item."""
     where = f" --device {device}" if device else ""
     return f"  run it again: draftmark contract {backend}{where} --item {shlex.quote(item)}"
 
 
 def _raised(error: BaseException) -> str:
     if isinstance(error, TimeLimit):
-        where = traceback.extract_tb(error.__traceback__)[-2]  # the last one is the alarm's own
+        where = traceback.extract_tb(error.__traceback__)[-2]  # the last frame is the alarm handler
         return f"{error}, stuck in {where.name} ({where.filename.rpartition('/')[2]}:{where.lineno})"
     if isinstance(error, (Refused, BackendRefusal)):
-        return f"the backend refuses in the middle of the work; a refusal counts from supports() alone: {error}"
+        return f"the backend refused during the run; only supports() may refuse a geometry: {error}"
     kind = type(error).__name__
     return f"{kind if isinstance(error, DraftmarkError) else f'raised {kind}'}: {error}{_where(error)}"
 
 
 def _where(error: BaseException) -> str:
-    """The last frames, by file name alone, of the error and of what caused it."""
+    """Return the last frames of the error and of its causes, without folders."""
     lines = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""What did not pass, for a terminal: one screen, whatever happened."""
+"""Terminal report of a run: failed checks, at most one screen, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from .outcome import Outcome, Result
 from .verdict import Verdict
 
 SCREEN = 40
-"""Lines that failures take in full."""
+"""Number of lines for failures in full."""
 LISTED = 12
-"""Checks that have a line each below those in full; the others are counted."""
+"""Number of further failed checks with one line each; the rest are counted."""
 NAMED = 3
-"""Further items of a check that a line names."""
+"""Number of further failed items that a line names."""
 
 
 def failure_lines(verdict: Verdict) -> list[str]:
-    """Checks that fail, in the order of learning: the first item of each in full while it fits, then a line each."""
+    """Return lines about failed checks in the suite's order: the first in full while they fit, then one line each."""
     groups: dict[str, list[Result]] = {}
     for result in verdict.results:
         if result.outcome is Outcome.FAILED:
             groups.setdefault(result.check, []).append(result)
     lines, rest = in_full(list(groups.values()), SCREEN, "also", NAMED)
     if rest:
-        lines += [f"{len(rest)} more checks fail, in --json FILE and --html FILE in full:"]
+        lines += [f"{len(rest)} more checks fail; --json FILE and --html FILE write them in full:"]
         lines += map(_in_a_line, rest[:LISTED])
         lines += [f"  and {len(rest) - LISTED} more"] if len(rest) > LISTED else []
     return lines
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """The verdict, and below it why items were refused, declared, or not judged."""
+    """Return the verdict line, and lines with the reasons for refused, declared, unjudged and upcoming items."""
     return [verdict.line, *(line for outcome in _EXPLAINED for line in _reasons(verdict.results, outcome))]
 
 
@@ -44,10 +44,10 @@ def _in_a_line(results: Sequence[Result]) -> str:
 
 
 def _reasons(results: Iterable[Result], outcome: Outcome) -> list[str]:
-    told = Counter(_said(result) for result in results if result.outcome is outcome)
-    return reasons(told.most_common(), f"  {outcome.value}: ")
+    counts = Counter(_reason(result) for result in results if result.outcome is outcome)
+    return reasons(counts.most_common(), f"  {outcome.value}: ")
 
 
-def _said(result: Result) -> str:
-    """A reason in one line: of a failure its check alone, since its message speaks of one batch."""
+def _reason(result: Result) -> str:
+    """Return the reason in one line; for an upcoming item only the check's name, since its message has one batch."""
     return result.check if result.outcome is Outcome.UPCOMING else result.message.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Environments of processes that are started: they find what this process finds, and nothing in the current folder."""
+"""Environment of child processes: they find this process's modules, and import nothing from the current folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 
 def fresh(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment variables of a Python process, its workers and whatever Python they start.
+    """Return environment variables for a Python process and the Python processes that it starts.
 
-    ``python -m`` and ``python -c`` put the current folder first, where a user's `types.py` or `code.py` hides the
-    standard library's.
+    ``python -m`` and ``python -c`` put the current folder first on the path. There, a user's `types.py` or `code.py`
+    would hide the module of the standard library.
 
     Args:
-        more: variables of the caller; folders of its PYTHONPATH come first.
+        more: variables to add; folders of its PYTHONPATH come first.
     """
     more = more or {}
     paths = [more.get("PYTHONPATH", ""), *sys.path]

@@ -1,6 +1,6 @@
-"""Whose behaviour a verdict speaks of: the plugin's code, that of the siblings it runs, and the core's step path.
+"""Digests of the code that a verdict depends on: the plugin, sibling plugins that it runs, the core, and the suite.
 
-And by which suite: the code that judges. A verdict is current as long as these four are what they were.
+A verdict is current while all of these digests are unchanged.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ STEP_PATH = (
     *("arena", "backend", "batch", "batch_tensors", "buffers", "cache", "devices", "geometry", "graphs", "lengths"),
     *("requirements", "transfer", "tree"),
 )
-"""Modules and packages of draftmark whose code runs, or decides sizes, from `open` to the end of a step."""
+"""Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
 BESIDE = ("errors", "version", "hookspecs")
-"""What they import and does not run in a step: sentences, a number, and the declaration of the hooks."""
+"""Modules that `STEP_PATH` imports and that do not run in a step: errors, a version, declarations of hooks."""
 NOT_JUDGING = ("cli/", "runner/", "judge/", "rules.toml")
-"""Parts of the suite that show what was judged, or judge what is no plugin…"""
+"""Parts of the suite that present results, or that judge engine backends instead of plugins."""
 JUDGING = ("runner/item.py", "runner/known.py", "runner/limits.py", "runner/outcome.py")
-"""… but for these, which decide how an item ends."""
+"""Files inside `NOT_JUDGING` that do count, because they decide how an item ends."""
 PLUGIN, CORE, SUITE = "plugin", "core", "suite"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Files that belong together.
+    """Files with one digest.
 
     Attributes:
         name: ``"plugin"``, ``"core"``, ``"suite"``, or the name of a sibling backend.
-        root: the folder that names count from.
-        only: of `root`, the files and folders that belong to the part; () for all.
-        without: folders that do not.
-        but: files in them that do.
+        root: folder; all other names are relative to it.
+        only: files and folders that belong to the part; () for all.
+        without: folders that do not belong to it.
+        but: files in those folders that belong to it.
     """
 
     name: str
@@ -51,22 +51,22 @@ class Part:
     but: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
-        """Whether a file of `root`, by its path with ``/``, belongs to the part."""
+        """Return True if a file belongs to the part. name: path relative to `root`, with ``/``."""
         wanted = not self.only or any(name in (one, f"{one}.py") or name.startswith(f"{one}/") for one in self.only)
         return wanted and (name in self.but or not name.startswith(self.without or ("\0",)))
 
     def digest(self, files: Iterable[tuple[str, bytes]] | None = None) -> str:
-        """Of these files (name under `root`, content), or of those that lie there now."""
+        """Return the digest of `files`, (name relative to `root`, content), or by default of the files on disk."""
         return digest_of((name, data) for name, data in (self.files() if files is None else files) if self.has(name))
 
     @property
     def paths(self) -> list[Path]:
-        """The folders and files that hold the part, or would hold it."""
+        """Folders and files that hold the part; they need not exist."""
         named = [self.root / name for name in self.only] or [self.root]
         return [path if path.is_dir() else path.with_suffix(".py") for path in named]
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """What lies there now, by name under `root`."""
+        """Yield each file on disk as (name relative to `root`, content)."""
         for top in self.paths:
             for path in top.rglob("*") if top.is_dir() else [top]:
                 if path.is_file():
@@ -74,7 +74,7 @@ class Part:
 
 
 def parts_of(backend: LoadedBackend) -> list[Part]:
-    """The parts that a verdict on `backend` depends on; of an object that no distribution registers, core and suite."""
+    """Return the parts that a verdict on `backend` depends on; without an installed distribution, core and suite."""
     found = [_package(PLUGIN, backend.name)]
     found += [_package(name, name) for name in getattr(backend.info, "runs_code_of", ())]
     core = Part(CORE, _folder("draftmark"), only=STEP_PATH)
@@ -83,12 +83,12 @@ def parts_of(backend: LoadedBackend) -> list[Part]:
 
 
 def identity_of(backend: LoadedBackend) -> dict[str, str]:
-    """The digest of each part, by name."""
+    """Return the digest of each part, by name."""
     return {part.name: part.digest() for part in parts_of(backend)}
 
 
 def siblings_of(backend: LoadedBackend) -> set[str]:
-    """Other installed backends whose packages the plugin's code imports, at its top or inside a function."""
+    """Return other installed backends that the plugin's code imports, at module level or inside a function."""
     own = _package(PLUGIN, backend.name)
     imported = {name.partition(".")[0] for _, data in own.files() for name in imports_of(data)} if own else set()
     rows = [row for row in available() if row.name != backend.name]
@@ -96,7 +96,7 @@ def siblings_of(backend: LoadedBackend) -> set[str]:
 
 
 def _package(name: str, backend: str) -> Part | None:
-    """The code of a backend's own module, found without running any of it; None where nothing is installed."""
+    """Return a backend's own module as a part, without importing it; None if it is not installed."""
     row = entry(backend)
     module = row.module.partition(":")[0] if row else ""
     top, *rest = module.split(".")
@@ -111,5 +111,5 @@ def _package(name: str, backend: str) -> Part | None:
 
 def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None  # it is imported already
+    assert spec is not None and spec.origin is not None  # the package is already imported
     return Path(spec.origin).parent

@@ -1,4 +1,4 @@
-"""One item of the suite: run a check on a case against a backend, and say how it ended. Nothing escapes."""
+"""One item of the suite: runs a check on one case against a backend, and catches every error."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ class Item:
 
     @property
     def id(self) -> str:
-        """``"check[case]"``."""
+        """Item id, ``"check[case]"``."""
         return self.check.item(self.case)
 
     @property
     def tier(self) -> Tier:
-        """The check's tier."""
+        """Tier of the check."""
         return self.check.tier
 
     @property
     def since(self) -> tuple[int, int]:
-        """Contract (major, minor) from which on the item counts."""
+        """First contract, as (major, minor), that contains the item."""
         return max(self.check.since, self.case.since)
 
     @property
     def needs(self) -> Features:
-        """The profiles that a backend must serve to meet the item otherwise than by refusing."""
+        """Profiles that a backend must serve to pass the item; without them it may refuse."""
         return needs(self.case.value if self.case.geometry is None else self.case.geometry)
 
 
 def all_items(tiers: tuple[Tier, ...] = tuple(Tier), sample: int = 0) -> list[Item]:
-    """Every item of these tiers, the same for every backend, in one order; or at most `sample` of each check."""
+    """Return all items of these tiers in a fixed order, equal for every backend; at most `sample` per check."""
     return [Item(one, case) for one in all_checks() if one.tier in tiers for case in spread(one.cases(), sample)]
 
 
 def targeted_minor(backend: LoadedBackend) -> int:
-    """Of the contract that the plugin was written for; `load.describes_itself` complains of an impossible one."""
-    told = backend.info.contract_minor
-    return told if type(told) is int and 0 <= told <= CONTRACT_MINOR else CONTRACT_MINOR
+    """Return the contract minor that the plugin targets; an impossible one fails `load.describes_itself`."""
+    minor = backend.info.contract_minor
+    return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
 
 
 def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -> Result:
-    """Run one item. Whatever the plugin raises, prints or hangs in becomes a `Result`."""
+    """Run one item. Everything that the plugin raises or prints, and a hang, becomes a `Result`."""
     subject = subject.for_item(item.tier)
     start = time.monotonic()
     outcome, message = _run(item, subject)
@@ -77,7 +77,7 @@ def run_item(item: Item, subject: BackendUnderTest, known: list[KnownFailure]) -
 
 
 PARTLY_REFUSED = "partly refused"
-"""Mark of an item that was judged on some of its geometries, while others were refused."""
+"""Mark of an item that was judged on only some of its geometries because the others were refused."""
 
 
 def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
@@ -87,7 +87,7 @@ def _run(item: Item, subject: BackendUnderTest) -> tuple[Outcome, str]:
             item.check.run(subject, item.case)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin may raise anything, SystemExit included
+    except BaseException as error:  # a plugin may raise anything, including SystemExit
         if isinstance(error, Refused) and any(error is one for one in subject.refused):
             return Outcome.REFUSED, str(error)
         return Outcome.FAILED, explanation(error, item.check, item.case, subject)

@@ -1,7 +1,7 @@
-"""What a run has decided so far, one JSON line each: so that a run which was cut, or moved to the device, goes on.
+"""Journal of a run: one JSON line per event, so that an interrupted run can resume, also on another machine.
 
-Lines are ``{"journal": …}`` (what it speaks of; the first), ``{"run": …}`` (where the lines behind it were decided),
-``{"started": item}``, and results of items. Several processes append to one file.
+The first line is ``{"journal": …}`` and describes the judged code. Further lines are ``{"run": …}`` (machine of the
+lines that follow), ``{"started": item}``, and results of items. Several processes append to one file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NO_JOURNAL = "{} is no journal of a contract run, or it is damaged; name a new f
 
 
 class ForeignJournal(ValueError):
-    """The file speaks of other code than what is installed, or is no journal."""
+    """The file belongs to other code than the installed one, or is no journal."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A journal file, which need not exist yet."""
+    """A journal file; it need not exist yet."""
 
     path: Path
 
@@ -35,29 +35,31 @@ class Journal:
         """Start a run.
 
         Args:
-            judged: what results depend on: ``backend``, its name, and ``identity``, see `identity.identity_of`.
-            run: where and when, see `machine`, and the ``source`` of the code.
+            judged: code that results depend on: the name ``backend``, and ``identity``, see `identity.identity_of`.
+            run: machine and date, see `machine`, and ``source`` of the code.
 
         Raises:
-            ForeignJournal: the file has results of another backend, of other code of it, or of another suite.
+            ForeignJournal: the file belongs to another backend, or to other code of the backend or suite.
         """
         try:
             was = self.judged
             self.ended(), self.source()
-        except (AttributeError, KeyError, TypeError, ValueError):  # JSON, of something else
+        except (AttributeError, KeyError, TypeError, ValueError):  # valid JSON of another kind, or no JSON
             raise ForeignJournal(NO_JOURNAL.format(self.path)) from None
         if not was:
             if self.path.is_file() and self.path.stat().st_size:
                 raise ForeignJournal(NO_JOURNAL.format(self.path))
             self.note({"journal": judged})
         elif was != judged:
-            told = "; ".join(_differences(was, judged))
-            raise ForeignJournal(f"{self.path}: {told}; name a new file, or bring back what this one speaks of")
+            changes = "; ".join(_differences(was, judged))
+            raise ForeignJournal(
+                f"{self.path}: {changes}; name a new file, or restore the code that this file belongs to"
+            )
         self.note({"run": run})
 
     @property
     def judged(self) -> dict[str, Any]:
-        """What the file's results depend on; empty for a file that is not begun."""
+        """Code that the file's results depend on; empty before `begin`."""
         return next((dict(row["journal"]) for row in self._rows() if "journal" in row), {})
 
     def note(self, row: dict[str, Any]) -> None:
@@ -66,11 +68,11 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
     def ended(self) -> dict[str, Result]:
-        """Results by item."""
+        """Return results by item."""
         return {row["item"]: Result.from_json(row) for row in self._rows() if "item" in row}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Where items were decided, and how many of those that count."""
+        """Return the runs with results that count, each with the number of these results."""
         last: dict[str, int] = {}
         runs: list[dict[str, Any]] = []
         for row in self._rows():
@@ -82,12 +84,12 @@ class Journal:
         return [{**run, "items": counts[index]} for index, run in enumerate(runs) if counts[index]]
 
     def source(self) -> dict[str, Any] | None:
-        """The source of a run that proved its tree clean: all runs of one journal are of the same code."""
+        """Return the source of a run with a verified clean tree, or None. All runs of a journal share one code."""
         sources = (run.get("source") or {} for run in self.runs())
         return next((source for source in sources if source.get("tree") == CLEAN), None)
 
     def fail_unfinished(self, message: str) -> bool:
-        """Note the item under way in the latest run as failed, and say whether there was one."""
+        """Record the latest run's unfinished item as failed; return False if there is none."""
         under_way: dict[str, None] = {}
         backend = "NAME"
         for row in self._rows():
@@ -112,18 +114,18 @@ class Journal:
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:  # the process was ended while it wrote
+            except json.JSONDecodeError:  # the process ended during the write
                 continue
             if isinstance(row, dict):
                 yield row
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """What the journal speaks of beside what is installed; digests by part."""
+    """Yield differences between the journal's code and the installed code, by part."""
     if was.get("backend") != now["backend"]:
         yield f"backend is {was.get('backend')!r}, now {now['backend']!r}"
-    told = was.get("identity")
-    then = told if isinstance(told, dict) else {}
+    recorded = was.get("identity")
+    then = recorded if isinstance(recorded, dict) else {}
     for part in sorted(then.keys() | now["identity"].keys()):
         if then.get(part) != now["identity"].get(part):
-            yield f"the code of {part!r} is other than it was"
+            yield f"the code of {part!r} has changed"

@@ -1,4 +1,4 @@
-"""From the results of a run to its verdict: what counts, which profiles are served, of what the word is said."""
+"""Verdict from the results of a run: counts, served profiles, and scope."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(
     error: str = "",
     runs: Sequence[dict[str, Any]] = (),
 ) -> Verdict:
-    """The verdict on a run's results; `backend` is None, with `error` set, where it does not load."""
+    """Return the verdict on a run's results; `backend` is None if it does not load, and `error` has the reason."""
     suite = _Suite.targeted_by(backend)
     results = suite.sort(results)
     due = [result for result in results if result.item in suite.due]
@@ -40,7 +40,7 @@ def judge(
     scope = _scope(backend, tiers)
     met, unmet = _split(results, scope)
     core = [one for one in unmet if one.item in suite.due and not suite.needs[one.item]]
-    # A newer item cannot take the core away: the line names the older contract, and how many newer items fail.
+    # A newer item cannot remove the core profile: the verdict line names the older contract and the newer failures.
     gaps = [suite.needs[one.item] for one in unmet if one.item in suite.due or suite.needs[one.item]]
     return Verdict(
         backend=name,
@@ -61,11 +61,11 @@ def judge(
 
 @dataclass(frozen=True)
 class _Suite:
-    """What the items are, for a backend that targets contract ``1.minor``.
+    """Items of the suite, for a backend that targets contract ``1.minor``.
 
     Attributes:
-        tiers, needs, since: of every item, by id, in the suite's order.
-        due: the items of the contract that is targeted; the others are newer.
+        tiers, needs, since: values of every item, by id, in the suite's order.
+        due: ids of the items in the targeted contract; all other items are newer.
     """
 
     minor: int
@@ -76,7 +76,7 @@ class _Suite:
 
     @classmethod
     def targeted_by(cls, backend: LoadedBackend | None) -> _Suite:
-        """Of a backend that does not load, the newest contract."""
+        """Return the items for a backend's targeted contract; for None, those of the newest contract."""
         items, minor = all_items(), targeted_minor(backend) if backend else CONTRACT_MINOR
         since = {item.id: item.since for item in items}
         due = frozenset(item for item in since if since[item] <= (CONTRACT_MAJOR, minor))
@@ -84,13 +84,13 @@ class _Suite:
         return cls(minor, tiers, needs, since, due)
 
     def newer(self, results: Sequence[Result]) -> Newer:
-        """What the results of newer items come to."""
+        """Return a summary of the results of newer items."""
         major, minor = max((self.since[one.item] for one in results), default=(0, 0))
         failing = sum(one.outcome in (Outcome.UPCOMING, Outcome.DECLARED) for one in results)
         return Newer(len(results), failing, f"{major}.{minor}" if results else "")
 
     def sort(self, results: Sequence[Result]) -> list[Result]:
-        """In the suite's order; a newer item has not failed, whatever ended it: it is upcoming."""
+        """Return results in the suite's order; a failed newer item becomes upcoming."""
         order = {item: position for position, item in enumerate(self.tiers)}
         upcoming = [
             replace(one, outcome=Outcome.UPCOMING)
@@ -104,7 +104,7 @@ class _Suite:
 def _about(backend: LoadedBackend) -> dict[str, Any]:
     try:
         known = known_failures(backend)
-    except ValueError:  # load.known_failures_are_current says so
+    except ValueError:  # load.known_failures_are_current reports the error
         known = []
     return {
         "identity": identity_of(backend),
@@ -122,10 +122,10 @@ def _scope(backend: LoadedBackend | None, tiers: Sequence[str]) -> Scope:
 
 
 def _split(results: Sequence[Result], scope: Scope) -> tuple[list[Result], list[Result]]:
-    """Results that are met, and those that are not; what decides nothing is in neither.
+    """Return the results that meet their item, and those that do not; inconclusive results are in neither list.
 
-    An unjudged item of the host tier is decided by its twin on the device, where that ran. Where no kernel runs, the
-    verdict is one on sizes and metadata, of which an item whose output the suite computed says enough.
+    An unjudged item of the host tier is decided by the equivalent item of the device tier, if that item ran. If no
+    kernel runs, the verdict covers sizes and metadata, and items with output computed by the suite count as met.
     """
     ids = {result.item for result in results}
     met, unmet = [], []

@@ -1,6 +1,6 @@
-"""Known failures of a plugin, read from its own `contract.toml`; strict: one that passes, or matches nothing, fails.
+"""Known failures of a plugin, from its `contract.toml`. An entry that passes or matches no item fails the run.
 
-They are counted as declared, keep a profile from being named, and may not touch the core profile.
+Known failures count as declared, prevent their profiles from being served, and may not concern the core profile.
 
 [[known_failure]]
 id = "window-fp8"
@@ -27,7 +27,7 @@ FILE = "contract.toml"
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry; `item` is an item id in which ``*`` and ``?`` are wild."""
+    """One entry of `contract.toml`; `item` is an item id that may contain the wildcards ``*`` and ``?``."""
 
     id: str = ""
     item: str = ""
@@ -37,17 +37,17 @@ class KnownFailure:
 
     @property
     def missing(self) -> list[str]:
-        """Fields left empty."""
+        """Names of empty fields."""
         return [name for name in ("id", "item", "reason", "url", "fault") if not getattr(self, name)]
 
     def matches(self, item: str) -> bool:
-        """Whether this entry speaks of the item with this id."""
+        """Return True if the entry covers this item id."""
         # Brackets are part of an id, not a character class.
         return fnmatch.fnmatchcase(item, self.item.replace("[", "[[]"))
 
 
 def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
-    """The entries of the plugin's `contract.toml`; none when there is no such file.
+    """Return the entries of the plugin's `contract.toml`; an empty list without the file.
 
     Raises:
         ValueError: the file is not TOML, or an entry has an unknown field.
@@ -66,6 +66,6 @@ def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
 
 
 def plugin_folder(backend: LoadedBackend) -> Path | None:
-    """The folder of the plugin's own module, or None when it has no file."""
+    """Return the folder of the plugin's module, or None if it has no file."""
     file = getattr(sys.modules.get(backend.module), "__file__", None)
     return Path(file).parent if file else None

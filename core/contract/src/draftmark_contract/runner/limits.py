@@ -1,4 +1,4 @@
-"""A time limit for one item, for plugins that hang in Python."""
+"""Time limit for one item, for plugins that hang in Python."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from types import FrameType
 
 LIMIT_S = 600.0
-"""Of one item, and of loading a plugin: ten times what the slowest takes on a quiet machine (a minute, in which a
-vendor's compiler runs). It ends what hangs; a busy machine must not fail an honest item."""
+"""Seconds for one item, and for loading a plugin. This is ten times the slowest item on an idle machine, which compiles
+with a vendor's compiler for a minute. A busy machine must not fail a correct item."""
 _AGAIN_S = 0.5
 
 
 class TimeLimit(BaseException):
-    """The item took too long. Not an `Exception`, so that a plugin's ``except Exception`` does not swallow it."""
+    """The item took too long. No `Exception`, so that a plugin's ``except Exception`` does not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimit` in the main thread after `seconds`, and again until it gets through.
+    """Raise `TimeLimit` in the main thread after `seconds`, and repeatedly until it stops the item.
 
-    Without SIGALRM, or outside the main thread, there is no limit; a hang in native code is not interrupted
-    (`draftmark contract` ends such a process and goes on with the next item).
+    There is no limit without SIGALRM or outside the main thread. A hang in native code is not interrupted;
+    `draftmark contract` kills such a process and continues with the next item.
     """
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
@@ -39,5 +39,5 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if before[0]:  # somebody else's alarm, pytest-timeout's for one
+        if before[0]:  # restore an earlier alarm, e.g. that of pytest-timeout
             signal.setitimer(signal.ITIMER_REAL, *before)

@@ -1,4 +1,4 @@
-"""Where items were decided: the day, Python, versions, and for the device tier the device with its driver."""
+"""Facts about the machine of a run: date, Python, versions, and for the device tier the device and its driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohead
 
 
 def machine_of(backend: str, device: str = "") -> dict[str, Any]:
-    """The day (UTC), Python, machine, versions of what the backend's distribution asks for, and the device if named."""
+    """Return date (UTC), Python, machine, versions of the backend's requirements, and facts of `device` if given."""
     row = entry(backend)
     versions = {}
     for package in ("draftmark", "draftmark-contract", "torch", row.distribution if row else "", *_required(row)):
@@ -29,7 +29,7 @@ def machine_of(backend: str, device: str = "") -> dict[str, Any]:
 
 
 def device_facts(device: str) -> dict[str, str]:
-    """Kind and name of a torch device; of a CUDA device the driver, and the CUDA that torch was built for."""
+    """Return kind and name of a torch device; for CUDA also the driver version and torch's CUDA version."""
     import torch
 
     where = torch.device(device)

@@ -1,4 +1,4 @@
-"""How items end, and how many end so: six counts that are never added up under one word."""
+"""Outcomes of items, and their counts. The six counts are never added up under one word."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How an item ended. FAILED alone fails the run at once."""
+    """How an item ended. Only FAILED fails the run directly."""
 
     PASSED = "passed"
-    """Judged, and right."""
+    """Judged, and correct."""
     REFUSED = "refused"
-    """The geometry is refused, with reasons and alike everywhere."""
+    """The backend refuses the geometry, with reasons that are equal everywhere."""
     DECLARED = "declared"
-    """Failed as the plugin's `contract.toml` says it does."""
+    """Failed as an entry of the plugin's `contract.toml` declares."""
     UNJUDGED = "unjudged"
-    """Nothing was found wrong, but something was not looked at: see `BackendUnderTest.unjudged`."""
+    """Nothing wrong was found, but part of the result was not checked: see `BackendUnderTest.unjudged`."""
     FAILED = "failed"
     UPCOMING = "upcoming"
-    """Failed an item that is newer than the contract the plugin targets; such items are counted apart."""
+    """Failed, but the item is newer than the contract that the plugin targets. Such items are counted separately."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one item ended; `message` is complete enough for a bug report."""
+    """Outcome of one item; `message` is complete enough for a bug report."""
 
     item: str
     tier: str
@@ -38,27 +38,27 @@ class Result:
 
     @property
     def check(self) -> str:
-        """The check's name."""
+        """Name of the check."""
         return self.item.partition("[")[0]
 
     @property
     def case(self) -> str:
-        """The case's id."""
+        """Id of the case."""
         return self.item.partition("[")[2].removesuffix("]")
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return the result as plain types."""
         return {**asdict(self), "outcome": self.outcome.value, "marks": list(self.marks)}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Result:
-        """The inverse of `as_json`."""
+        """Read a result that `as_json` returned."""
         return cls(**{**row, "outcome": Outcome(row["outcome"]), "marks": tuple(row["marks"])})
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The six counts of a verdict."""
+    """Six counts of a verdict, in items."""
 
     passed: int = 0
     refused: int = 0
@@ -69,11 +69,11 @@ class Counts:
 
     @classmethod
     def of(cls, results: Iterable[Result], items: int) -> Counts:
-        """Of the results of a run, out of so many items."""
+        """Count the results of a run that has `items` items in all tiers."""
         found = Counter(result.outcome.value for result in results)
         return cls(**found, not_run=items - found.total())
 
     def __str__(self) -> str:
-        """Five of them; what did not run is told by tier."""
+        """Return five of the counts as text; the verdict line lists items that did not run by tier."""
         names = ("passed", "refused", "declared", "unjudged", "failed")
         return ", ".join(f"{getattr(self, name):,} {name}" for name in names)

@@ -1,4 +1,4 @@
-"""Writes a verdict into the files that a run was asked for."""
+"""Writer of a verdict's output files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .verdict import Verdict
 def write_outputs(
     verdict: Verdict, json_path: str | None, record_path: str | None = None, html_path: str | None = None
 ) -> None:
-    """In full, in short, as a page; None for none."""
+    """Write the full JSON, the short record and the HTML page. A path of None skips that file."""
     if json_path:
         write(full_record(verdict), Path(json_path))
     if record_path:

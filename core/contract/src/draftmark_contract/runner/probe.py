@@ -1,9 +1,9 @@
-"""Loads a backend in a process of its own and says what a run begins with; the process may die of the plugin.
+"""Loads a backend in a child process, which the plugin may crash, and reports the facts that a run starts with.
 
     python -m draftmark_contract.runner.probe NAME TIER [DEVICE]
 
-The last line of its output is JSON: ``{"error": …}`` when the backend does not load, ``{"unusable": …}`` when the
-device tier cannot run here, else ``{"judged": …, "run": …}`` for the journal.
+The last output line is JSON. It is ``{"error": …}`` if the backend does not load, ``{"unusable": …}`` if the device
+tier cannot run here, else ``{"judged": …, "run": …}`` for the journal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .session import NO_DEVICE, ContractSession
 from .source import source_of
 
 STALLED_S = 1.5 * LIMIT_S
-"""The plugin's own limit is in the process; this one is for a plugin that hangs in native code."""
+"""Seconds before the process is killed, for a plugin that hangs in native code and so escapes `LIMIT_S`."""
 
 
 def probe(name: str, tier: str, device: str) -> dict[str, Any]:
-    """What to begin the run of a backend with, from a process of its own."""
+    """Return the facts that a backend's run starts with, from a child process."""
     command = [sys.executable, "-m", __name__, name, tier, *([device] if device else [])]
     try:
         done = subprocess.run(

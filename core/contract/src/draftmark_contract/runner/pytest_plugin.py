@@ -1,7 +1,7 @@
-"""The pytest side of the suite: options, the loaded backend, and the verdict at the end.
+"""pytest plugin of the suite: options, the loaded backend, and the verdict at the end.
 
-Registered for every pytest run in an environment that has draftmark, so it imports next to nothing: no torch, no
-backend, before an item of the suite is collected. Its options begin with ``--attn-``.
+pytest loads it in every environment with draftmark installed. It therefore imports neither torch nor a backend before
+an item of the suite is collected. Its options begin with ``--attn-``.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ _RESULTS = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--attn-backend and what goes with it."""
+    """Add the options ``--attn-…``."""
     group = parser.getgroup("draftmark", "draftmark contract (pytest --pyargs draftmark_contract)")
-    group.addoption("--attn-backend", metavar="NAME", help="the backend to judge; `draftmark list` shows them")
+    group.addoption("--attn-backend", metavar="NAME", help="backend to judge; `draftmark list` shows all")
     group.addoption(
         "--attn-tier",
         metavar="TIER",
         choices=("sizing", "host", "device"),
         default="host",
-        help="run the items up to this tier: sizing, host (default) or device",
+        help="highest tier to run: sizing, host (default) or device",
     )
     group.addoption("--attn-device", metavar="DEVICE", help="torch device of the device tier, e.g. cuda:1")
     group.addoption(
-        "--attn-sample", metavar="N", type=int, default=0, help="at most N cases of each check, evenly spread"
+        "--attn-sample", metavar="N", type=int, default=0, help="run at most N cases of each check, evenly spread"
     )
     group.addoption(
-        "--attn-item", metavar="ID", action="append", default=[], help="run this very item; may be repeated"
+        "--attn-item", metavar="ID", action="append", default=[], help="run only this item; may be repeated"
     )
-    group.addoption("--attn-seed", metavar="N", type=int, help="what the drawn histories follow from (default: 0)")
+    group.addoption("--attn-seed", metavar="N", type=int, help="seed of the random histories (default: 0)")
     group.addoption("--attn-json", metavar="FILE", help="write the verdict with every item as JSON")
-    group.addoption("--attn-record", metavar="FILE", help="write the verdict in short, as a repository keeps it")
+    group.addoption("--attn-record", metavar="FILE", help="write the short record, as repositories keep it")
     group.addoption("--attn-html", metavar="FILE", help="write the report as one HTML page")
     group.addoption(
-        "--attn-allow-known", action="store_true", help="exit code 0 where all that fails is declared in contract.toml"
+        "--attn-allow-known", action="store_true", help="exit with 0 if all failures are declared in contract.toml"
     )
     group.addoption(
-        "--attn-journal", metavar="FILE", help="note each item as it starts and ends; skip those that ended"
+        "--attn-journal", metavar="FILE", help="record each item as it starts and ends; skip finished items"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """An empty list of results; the seed goes where the checks read it, in each worker too."""
+    """Create an empty list of results, and pass the seed to the checks by environment, also in each worker."""
     config.stash[_RESULTS] = {}
     if config.getoption("attn_seed") is not None:
         from ..cases.histories import SEED
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def contract_session(config: pytest.Config) -> ContractSession:
-    """This process's contract session, made when the first item of the suite asks for it."""
+    """Return this process's contract session; the first item of the suite creates it."""
     if _SESSION not in config.stash:
         from .session import ContractSession
 
@@ -84,7 +84,7 @@ def contract_session(config: pytest.Config) -> ContractSession:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Collect the suite's module even where the project's own `python_files` would not."""
+    """Collect the suite's module even if the project's `python_files` does not match it."""
     if file_path != Path(__file__).parents[1] / "test_contract.py":
         return None
     patterns = parent.config.getini("python_files")
@@ -101,7 +101,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 class Collector:
-    """Gathers one record per item and writes the verdict."""
+    """Collects one record per item and writes the verdict."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -111,16 +111,16 @@ class Collector:
         self.failed = False
 
     def pytest_report_teststatus(self) -> tuple[str, str, str] | None:
-        """Leave pytest nothing to print of an item where the suite shows the failures itself."""
+        """Print nothing per item if the suite itself shows the failures."""
         return ("contract", "", "") if self.on_one_screen else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the record that the item attached, or make one for an item whose process died."""
+        """Keep the record of an item; create one for an item that ended its process."""
         for name, value in report.user_properties:
             if name == PROPERTY:
                 row = json.loads(str(value))
                 self.records[row["item"]] = row
-        # The path before it depends on pytest's root; `conclude` knows the suite's items from others of that name.
+        # The path before the item id depends on pytest's root; `conclude` drops items of other files with this name.
         path, _, item = report.nodeid.partition("::test_contract[")
         if report.failed and item and path.endswith("test_contract.py"):
             self.records.setdefault(item[:-1], {"item": item[:-1], "died": str(report.longrepr)})
@@ -129,14 +129,14 @@ class Collector:
             self._dot()
 
     def _dot(self) -> None:
-        """A sign of life: one for so many items."""
+        """Print one progress character per `ITEMS_PER_DOT` items."""
         terminal: Any = self.config.pluginmanager.getplugin("terminalreporter")
         terminal.write("F" if self.failed else ".", flush=True)
         self.failed = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Judge, write the files that were asked for, and let the verdict decide the exit code."""
+        """Compute the verdict, write the requested files, and set the exit code."""
         if not self.records or not self.config.getoption("attn_backend"):
             return
         from .outputs import write_outputs
@@ -149,7 +149,7 @@ class Collector:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what failed, where pytest does not, and the verdict."""
+        """Print the verdict, and the failures if pytest does not print them."""
         if self.verdict is None:
             return
         from .failures import failure_lines, verdict_lines

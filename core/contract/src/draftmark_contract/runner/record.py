@@ -1,4 +1,4 @@
-"""A verdict as JSON: in full, an artefact of its run; and in short, what a repository keeps (at most 30 KB)."""
+"""A verdict as JSON: the full record with every item, and the short record for a repository (at most 30 KB)."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from .outcome import Outcome, Result
 from .verdict import Verdict
 
 SCHEMA = 3
-"""Of both forms; grows when a field changes its meaning."""
+"""Version of both forms; increases when a field changes its meaning."""
 MOST_BYTES = 30_000
-"""Of a short record."""
+"""Maximum size of a short record, in bytes."""
 MOST_CASES = (60, 20, 5, 0)
-"""Cases of one check with one reason that a short record names, as many as it has room for; all are counted."""
+"""Maximum number of cases that a short record names per check and reason; the first limit that fits is used."""
 MOST_REASONS = 30
-"""Reasons of refusals that a short record quotes, the most frequent ones."""
+"""Number of refusal reasons in a short record, the most frequent ones."""
 LONGEST = 160
-"""Characters of a reason in a short record."""
+"""Maximum length of a reason in a short record, in characters."""
 COUNTS = re.compile(r'\{\n\s+("[\w .]+": \d+(?:,\n\s+"[\w .]+": \d+)*)\n\s+\}')
-"""An object of counts alone, as `json` lays it out."""
+"""Matches a JSON object that contains only counts, in the layout of `json`."""
 
 
 def full_record(verdict: Verdict) -> dict[str, Any]:
-    """Everything, each item's message included."""
+    """Return the record with every item and its message."""
     return {**_head(verdict), "info": verdict.info, "results": [result.as_json() for result in verdict.results]}
 
 
 def short_record(verdict: Verdict) -> dict[str, Any]:
-    """The verdict, counts of every check, and everything that did not pass, refusals as counts with their reasons."""
+    """Return the verdict, counts of every check, items that did not pass, and reasons of refusals with counts."""
     found = [_short(verdict, most) for most in MOST_CASES]
     return next((one for one in found if len(_text(one).encode()) <= MOST_BYTES), found[-1])
 
 
 def write(record: dict[str, Any], path: Path) -> None:
-    """Write either form."""
+    """Write a record of either form."""
     path.write_text(_text(record), encoding="utf-8")
 
 
 def _text(record: dict[str, Any]) -> str:
-    """A line for each check's counts, not one for each count."""
+    """Return the record as text, with each check's counts on one line."""
     text = json.dumps(record, indent=1, ensure_ascii=False)
     return COUNTS.sub(lambda found: "{" + re.sub(r"\n\s+", " ", found[1]) + "}", text) + "\n"
 
@@ -89,7 +89,7 @@ def _head(verdict: Verdict) -> dict[str, Any]:
 
 
 def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
-    """Results by outcome and reason: how many of each check, and the cases of those checks that have few."""
+    """Group results by outcome and reason, with counts per check and at most `most` case names per check."""
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for result in results:
         reason = _reason(result)[:LONGEST]
@@ -98,14 +98,14 @@ def _groups(results: Sequence[Result], most: int) -> list[dict[str, Any]]:
     for (outcome, reason), checks in groups.items():
         counts = {check: len(cases) for check, cases in checks.items()}
         row: dict[str, Any] = {"outcome": outcome, "reason": reason, "items": sum(counts.values()), "checks": counts}
-        if most and reason != INTERPRETED[:LONGEST]:  # those of a whole tier without kernels are only counted
+        if most and reason != INTERPRETED[:LONGEST]:  # a whole tier without kernels is only counted
             row["cases"] = {check: " ".join(cases[:most]) for check, cases in checks.items()}
         rows.append(row)
     return rows
 
 
 def _reason(result: Result) -> str:
-    """Why an item did not pass: of a failure the line behind the rule, of a declared one what the plugin says."""
+    """Return why an item did not pass: a failure's line after the rule, else the first line of the message."""
     first, _, rest = result.message.partition("\n")
     return first if result.outcome in (Outcome.DECLARED, Outcome.UNJUDGED) else rest.partition("\n")[0] or first
 

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page per run, text tables alone; no network, script, font or drawing."""
+"""Report of a run: one self-contained HTML page with text tables, without network access, scripts, fonts or images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .outcome import Outcome, Result
 from .verdict import Verdict, Word
 
 ALSO = 40
-"""Further cases of a check that are named."""
+"""Maximum number of further cases of a check that are named."""
 COLUMNS = tuple(outcome.value for outcome in Outcome)
 STYLE = """
 :root { color-scheme:light dark; }
@@ -32,7 +32,7 @@ def write_page(verdict: Verdict, path: Path) -> None:
 
 
 def page(verdict: Verdict) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     title = escape(f"draftmark contract: {verdict.backend}")
     body = "".join((_head(verdict), _profiles(verdict), _open_items(verdict), _checks(verdict)))
     head = f'<head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>'
@@ -40,7 +40,7 @@ def page(verdict: Verdict) -> str:
 
 
 def _head(verdict: Verdict) -> str:
-    """The line, the six counts apart, where the code stood, and where it ran."""
+    """Return the verdict line, the six counts, the commit and digests of the code, and the machines of the runs."""
     kind = {Word.CONFORMS: "good", Word.DOES_NOT: "bad"}.get(verdict.word, "none")
     counts = [[name.replace("_", " "), f"{count:,}"] for name, count in asdict(verdict.counts).items()]
     source = verdict.source
@@ -53,7 +53,7 @@ def _head(verdict: Verdict) -> str:
 
 
 def _run(run: dict[str, object]) -> str:
-    """One line: when, on what, with which versions."""
+    """Return date, machine, device and versions of a run in one line."""
     flat = {key: value for key, value in run.items() if key in ("date", "python", "machine", "items")}
     nested = [value for key in ("device", "versions") if isinstance(value := run.get(key), dict)]
     return ", ".join(f"{key} {value}" for one in (flat, *nested) for key, value in one.items())
@@ -61,14 +61,13 @@ def _run(run: dict[str, object]) -> str:
 
 def _profiles(verdict: Verdict) -> str:
     rows = [
-        [profile.value, "in full" if profile in verdict.profiles else "not in full, or not tried"]
-        for profile in Profile
+        [profile.value, "in full" if profile in verdict.profiles else "not in full, or not run"] for profile in Profile
     ]
-    return f"<h2>Profiles, as far as the tiers that ran can tell</h2>{_table(['profile', 'served'], rows)}"
+    return f"<h2>Profiles (by the tiers that ran)</h2>{_table(['profile', 'served'], rows)}"
 
 
 def _open_items(verdict: Verdict) -> str:
-    """The first item of each check that ended otherwise than passed or refused, in full."""
+    """Return the first item of each check with another outcome than passed or refused, with its full message."""
     groups: dict[tuple[Outcome, str], list[Result]] = {}
     for result in verdict.results:
         if result.outcome not in (Outcome.PASSED, Outcome.REFUSED):
@@ -76,7 +75,7 @@ def _open_items(verdict: Verdict) -> str:
     blocks = [
         _block(results) for results in sorted(groups.values(), key=lambda one: one[0].outcome is not Outcome.FAILED)
     ]
-    return f"<h2>What did not pass</h2>{''.join(blocks)}" if blocks else ""
+    return f"<h2>Items that did not pass</h2>{''.join(blocks)}" if blocks else ""
 
 
 def _block(results: list[Result]) -> str:
@@ -99,11 +98,11 @@ def _checks(verdict: Verdict) -> str:
         counts = ended.get(check.name, Counter())
         rule = f"{check.doc} {' '.join(check.bugs)}"
         rows.append([check.name, check.tier.value, rule, *(str(counts[name] or "") for name in COLUMNS)])
-    return f"<h2>Checks</h2>{_table(['check', 'tier', 'rule, and the bugs it is known from', *COLUMNS], rows)}"
+    return f"<h2>Checks</h2>{_table(['check', 'tier', 'rule and known bugs', *COLUMNS], rows)}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    """Columns of numbers are aligned to the right."""
+    """Return an HTML table; columns of numbers are aligned to the right."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><tr>{top}</tr>{body}</table>"

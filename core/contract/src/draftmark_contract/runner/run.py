@@ -1,4 +1,4 @@
-"""What the command line calls: `draftmark contract` and `draftmark prove`."""
+"""Functions that the command line calls: `draftmark contract` and `draftmark prove`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from draftmark.errors import DraftmarkError
 from draftmark.registry import load
 
 from ..check import Tier
-from .asked import Asked, WrongArguments
 from .failures import verdict_lines
 from .fresh import fresh
 from .journal import ForeignJournal, Journal
 from .judging import judge
 from .limits import LIMIT_S
+from .options import RunOptions, WrongArguments
 from .outputs import write_outputs
 from .probe import probe
 from .session import DEVICE_LOST
 
 Say = Callable[[str], None]
 NO_ITEMS = 5
-"""pytest's exit code of a run without items."""
+"""pytest's exit code if no item was selected."""
 PYTEST_ENDED = (0, 1, 2, NO_ITEMS)
-"""Exit codes of a run that came to its end, was interrupted, or had nothing to do."""
+"""pytest's exit codes of a finished or interrupted run, or a run without items."""
 DIED = "the process ended with code {} in this item (a crash, os._exit or a hang)"
 THREADS = "OMP_NUM_THREADS"
-"""Heeded by torch, and by the OpenBLAS and MKL that NumPy comes with."""
+"""Environment variable that limits the threads of torch, and of NumPy's OpenBLAS or MKL."""
 STALLED_S = 1.5 * LIMIT_S
-"""No item takes longer than its limit, unless native code hangs: then the process is ended from outside."""
+"""Seconds without journal output before the process is killed: only native code can hang beyond an item's limit."""
 
 
 def run_contract(
@@ -54,15 +54,15 @@ def run_contract(
     allow_known: bool = False,
     seed: int | None = None,
 ) -> int:
-    """Judge one backend in a process of its own, and print the verdict; the arguments are those of `Asked`.
+    """Judge one backend in a child process and print the verdict. See `RunOptions` for the arguments.
 
-    An item that ends the process (a crash, `os._exit`), costs it the device or hangs in native code fails, and the rest
-    still runs. There is a verdict in any case, also on a backend that does not load.
+    An item fails if it ends its process (a crash, `os._exit`), destroys the device context or hangs in native code. The
+    other items still run. There is always a verdict, also on a backend that does not load.
 
     Returns:
-        0 when the backend conforms, or nothing failed in a selection of items; 2 for wrong arguments; 1 otherwise.
+        0 if the backend conforms, or if nothing failed in a selection of items; 2 for wrong arguments; 1 otherwise.
     """
-    asked = Asked(
+    options = RunOptions(
         name,
         tier,
         json_path,
@@ -78,16 +78,16 @@ def run_contract(
         seed,
     )
     try:
-        asked.check()
-        begin = probe(name, asked.highest, device or "")
+        options.check()
+        begin = probe(name, options.highest, device or "")
         if "unusable" in begin:
             raise WrongArguments(f"the device tier cannot run here: {begin['unusable']}")
         if "error" in begin:
-            return _without_backend(asked, f"it does not load: {begin['error']}")
+            return _without_backend(options, f"it does not load: {begin['error']}")
         with tempfile.TemporaryDirectory() as folder:
             journal = Journal(Path(journal_path or Path(folder, "journal.jsonl")).absolute())
             journal.begin(begin["judged"], begin["run"])
-            return _run(asked, journal, Path(folder))
+            return _run(options, journal, Path(folder))
     except (WrongArguments, ForeignJournal) as error:
         print(f"draftmark contract: {error}", file=sys.stderr)
         return 2
@@ -96,8 +96,12 @@ def run_contract(
 def prove(name: str, say: Say = print) -> int:
     """Prove the sizing of one backend; print each theorem and its status.
 
+    Args:
+        name: name of the backend.
+        say: prints a line.
+
     Returns:
-        0 when none is refuted or undecided, else 1.
+        0 if no theorem is refuted or undecided, else 1.
 
     Raises:
         DraftmarkError: z3 is not installed, or the backend does not load.
@@ -115,69 +119,70 @@ def prove(name: str, say: Say = print) -> int:
     return int(any(proof.fails for proof in proofs))
 
 
-def _run(asked: Asked, journal: Journal, folder: Path) -> int:
-    """Run the items, in as many processes one after another as they end, to the verdict."""
-    command = _command(asked, folder, journal.path)
+def _run(options: RunOptions, journal: Journal, folder: Path) -> int:
+    """Run the items to the verdict, starting a new process whenever an item ends the current one."""
+    command = _command(options, folder, journal.path)
     while True:
         ended = len(journal.ended())
-        code = _watch(command, _environment(asked), journal.path)
+        code = _watch(command, _environment(options), journal.path)
         if code in PYTEST_ENDED:
             if code == NO_ITEMS:
-                print(f"draftmark contract: -k {asked.k!r} selects no item", file=sys.stderr)
+                print(f"draftmark contract: -k {options.k!r} selects no item", file=sys.stderr)
             return 2 if code == NO_ITEMS else code
-        if code == DEVICE_LOST and len(journal.ended()) > ended:  # or a plugin ended it with that very code
+        if code == DEVICE_LOST and len(journal.ended()) > ended:  # without progress, the plugin itself exited with it
             continue
         if not journal.fail_unfinished(DIED.format(code)):
-            return _without_backend(asked, f"the run ended with code {code} outside of any item", journal)
+            return _without_backend(options, f"the run ended with code {code} outside of any item", journal)
 
 
-def _without_backend(asked: Asked, error: str, journal: Journal | None = None) -> int:
-    """The verdict of a run whose process could not give one."""
-    verdict = judge(asked.name, None, list(journal.ended().values()) if journal else [], error)
-    write_outputs(verdict, asked.json_path, asked.record_path, asked.html_path)
+def _without_backend(options: RunOptions, error: str, journal: Journal | None = None) -> int:
+    """Write and print the verdict of a run that could not judge, and return 1."""
+    verdict = judge(options.name, None, list(journal.ended().values()) if journal else [], error)
+    write_outputs(verdict, options.json_path, options.record_path, options.html_path)
     print("\n".join(verdict_lines(verdict)))
     return 1
 
 
-def _command(asked: Asked, folder: Path, journal: Path) -> list[str]:
+def _command(options: RunOptions, folder: Path, journal: Path) -> list[str]:
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", f"--attn-backend={asked.name}"]
+    command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", f"--attn-backend={options.name}"]
     command += [
-        f"--attn-tier={asked.highest}",
+        f"--attn-tier={options.highest}",
         f"--attn-journal={journal}",
-        *(f"--attn-item={one}" for one in asked.items),
+        *(f"--attn-item={one}" for one in options.items),
     ]
-    # The caller's project has no say here: no configuration, no conftest, no added options. And the backend is imported
-    # from where `draftmark size` imports it: pytest's own import mode would put this package's folder first.
+    # The caller's project must not influence the run: no configuration, no conftest, no added options. pytest's default
+    # import mode would put this package's folder first; importlib imports the backend as `draftmark size` does.
     command += ["-c", str(ini), f"--rootdir={folder}", "--noconftest", "-o", "addopts=", "--import-mode=importlib"]
-    # What failed is shown by the suite: one screen, in the order of learning.
+    # The suite shows the failures itself: one screen, in its own order.
     command += ["-q", "-q", "--tb=no", "-rN", "--no-header", "-p", "no:cacheprovider", "--assert=plain"]
-    outputs = {"json": asked.json_path, "record": asked.record_path, "html": asked.html_path}
+    outputs = {"json": options.json_path, "record": options.record_path, "html": options.html_path}
     command += [f"--attn-{kind}={Path(path).absolute()}" for kind, path in outputs.items() if path]
-    command += [f"--attn-device={asked.device}"] if asked.device else []
-    command += ["--attn-allow-known"] if asked.allow_known else []
-    command += [f"--attn-seed={asked.seed}"] if asked.seed is not None else []
-    command += [f"--attn-sample={asked.sample}"] if asked.sample else []
-    command += ["-k", asked.k] if asked.k else []
-    # One item at a time: by default a worker gets dozens in a row, and those that compile kernels lie in a row, so that
-    # all wait for one at the end. By the times of a recorded device tier 14 workers take 244 s so, and 176 s with this.
-    return command + (["-n", str(asked.workers), "--maxschedchunk=1"] if asked.workers else [])
+    command += [f"--attn-device={options.device}"] if options.device else []
+    command += ["--attn-allow-known"] if options.allow_known else []
+    command += [f"--attn-seed={options.seed}"] if options.seed is not None else []
+    command += [f"--attn-sample={options.sample}"] if options.sample else []
+    command += ["-k", options.k] if options.k else []
+    # By default xdist sends a worker dozens of consecutive items. Items that compile kernels are consecutive, so all
+    # workers would wait for one at the end. Sending one item at a time takes 176 s instead of 244 s with 14 workers.
+    return command + (["-n", str(options.workers), "--maxschedchunk=1"] if options.workers else [])
 
 
-def _environment(asked: Asked) -> dict[str, str]:
-    """Of the processes that run items: as many threads as there are cores for each, unless the caller says.
+def _environment(options: RunOptions) -> dict[str, str]:
+    """Return the environment of processes that run items, with the number of threads per worker.
 
-    On the host tier one, which is also what the suite gives torch: tensors are tiny, and NumPy's threads, with which
-    Triton's interpreter multiplies, take several times the processor's time for the same result.
+    The caller's OMP_NUM_THREADS takes precedence. Otherwise workers of the device tier share the cores. Workers of the
+    host tier get one thread, as torch does in the suite: tensors are tiny, and NumPy's threads in Triton's interpreter
+    only waste processor time.
     """
     cores = os.cpu_count() or 1
-    threads = max(1, cores // max(1, asked.workers)) if asked.highest is Tier.DEVICE else 1
+    threads = max(1, cores // max(1, options.workers)) if options.highest is Tier.DEVICE else 1
     return fresh({"PYTEST_ADDOPTS": "", THREADS: os.environ.get(THREADS) or str(threads)})
 
 
 def _watch(command: list[str], environment: dict[str, str], journal: Path) -> int:
-    """Run pytest to its end, or end it when an item makes no progress."""
+    """Run pytest to its end, and kill it if an item makes no progress."""
     with subprocess.Popen(command, env=environment) as process, _ended_with(process):
         seen, since = -1, time.monotonic()
         while True:
@@ -193,7 +198,7 @@ def _watch(command: list[str], environment: dict[str, str], journal: Path) -> in
 
 @contextmanager
 def _ended_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End the process when this one is told to end."""
+    """Terminate the child process if this process receives SIGTERM."""
 
     def end(signum: int, frame: object) -> None:
         process.terminate()

@@ -1,4 +1,4 @@
-"""One run of the suite in one process: the backend under test, loaded once, and the items of the tiers asked for."""
+"""One run of the suite in one process: the backend, loaded once, and the selected items."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .source import CLEAN
 from .verdict import Verdict
 
 DEVICE_LOST = 75
-"""Exit code of a process whose device takes no more work; whoever started it goes on with another one."""
-LOST = "after this item the device took no more work of its process"
-NO_DEVICE = "torch sees no accelerator here, and the CPU is the host tier's: run --tier host, or name a device"
+"""Exit code of a process with a device that accepts no more work; its parent continues with a new process."""
+LOST = "after this item the device accepted no more work from this process"
+NO_DEVICE = "torch sees no accelerator here; run --tier host on the CPU, or name a device with --device"
 
 
 class ContractSession:
-    """The backend and what this run asks of it.
+    """The backend and the items of one run.
 
     Args:
-        name: the backend.
-        tier: run up to this one.
+        name: name of the backend.
+        tier: highest tier to run.
         device: torch device of the device tier; None for the backend's own.
-        journal: where results are kept, if anywhere.
-        sample: at most so many cases of each check; 0 for all.
+        journal: file that keeps results; None to keep none.
+        sample: maximum number of cases per check; 0 for all.
         only: ids of the items to run; () for all.
     """
 
@@ -59,7 +59,7 @@ class ContractSession:
         self._sample, self._only = sample, only
         self.journal = Journal(journal) if journal else None
         self.ended = self.journal.ended() if self.journal else {}
-        self._asked_device = device
+        self._device = device
         self._backend: LoadedBackend | None = None
         self._known: list[KnownFailure] = []
         self._first: dict[str, str] = {}
@@ -67,18 +67,18 @@ class ContractSession:
 
     @cached_property
     def items(self) -> dict[str, Item]:
-        """The items asked for, by id, in the suite's order."""
+        """Selected items by id, in the suite's order."""
         wanted = all_items() if self._only else all_items(self.tier.includes, self._sample)
         return {item.id: item for item in wanted if not self._only or item.id in self._only}
 
     @property
     def collected(self) -> list[str]:
-        """Ids of the items to run: all of them, or the first alone when the backend does not load."""
+        """Ids of the items to run: all selected items, or only the first if the backend does not load."""
         return list(self.items) if self.backend else list(self.items)[:1]
 
     @property
     def backend(self) -> LoadedBackend | None:
-        """The loaded backend; None, with `error` set, when it cannot be loaded."""
+        """Loaded backend; None if it cannot be loaded, and then `error` has the reason."""
         if self._backend is None and not self.error:
             try:
                 with time_limit(LIMIT_S):
@@ -92,9 +92,9 @@ class ContractSession:
 
     @property
     def device(self) -> str:
-        """The device asked for, else the backend's own, else the one accelerator that torch sees; "" for none."""
-        if self._asked_device or self.backend is None:
-            return self._asked_device or ""
+        """Device given by the caller, else the backend's own, else the accelerator that torch finds; "" for none."""
+        if self._device or self.backend is None:
+            return self._device or ""
         if self.backend.info.device != "any":
             return self.backend.info.device
         import torch
@@ -103,10 +103,10 @@ class ContractSession:
         return found.type if found is not None else ""
 
     def run(self, item_id: str) -> Result:
-        """Run one item; an item that the journal has is not run again.
+        """Run one item, unless the journal already contains its result.
 
-        An item can cost its process the device: behind an illegal access every call fails. Then, where a journal keeps
-        the results, the process ends with `DEVICE_LOST`, for no later item could be judged in it.
+        An item can destroy its process's device context: every call fails after an illegal access. No later item could
+        be judged in this process. With a journal the process then exits with `DEVICE_LOST`.
         """
         if item_id in self.ended:
             return self.ended[item_id]
@@ -125,8 +125,8 @@ class ContractSession:
             os._exit(DEVICE_LOST)
         return result
 
-    def told(self, result: Result) -> str:
-        """The message of a failed item: in full for the first of its check in this process, else in two lines."""
+    def failure_text(self, result: Result) -> str:
+        """Return a failed item's message: in full for the first of its check in this process, else in two lines."""
         first = self._first.setdefault(result.check, result.item)
         if first == result.item:
             return result.message
@@ -143,7 +143,7 @@ class ContractSession:
         return run_item(item, BackendUnderTest(backend, device, item.tier), self._known)
 
     def _lost(self) -> bool:
-        """Whether the device refuses all work of this process."""
+        """Return True if the device rejects all work of this process."""
         if not self.device:
             return False
         from draftmark.devices import synchronize
@@ -160,7 +160,7 @@ class ContractSession:
 
 
 def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Verdict:
-    """The verdict on the records of a run; an item whose process died has failed, with what it left in the journal."""
+    """Return the verdict on the records of a run; an item that ended its process has failed, see the journal."""
     results = []
     noted = session.journal.ended() if session.journal else {}
     for item_id, row in records.items():
@@ -175,7 +175,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
     if session.backend is None:
         return judge(session.name, None, [], f"it does not load: {session.error}")
     runs = session.journal.runs() if session.journal else []
-    if session.tier is Tier.DEVICE:  # with workers this process opened nothing: torch may not know the device's name
+    if session.tier is Tier.DEVICE:  # with xdist this process opened no backend: torch may not have its device type
         import_device_type(session.name, session.backend.info)
     here = machine_of(session.name, session.device if session.tier is Tier.DEVICE else "")
     verdict = judge(session.name, session.backend, results, runs=runs or [{**here, "items": len(results)}])
@@ -183,7 +183,7 @@ def conclude(session: ContractSession, records: dict[str, dict[str, Any]]) -> Ve
 
 
 def _source(verdict: Verdict, journal: Journal) -> dict[str, Any]:
-    """Where the code of a run stood: as an earlier run with the same journal proved, unless it has changed since."""
+    """Return the source of a run's code, from an earlier run of the journal if its tree was verified as clean."""
     if journal.judged.get("identity", verdict.identity) != verdict.identity:
         return {**verdict.source, "tree": "changed during the run"}
     proved = journal.source() if verdict.source["tree"] != CLEAN else None

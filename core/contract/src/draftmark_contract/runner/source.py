@@ -1,9 +1,9 @@
-"""Which commit the judged code is of, as far as that can be proved.
+"""Commit of the judged code, with the proof that the code matches this commit.
 
-Where git knows the files, their digest is compared with the digest of the same files at HEAD: a change of a comment is
-no change, and a changed line cannot be missed. A machine that only lends its device has a copy without history; there
-DRAFTMARK_COMMIT tells the commit, and the record says that nobody has checked it, until `verified` does so by the
-history: the recorded digests must be those of the files at that commit.
+In a git repository, the digest of the files is compared with the digest of the same files at the commit. Changed
+comments do not count, and every changed line of code is found. A machine without the history uses the commit in
+DRAFTMARK_COMMIT, and the record marks it as unverified. Later `verified` compares the recorded digests with the
+history.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CLEAN, UNVERIFIED = "clean", "unverified"
 
 
 def source_of(parts: Iterable[Part]) -> dict[str, Any]:
-    """Commit, what is known of its truth, and where in the repository each part lies.
+    """Return the commit, the state of the tree, and the path of each part in the repository.
 
-    ``tree`` is ``"clean"`` (proved here), ``"unverified"`` (told by DRAFTMARK_COMMIT, or no history), or
-    ``"changed: core, plugin"``.
+    ``tree`` is ``"clean"`` (proved here), ``"unverified"`` (no history here that has the commit), or
+    ``"changed: core, plugin"``. DRAFTMARK_COMMIT takes precedence over HEAD.
     """
-    told = os.environ.get(COMMIT_VARIABLE, "")
+    given = os.environ.get(COMMIT_VARIABLE, "")
     parts = list(parts)
     repository = _repository(parts)
-    commit = told or (_git(repository, "rev-parse", "HEAD") if repository else "")
+    commit = given or (_git(repository, "rev-parse", "HEAD") if repository else "")
     if repository is None or not _git(repository, "rev-parse", "--verify", f"{commit}^{{commit}}"):
         return {"commit": commit, "tree": UNVERIFIED, "paths": {}}
     paths = {part.name: _within(part.root, repository) for part in parts}
@@ -41,10 +41,12 @@ def source_of(parts: Iterable[Part]) -> dict[str, Any]:
 
 
 def verified(record: Mapping[str, Any], parts: Iterable[Part], repository: Path) -> bool:
-    """Whether the recorded digests are those of the files at the recorded commit.
+    """Return True if the recorded digests are equal to the digests of the files at the recorded commit.
 
     Args:
-        repository: the repository with the history, or a folder of it.
+        record: record of a verdict.
+        parts: parts of the installed code.
+        repository: a folder in the repository with the history.
     """
     source, identity = record.get("source", {}), record.get("identity", {})
     commit, paths = source.get("commit", ""), source.get("paths", {})
@@ -59,7 +61,7 @@ def verified(record: Mapping[str, Any], parts: Iterable[Part], repository: Path)
 
 
 def _repository(parts: list[Part]) -> Path | None:
-    """The repository that has the plugin's files."""
+    """Return the top folder of the repository that contains the plugin's files, or None."""
     plugin = next((part for part in parts if part.name == PLUGIN), None)
     if plugin is None or not plugin.root.is_dir() or not _git(plugin.root, "ls-files", "--", *_names(plugin)):
         return None
@@ -78,7 +80,7 @@ def _within(root: Path, repository: Path) -> str | None:
 
 
 def _at(repository: Path, commit: str, part: Part, path: str | None) -> str:
-    """The part's digest at a commit; links and sub-modules are left out."""
+    """Return the part's digest at a commit; symbolic links and submodules are skipped."""
     listed = _git(repository, "ls-tree", "-r", "-z", f"{commit}:{path}") if path is not None else ""
     rows = [row.partition("\t") for row in listed.split("\0") if row.startswith("100")]
     blobs = {name: about.split()[2] for about, _, name in rows if part.has(name) and counts(name)}
@@ -86,7 +88,7 @@ def _at(repository: Path, commit: str, part: Part, path: str | None) -> str:
 
 
 def _contents(repository: Path, blobs: list[str]) -> list[bytes]:
-    """What git has under each of these ids."""
+    """Return the contents of git blobs, by id."""
     command = ["git", "-C", str(repository), "cat-file", "--batch"]
     done = subprocess.run(command, input="\n".join(blobs).encode() + b"\n", capture_output=True, check=True)
     found, rest = [], done.stdout
@@ -99,7 +101,7 @@ def _contents(repository: Path, blobs: list[str]) -> list[bytes]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git says, or "" where it is absent, fails, or knows nothing."""
+    """Return git's output, or "" if git is absent or fails."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     except OSError:

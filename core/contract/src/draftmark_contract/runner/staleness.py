@@ -1,8 +1,8 @@
-"""Whether recorded verdicts still speak of today's code, and whether a release may carry them.
+"""Checks whether recorded verdicts still apply to today's code, so that a release may include them.
 
     python -m draftmark_contract.runner.staleness benchmarks/results/contract-*.json [--strict]
 
-One line a record. With --strict, exit code 1 unless all are current.
+Prints one line per record. With --strict, exits with 1 unless all records are current.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ NAMES = {PLUGIN: "the plugin's code", CORE: "the core's step path", SUITE: "the 
 
 
 def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> list[str]:
-    """Reasons why a recorded verdict may not stand for this backend; empty means that it does.
+    """Return reasons why a recorded verdict does not apply to this backend; an empty list if it does.
 
     Args:
-        repository: a folder in the repository whose history shows that the recorded commit holds the recorded code.
+        record: short or full record.
+        backend: installed backend.
+        repository: a folder in a git repository with the recorded commit in its history.
     """
     if record.get("schema") != SCHEMA:
         return [f"it has schema {record.get('schema')}, not {SCHEMA}"]
@@ -38,14 +40,14 @@ def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> l
     now, then = {part.name: part.digest() for part in parts}, record["identity"]
     changed = [NAMES.get(name, f"{name}'s code, which it runs,") for name in now if now[name] != then.get(name)]
     claims = {
-        f"it speaks of {record['backend']!r}": record["backend"] == backend.name,
-        f"it says {record['verdict']!r} of {record['of']!r}": (
+        f"its backend is {record['backend']!r}": record["backend"] == backend.name,
+        f"its verdict is {record['verdict']!r} of {record['of']!r}": (
             record["verdict"] in (Word.CONFORMS, Word.WITH_KNOWN) and record["of"] == Scope.BACKEND
         ),
         f"tiers run: {', '.join(record['tiers_run'])}": record["tiers_run"] == list(record["items"]),
-        "it names no device": any(run.get("device") for run in record["runs"]),
+        "it lists no device": any(run.get("device") for run in record["runs"]),
         **{f"{what} has changed since": False for what in changed},
-        f"no history here shows that commit {record['source'].get('commit') or 'none'} holds the recorded code": (
+        f"no history here shows that commit {record['source'].get('commit') or 'none'} contains the recorded code": (
             verified(record, parts, repository)
         ),
     }
@@ -53,7 +55,7 @@ def stale(record: dict[str, Any], backend: LoadedBackend, repository: Path) -> l
 
 
 def standing(path: Path) -> list[str]:
-    """Reasons against the record in a file, whatever is wrong with it."""
+    """Return reasons why the record in a file does not apply, also if the file cannot be read."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         return stale(record, load(record["backend"]), path.parent)
@@ -62,10 +64,10 @@ def standing(path: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the standing of each record."""
+    """Print for each record whether it is current."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--strict", action="store_true", help="exit code 1 unless all are current")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 unless all are current")
     args = parser.parse_args(arguments)
     found = {path: standing(path) for path in args.records}
     for path, reasons in found.items():

@@ -20,17 +20,17 @@ BEGIN, END = "<!-- verdicts: written by make verdicts -->", "<!-- /verdicts -->"
 HEADS = ["backend", "verdict", "device", "date"]
 
 
-def table(records: Iterable[Path], beside: Path) -> str:
+def table(records: Iterable[Path], folder: Path) -> str:
     """Return the table as Markdown, one row a record.
 
     Args:
         records: paths of the record files.
-        beside: folder that the links are relative to.
+        folder: folder that the links are relative to.
 
     Raises:
         ValueError: a file cannot be read or is not a record.
     """
-    lines = [HEADS, ["---"] * len(HEADS), *(_row(path, beside) for path in records)]
+    lines = [HEADS, ["---"] * len(HEADS), *(_row(path, folder) for path in records)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -65,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(path: Path, beside: Path) -> list[str]:
+def _row(path: Path, folder: Path) -> list[str]:
     """Return the cells of one record's row."""
     try:
-        return _cells(json.loads(path.read_text(encoding="utf-8")), Path(os.path.relpath(path, beside)).as_posix())
+        return _cells(json.loads(path.read_text(encoding="utf-8")), Path(os.path.relpath(path, folder)).as_posix())
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is not a verdict record ({cause}); write one with `contract --record`") from None

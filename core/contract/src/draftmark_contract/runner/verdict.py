@@ -1,4 +1,4 @@
-"""The verdict: what a run says of a backend, in one line whose every word has a condition."""
+"""Verdict of a run: one line about the backend, with a defined condition for each word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .outcome import Counts, Outcome, Result
 
 
 class Word(StrEnum):
-    """What a verdict comes to."""
+    """Possible verdicts."""
 
     CONFORMS = "conforms"
     WITH_KNOWN = "conforms with known failures"
@@ -24,7 +24,7 @@ class Word(StrEnum):
 
 
 class Scope(StrEnum):
-    """Of what the word is said: without kernels that ran, "conforms" is said of sizes and metadata alone."""
+    """Subject of a verdict: if no kernel ran, "conforms" applies only to sizes and metadata."""
 
     SIZING = "sizing"
     METADATA = "sizing and metadata"
@@ -33,8 +33,12 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Newer:
-    """Items newer than the contract that the plugin targets: how many ran, of which contract the newest is, and how
-    many of them failed.
+    """Items newer than the contract that the plugin targets.
+
+    Attributes:
+        items: number of newer items that ran.
+        failing: number of these that failed.
+        newest: newest contract among them, e.g. ``"1.4"``; "" for none.
     """
 
     items: int = 0
@@ -44,20 +48,25 @@ class Newer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one run says of one backend.
+    """Verdict of one run on one backend.
 
     Attributes:
-        results: one per item that ran, in the suite's order.
-        items: of each tier, the items of the contract that the plugin targets; the same for every backend that does.
-        tiers_run: the tiers of which every item ran.
-        counts: of those items.
-        core: how many items of the core profile were not met, by outcome.
-        profiles: served in full, as far as the tiers that ran can tell.
-        minor: of the contract that the plugin targets.
-        identity: digests of the code that was judged and of the suite, see `identity`.
-        source: where that code stood, see `source`.
-        error: why there is no backend to judge, as a clause: "it does not load: …".
-        runs: where and when items were decided, and how many.
+        backend: name of the backend.
+        results: results of the items that ran, in the suite's order.
+        items: number of items of the targeted contract, by tier; equal for every backend that targets it.
+        tiers_run: tiers in which every item ran.
+        counts: outcomes of the items of the targeted contract.
+        core: number of core profile items that were not met, by outcome.
+        profiles: profiles served in full, according to the tiers that ran.
+        scope: subject of the verdict.
+        minor: minor version of the contract that the plugin targets.
+        newer: summary of newer items.
+        identity: digests of the judged code and of the suite, see `identity`.
+        source: commit of that code, see `source`.
+        info: the backend's description of itself.
+        known: entries of the plugin's `contract.toml`.
+        error: reason why there is no backend to judge, as a clause: "it does not load: …".
+        runs: machine, date and number of items of each run.
     """
 
     backend: str
@@ -79,17 +88,17 @@ class Verdict:
 
     @property
     def failures(self) -> list[Result]:
-        """The items that fail the run."""
+        """Items that fail the run."""
         return [result for result in self.results if result.outcome is Outcome.FAILED]
 
     @property
     def complete(self) -> bool:
-        """Whether every item of at least the sizing tier ran, and no tier ran in part."""
+        """True if every item of at least the sizing tier ran, and no tier ran only in part."""
         return bool(self.tiers_run) and {result.tier for result in self.results} <= set(self.tiers_run)
 
     @property
     def word(self) -> Word:
-        """Nothing in the core profile may be refused or declared; what was not judged does not conform either."""
+        """Verdict. Refused or declared core items mean DOES_NOT; an unjudged core profile means NONE."""
         if self.error or self.counts.failed:
             return Word.DOES_NOT
         if not self.complete:
@@ -102,12 +111,14 @@ class Verdict:
 
     @property
     def conforms(self) -> bool:
-        """Without an exception."""
+        """True for a backend that conforms without known failures."""
         return self.word is Word.CONFORMS
 
     def exit_code(self, allow_known: bool = False) -> int:
-        """0 for a backend that conforms, and for a selection of items in which nothing failed; known failures need
-        `allow_known`.
+        """Return 0 for a backend that conforms, or for a selection of items without a failure; else 1.
+
+        Args:
+            allow_known: also return 0 with declared failures.
         """
         good = self.word in (Word.CONFORMS, Word.WITH_KNOWN) or (self.word is Word.NONE and not self.complete)
         return int(not good or bool(self.counts.declared and not allow_known))
@@ -122,8 +133,8 @@ class Verdict:
             word = word.replace("conforms", "conform")
         profiles = f" ({', '.join(self.profiles)})" if named else ""
         to = "on" if self.word is Word.NONE else "to"
-        told = "; ".join([*self._because, str(self.counts), *self._newer, *self._not_run])
-        return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}: {told}"
+        details = "; ".join([*self._because, str(self.counts), *self._newer, *self._not_run])
+        return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}: {details}"
 
     @property
     def _because(self) -> list[str]:
@@ -133,14 +144,14 @@ class Verdict:
             ran = len(self.results)
             return [f"{ran:,} {'item' if ran == 1 else 'items'} selected"]
         unmet = ", ".join(f"{count:,} {outcome}" for outcome, count in self.core.items() if outcome != "failed")
-        return [f"of the core profile {unmet}"] if unmet and self.word in (Word.NONE, Word.DOES_NOT) else []
+        return [f"core profile: {unmet}"] if unmet and self.word in (Word.NONE, Word.DOES_NOT) else []
 
     @property
     def _newer(self) -> list[str]:
         if not self.newer.items:
             return []
         newer = self.newer
-        return [f"upcoming: {newer.items:,} newer items, up to {newer.newest}, of which {newer.failing:,} fail"]
+        return [f"upcoming: {newer.items:,} newer items, up to {newer.newest}, {newer.failing:,} failing"]
 
     @property
     def _not_run(self) -> list[str]:

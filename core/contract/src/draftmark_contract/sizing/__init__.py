@@ -1,1 +1,1 @@
-"""Sizes without torch: geometries, batches in integers, and what a batch needs of every buffer."""
+"""Sizes without torch: geometries, batches as integers, and the size that a batch needs in every buffer."""

@@ -1,4 +1,4 @@
-"""Batches as integers: groups of equal requests, and the batches that stand at the limits of a geometry. No torch."""
+"""Batches as integers, without torch: groups of equal requests, and the batches at the limits of a geometry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..oracle.formulas import draft_steps, max_prefix, max_requests, rows_and_ta
 
 @dataclass(frozen=True)
 class Group:
-    """`count` requests with L = `prefix`, `rows` query rows and `tail` slots each."""
+    """`count` requests with prefix length L = `prefix`, `rows` query rows and `tail` tail slots each."""
 
     count: Any
     prefix: Any
@@ -23,9 +23,12 @@ class Group:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """A forward batch in integers, padding included: all that sizes depend on.
+    """A forward batch as integers, padding included: everything that buffer sizes depend on.
 
-    `given_requests` and `given_rows` stand for the sums where a proof knows only their bounds.
+    Attributes:
+        mode, step: mode and draft step.
+        groups: groups of equal requests.
+        given_requests, given_rows: sums over the groups, for proofs that know only bounds of the sums; None to add up.
     """
 
     mode: Mode
@@ -36,32 +39,32 @@ class BatchShape:
 
     @property
     def requests(self) -> Any:
-        """R, padding included."""
+        """Number of requests, padding included."""
         if self.given_requests is not None:
             return self.given_requests
         return total(group.count for group in self.groups)
 
     @property
     def rows(self) -> Any:
-        """Query rows of the batch."""
+        """Number of query rows."""
         if self.given_rows is not None:
             return self.given_rows
         return total(group.count * group.rows for group in self.groups)
 
     @property
     def _shown(self) -> list[Group]:
-        # A count may be a symbol, whose comparison would fork the run.
+        # A count may be a symbol; comparing a symbol would fork the run.
         return [group for group in self.groups if not (isinstance(group.count, int) and group.count == 0)]
 
     def __str__(self) -> str:
         groups = ", ".join(f"{g.count} x (L={g.prefix}, q={g.rows}, T={g.tail})" for g in self._shown)
-        sums = "" if self.given_rows is None else f"; in all {self.requests} requests, {self.rows} rows"
+        sums = "" if self.given_rows is None else f"; total {self.requests} requests, {self.rows} rows"
         step = f" step {self.step}" if self.mode is Mode.DRAFT else ""
         return f"{self.mode.value}{step}: {groups}{sums}"
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The sum of ints or symbolic ints."""
+    """Return the sum of ints or symbolic ints."""
     found: Any = 0
     for value in values:
         found = found + value
@@ -69,7 +72,7 @@ def total(values: Iterable[Any]) -> Any:
 
 
 def brief(geometry: Geometry) -> str:
-    """A geometry in one line, for messages."""
+    """Return a geometry in one line, for messages."""
     a, d, m = geometry.attention, geometry.draft, geometry.limits
     return (
         f"k={d.topk} S={d.num_steps} D={d.num_draft_tokens} P={a.page_size} C={m.max_context_len} "
@@ -80,9 +83,11 @@ def brief(geometry: Geometry) -> str:
 
 
 def limit_batches(geometry: Geometry, counts: Sequence[int] = ()) -> Sequence[BatchShape]:
-    """The batches at the limits of a concrete geometry: every mode and step, largest and smallest R, L at every edge.
+    """Return batches at the limits of a geometry: every mode and step, largest and smallest R, edge values of L.
 
-    `counts` adds batches of that many requests at the context wall.
+    Args:
+        geometry: concrete geometry.
+        counts: further numbers of requests, for batches with the largest L.
     """
     found = []
     for mode in geometry.modes:
@@ -100,7 +105,7 @@ def _limits(geometry: Geometry, mode: Mode, step: int, extra: Sequence[int]) -> 
     rows, tail = rows_and_tail(geometry, mode, step)
     wall = max_prefix(geometry)
     edges = sorted({0, 1, wall, max(0, wall - 1), wall // page * page, max(0, wall // page * page - tail)})
-    # A single request shows a workspace that small batches need more of (TRT-LLM#16319).
+    # A workspace may need more bytes for a single request than for many (TRT-LLM#16319).
     counts = [(most, edge) for edge in edges] + [(1, edge) for edge in (0, wall) if most > 1]
     counts += [(count, wall) for count in extra]
     batches = [BatchShape(mode, step, (Group(r, edge, rows, tail),)) for r, edge in counts]
@@ -114,6 +119,6 @@ def _extend_limits(tokens: int, context: int, most: int) -> list[BatchShape]:
     spread = (Group(live, context - 1, 1, 1), Group(most - live, 0, 0, 0))
     full = min(live, max(1, tokens // one))
     chunks = (Group(full, context - one, one, one), Group(most - full, 0, 0, 0))
-    # One row at the wall: few rows are split over most parts (TRT-LLM#16319).
+    # One row with the longest context: few rows get the most KV splits (TRT-LLM#16319).
     alone = (Group(1, context - 1, 1, 1),)
     return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), alone)]

@@ -1,4 +1,4 @@
-"""Geometries that show whether a claimed mode or form, or sinks, are served at all. No torch."""
+"""Geometries that test whether a declared mode, form or sinks are served at all, without torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ KINDS = {
     "cuda": tuple(DeviceProfile("cuda", arch, 132) for arch in (75, 80, 89, 90, 100, 120)),
     "npu": (DeviceProfile("npu", 0, 24),),
 }
-"""Devices that a backend of a kind may ask for: a kernel that one of them lacks may be another one's."""
+"""Devices to try for a backend of a kind, since a kernel may exist on only one architecture."""
 
 
 def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form, ...] = ()) -> Geometry:
-    """A small geometry with these modes and forms, and drafts that have all of them."""
+    """Return a small geometry with these modes and forms, and a draft shape that supports them."""
     limits = Limits(3, 300, 40, (4,), row_budgets=(8,) if Mode.RAGGED_VERIFY in modes else ())
     plain = set(modes) <= {Mode.EXTEND, Mode.DECODE}
     draft = DraftShape() if plain else DraftShape(2, 3, 7, block_size=4 if Mode.DRAFT_BLOCK in modes else 0)
@@ -26,7 +26,7 @@ def claim(attention: AttentionShape, modes: tuple[Mode, ...], forms: tuple[Form,
 
 
 def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometry]:
-    """The same modes, forms and sinks on other pages, head sizes, dtypes and tails, and on other devices."""
+    """Yield geometries with equal modes, forms and sinks, and with other page sizes, heads, dtypes, drafts, devices."""
     base = replace(MANDATORY, sinks=geometry.attention.sinks)
     shapes = [replace(base, page_size=page, head_dim=dim) for dim in (128, 64) for page in PAGES]
     shapes += [replace(one, q_dtype="float16", kv_dtype="float16") for one in shapes]
@@ -38,5 +38,5 @@ def ways_to_serve(geometry: Geometry, device: DeviceProfile) -> Iterator[Geometr
 
 
 def _resolved(attention: AttentionShape) -> AttentionShape:
-    """With the default of its scale, as `Geometry.create` leaves it."""
+    """Return the shape with its default softmax_scale, as `Geometry.create` sets it."""
     return claim(attention, (Mode.EXTEND,)).attention

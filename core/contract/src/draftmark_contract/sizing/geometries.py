@@ -1,7 +1,7 @@
-"""The geometries that every backend is asked about: corners of the draft shape, page size, limits and overlap.
+"""Geometries that every backend is judged on: edge values of draft shape, page size, limits and overlap.
 
-None of the fixture properties that hide sizing bugs holds here: k > 1, P > 1, D != S + 1, the largest padded
-batch above the live limit, contexts that end one short of, at, and one past a page.
+They avoid the special values that hide sizing bugs: k > 1, P > 1, D != S + 1, a captured batch larger than
+max_num_reqs, and contexts that end one token before, at, and after a page boundary.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ DRAFT_TOKENS = (1, 2, 7, 33, 64)
 PAGES = (1, 2, 16, 64, 128)
 PLAIN_MODES = (Mode.EXTEND, Mode.DECODE)
 SERVED = {"target": TARGET_MODES, "draft": DRAFT_MODES, "plain": PLAIN_MODES, "all": CORE_MODES}
-"""What geometries serve; "plain" is the mandatory profile's, which a backend without speculation serves alone; "all" is
-that of a target that drafts for itself."""
+"""Sets of modes. "plain" is the mandatory profile, the only one of a backend without speculation; "all" is a target
+that drafts for itself."""
 IN_1_3 = "all"
 PROVED = {name: modes for name, modes in SERVED.items() if name != IN_1_3}
-"""What the proof ranges over: with every mode at once a plugin's tilings branch too often; that one is swept."""
+"""Sets of modes that proofs cover. "all" is covered by the sweep only: plugins' tilings branch too often there."""
 
 
 def since(served: str) -> tuple[int, int]:
-    """Contract (major, minor) in which geometries with these modes joined the suite."""
+    """Return the contract (major, minor) in which geometries with these modes joined the suite."""
     return (1, 3) if served == IN_1_3 else (1, 0)
 
 
@@ -37,7 +37,7 @@ MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_si
 
 @dataclass(frozen=True)
 class Family:
-    """Geometries that share modes, page size, overlap and topk."""
+    """Geometries that share modes, page size, overlap and topk; iterates over draft shapes and limits."""
 
     modes: tuple[Mode, ...]
     page_size: int
@@ -59,17 +59,17 @@ class Family:
 
 
 LIMITS = ((1, 1, ()), (5, 2048, (1, 2, 4, 8)), (33, 40, (32,)))
-"""(max_num_reqs, max_extend_tokens, capture_batch_sizes): the largest padded batch is not always the live limit."""
+"""(max_num_reqs, max_extend_tokens, capture_batch_sizes); the largest captured batch may exceed max_num_reqs."""
 
 
 def walls(page: int) -> list[tuple[int, tuple[int, int, tuple[int, ...]]]]:
-    """Context lengths around a page boundary, and a long one that is no multiple, each with two of the limits."""
+    """Return context lengths around a page boundary and a long one, each with two of `LIMITS`."""
     contexts = (1, page, 4 * page - 1, 4096 + page // 2 + 1)
     return [(max(1, context), LIMITS[(i + j) % len(LIMITS)]) for i, context in enumerate(contexts) for j in (0, 1)]
 
 
 def families() -> Sequence[Case]:
-    """Every combination of modes, page size, overlap and topk; the first and smallest geometry stands for a family."""
+    """Return every combination of modes, page size, overlap and topk; the smallest geometry represents a family."""
     found = [
         (name, f"{name}-p{page}-k{k}{'-overlap' if overlap else ''}", Family(modes, page, overlap, k))
         for (name, modes), page, overlap, k in product(SERVED.items(), PAGES, (False, True), TOPK)
@@ -79,17 +79,17 @@ def families() -> Sequence[Case]:
 
 
 def mandatory() -> Geometry:
-    """The profile that every backend serves."""
+    """Return the geometry that every backend must serve."""
     return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8)), modes=PLAIN_MODES)
 
 
 def standing_for(modes: tuple[Mode, ...], overlap: bool = False) -> Geometry:
-    """What a case needs that draws everything but these: the mandatory shape in these modes."""
+    """Return the mandatory geometry with other modes, for cases that draw all other values at random."""
     return Geometry.create(MANDATORY, Limits(8, 4096, 512, (1, 2, 4, 8), overlap), modes=modes)
 
 
 def tight_geometries() -> Sequence[Case]:
-    """Geometries of the size that engines run, where a rounding no longer hides a factor."""
+    """Return geometries as large as engines use, where rounding no longer hides a wrong factor."""
     shapes = {"d1": DraftShape(), "tree": DraftShape(4, 3, 8), "wide": DraftShape(8, 5, 64)}
     return [
         Case(
@@ -107,7 +107,7 @@ def tight_geometries() -> Sequence[Case]:
 
 
 def huge_geometries() -> Sequence[Case]:
-    """Geometries whose page ids, slots and sums pass 2**31."""
+    """Return geometries with page ids, slots and sums above 2**31."""
     sizes = {"many": (8192, 1 << 20), "long": (4, 1 << 30), "both": (65536, 1 << 21)}
     return [
         Case(
@@ -125,7 +125,7 @@ def huge_geometries() -> Sequence[Case]:
 
 
 def odd_geometries() -> Sequence[Case]:
-    """Attention shapes and drafts that a backend may refuse, each with small limits."""
+    """Return attention shapes and draft shapes that a backend may refuse, each with small limits."""
     base = AttentionShape(8, 2, 128, 64)
     attention: dict[str, dict[str, object]] = {
         "mha": {"num_kv_heads": 8},
@@ -160,7 +160,7 @@ def odd_geometries() -> Sequence[Case]:
 
 
 def odd_trees() -> Sequence[Case]:
-    """Heads and trees on pages of 128, for kernels that have no other, and trees far deeper than their window."""
+    """Return heads and trees on pages of 128, for kernels without other pages, and trees deeper than their window."""
     tree = DraftShape(2, 3, 7)
     found = {
         "page128-mqa": (replace(MANDATORY, num_kv_heads=1), tree),

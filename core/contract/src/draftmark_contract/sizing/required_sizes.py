@@ -1,8 +1,8 @@
-"""What a batch needs of every buffer: the sizing oracle.
+"""Sizing oracle: the size that a batch needs in every buffer.
 
-Written from the meaning of each role, and shared with no plugin: it does not use `Geometry`'s formulas for
-lengths of requests, only the limits that bound a batch. Integers or symbolic integers, no torch, no branch on a
-value.
+It is written from the meaning of each role and shares no code with plugins. It uses only the limits that bound a batch,
+not `Geometry`'s formulas for request lengths. It works on integers or symbolic integers, without torch and without
+branches on values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..oracle.formulas import pages
 from .batches import BatchShape, Group, total
 
 USAGE_ROLES = OWN_ROLES | {Role.HOST_STAGING}
-"""Roles whose need only the plugin's `usage()` knows."""
+"""Roles with sizes that only the plugin's `usage()` can compute."""
 
 PER_REQUEST = {
     Role.KV_LENS: 0,
@@ -27,10 +27,10 @@ PER_REQUEST = {
     Role.QO_INDPTR: 1,
     Role.MASK_INDPTR: 1,
 }
-"""Roles with one entry a request, and how many more."""
+"""Roles with one entry per request, and the number of additional entries."""
 
 BY_LAYOUT = frozenset({Role.KV_INDICES, Role.KV_INDPTR, Role.PAGE_TABLE, Role.TAIL_MASK})
-"""Roles of which a size or a value depends on the layout; nothing is demanded where the plugin does not say it."""
+"""Roles with sizes or values that depend on the layout; without a declared layout they need no size."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class RequiredSize:
     """One demand on one buffer: ``needed <= declared``.
 
     Attributes:
-        what: which extent, e.g. ``"columns"``.
+        buffer: name of the buffer.
+        what: measured extent, e.g. ``"columns"``.
         needed, declared: ints or symbolic ints.
-        why: the need's formula in words.
+        why: formula of the needed size, in words.
     """
 
     buffer: str
@@ -53,7 +54,7 @@ class RequiredSize:
 def required_sizes_of(
     spec: BufferSpec, batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
 ) -> list[RequiredSize]:
-    """What `batch` demands of the buffer `spec`; empty for roles that only `usage()` knows."""
+    """Return the sizes that `batch` needs in the buffer `spec`; empty for roles that only `usage()` can compute."""
     meta = metadata[batch.mode]
     per_request = PER_REQUEST.get(spec.role)
     if per_request is not None:
@@ -71,7 +72,7 @@ def required_sizes_of(
     if spec.role is Role.TAIL_MASK:
         return _tail_mask(spec, batch, meta)
     if spec.role in (Role.SLOT_MAPPING, Role.POSITIONS):
-        text = "one per query row, padded rows too"
+        text = "one per query row, padding rows too"
         return [RequiredSize(spec.name, "entries", batch.rows, spec.numel, text)]
     if spec.role is Role.TAIL_DEPTH:
         slots = total(group.count * group.tail for group in batch.groups)
@@ -85,14 +86,14 @@ def required_sizes_of(
 
 
 def kv_entries(batch: BatchShape, level: Level, page_size: Any) -> Any:
-    """Entries of a CSR level: per request, the pages or tokens of the positions that its lengths count."""
+    """Return the entries of a CSR level: pages or tokens of each request, over the positions that its lengths count."""
     if batch.mode is Mode.EXTEND and level.layout is Layout.CSR_TOKENS and level.lengths is LengthConvention.TAIL:
         return batch.rows  # the tail of an EXTEND request is its rows, and only their sum is bounded
     return total(group.count * _positions(group, level, page_size) for group in batch.groups)
 
 
 def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
-    """The level that names this buffer; else the strictest reading, and a word on that."""
+    """Return the level that names this buffer; otherwise the strictest level, and a text that mentions the guess."""
     for level in meta.levels:
         if level.buffers.get(spec.role.value) == spec.name:
             return level, ""
@@ -101,7 +102,7 @@ def level_of(spec: BufferSpec, meta: MetadataSpec) -> tuple[Level, str]:
 
 
 def is_used(spec: BufferSpec, mode: Mode, metadata: dict[Mode, MetadataSpec]) -> bool:
-    """Whether `mode` writes this buffer: its levels name it, or no mode's levels do."""
+    """Return True if `mode` writes this buffer: the mode's levels name it, or no mode's levels do."""
     named = {one: {n for level in meta.levels for n in level.buffers.values()} for one, meta in metadata.items()}
     return spec.name in named[mode] or not any(spec.name in names for names in named.values())
 
@@ -116,7 +117,7 @@ def _positions(group: Group, level: Level, page_size: Any) -> Any:
     }[level.lengths]
     if level.layout is Layout.CSR_TOKENS:
         return counted
-    if level.lengths is LengthConvention.TAIL:  # the pages that [L, L + T) touches; it may begin inside one
+    if level.lengths is LengthConvention.TAIL:  # pages touched by [L, L + T), which may begin inside a page
         return pages(group.prefix + group.tail, page_size) - group.prefix // page_size
     return pages(counted, page_size)
 
@@ -137,7 +138,7 @@ def _page_table(spec: BufferSpec, batch: BatchShape, geometry: Geometry, meta: M
 
 def _tail_mask(spec: BufferSpec, batch: BatchShape, meta: MetadataSpec) -> list[RequiredSize]:
     if batch.mode not in (Mode.VERIFY, Mode.DRAFT):
-        return []  # the other modes are causal and carry no words
+        return []  # the other modes are causal and have no mask words
     bits = 8 * DTYPE_BYTES[spec.dtype]
     if any(Role.MASK_INDPTR.value in level.buffers for level in meta.levels):
         words = total(g.count * pages(g.rows * g.tail, bits) for g in batch.groups)

@@ -1,4 +1,4 @@
-"""A batch in integers for `usage()`: the host side of a `ForwardBatch`, without tensors and without torch."""
+"""A batch as integers for `usage()`: the host side of a `ForwardBatch`, without tensors and without torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlainLengths:
-    """Host lengths known exactly."""
+    """Host lengths that are exact."""
 
     lens: tuple[int, ...]
 
     def upper_bound(self) -> tuple[int, ...]:
-        """The lengths themselves."""
+        """Return the exact lengths."""
         return self.lens
 
 
 class PlainBatch:
-    """What `usage(geometry, batch)` may read: mode, step, lengths and counts. Tensors are not there."""
+    """Batch that `usage(geometry, batch)` may read: mode, step, lengths and counts, without tensors."""
 
     def __init__(self, shape: BatchShape) -> None:
         self.mode, self.step = shape.mode, shape.step
@@ -43,17 +43,17 @@ class PlainBatch:
 
     @property
     def uniform(self) -> Extent | None:
-        """As in `ForwardBatch`."""
+        """Equal extent of all requests, as in `ForwardBatch`."""
         return None if self.mode is Mode.EXTEND else Extent(self.q_lens[0], self.tail_lens[0])
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"usage() may read host numbers only, and {name} is on the device or does not exist")
+        raise AttributeError(f"usage() may read host numbers only; {name} is on the device or does not exist")
 
 
 def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> list[BufferSpec]:
-    """The buffers whose need only `usage()` knows; none, and the item is not judged, if the plugin has no `usage()`."""
+    """Return the buffers with sizes that only `usage()` can compute; without `usage()` the item stays unjudged."""
     own = [spec for spec in specs if spec.role in USAGE_ROLES]
-    if own and not subject.notes.says_usage:
+    if own and not subject.notes.has_usage:
         subject.opaque()
         return []
     return own
@@ -62,18 +62,18 @@ def judged_own_buffers(subject: BackendUnderTest, specs: list[BufferSpec]) -> li
 def usage_of(
     subject: BackendUnderTest, geometry: Geometry, shape: BatchShape, specs: list[BufferSpec]
 ) -> dict[str, int]:
-    """`usage()` of one batch, checked: bytes >= 0 for exactly the buffers that only the plugin knows."""
+    """Return `usage()` of one batch in bytes, by buffer; checks that it covers exactly the plugin's own buffers."""
     used = subject.notes.usage(geometry, cast("ForwardBatch", PlainBatch(shape)))
     known = {spec.name for spec in specs if spec.role in USAGE_ROLES}
     wrong = {name: size for name, size in used.items() if not isinstance(size, int) or size < 0}
     if set(used) == known and not wrong:
         return used
     raise ContractViolation(
-        "usage() must give bytes (int >= 0) for each buffer of the plugin's own roles, and for no other",
+        "usage() must return bytes (int >= 0) for each buffer of the plugin's own roles, and for no other buffer",
         batch=f"{brief(geometry)}; {shape}",
         got=used,
         expected=sorted(known),
         formula="usage(geometry, batch) of the plugin's contract notes",
         bug="TRT-LLM#17026",
-        remedy="name every workspace, split_schedule, partial and host_staging buffer that buffers() declares",
+        remedy="return a size for every workspace, split_schedule, partial and host_staging buffer of buffers()",
     )

@@ -1,4 +1,4 @@
-"""What one `draftmark contract` asks for, and what is wrong with that before any item runs."""
+"""Options of one `draftmark contract` run, and their check before any item runs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .item import all_items
 
 
 class WrongArguments(ValueError):
-    """A run that cannot be done as asked; the message says what to change."""
+    """Options that make a run impossible; the message contains the remedy."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One run.
+class RunOptions:
+    """Options of one run.
 
     Attributes:
-        name: the backend.
-        tier: run up to this one; with `items`, the highest tier of those.
-        json_path, record_path, html_path: where to write the verdict in full, in short, and as a page.
+        name: name of the backend.
+        tier: highest tier to run; with `items`, their highest tier counts instead.
+        json_path, record_path, html_path: files for the full verdict, the short record and the HTML page, or None.
         k: pytest's -k expression.
         items: ids of the items to run; () for all.
-        device: torch device of the device tier.
-        workers: pytest-xdist processes; 0 for none.
-        sample: at most so many cases of each check, evenly spread; 0 for all.
-        journal_path: a file that keeps each item's result.
-        allow_known: exit code 0 where all that fails is declared.
-        seed: of the drawn histories; None for what the environment says, else 0.
+        device: torch device of the device tier; None for the backend's own.
+        workers: number of pytest-xdist processes; 0 to run without xdist.
+        sample: maximum number of cases per check, evenly spread; 0 for all.
+        journal_path: file that keeps each item's result; None for a temporary one.
+        allow_known: return exit code 0 if all failures are declared.
+        seed: seed of the random histories; None for the environment's, or 0.
     """
 
     name: str
@@ -50,23 +50,23 @@ class Asked:
 
     @property
     def highest(self) -> Tier:
-        """The tier that the run goes up to."""
+        """Highest tier of the run."""
         tiers = {item.id: item.tier for item in all_items()} if self.items else {}
         order = tuple(Tier)
         return max((tiers[item] for item in self.items), key=order.index) if self.items else Tier(self.tier)
 
     def check(self) -> None:
-        """Raise `WrongArguments` for the first thing that would end the run, or lose its verdict, later on."""
+        """Raise `WrongArguments` for the first option that would stop the run, or lose its verdict."""
         if self.tier not in {one.value for one in Tier}:
-            raise WrongArguments(f"tier is {self.tier!r}, but it must be sizing, host or device")
+            raise WrongArguments(f"unknown tier {self.tier!r}; write sizing, host or device")
         for option, count, unasked in (("--sample", self.sample, "all"), ("--workers", self.workers, "none")):
             if count < 0:
-                raise WrongArguments(f"{option} is {count}, but it counts from 0 on; 0 stands for {unasked}")
-        # With --item it may stand: the line that runs a failed item again has the device of the run that it failed in.
+                raise WrongArguments(f"{option} is {count}, but it must be 0 or more; 0 means {unasked}")
+        # --item allows --device at any tier: the command that repeats a failed item names the device of the failed run.
         if self.device and not self.items and self.tier != Tier.DEVICE:
-            raise WrongArguments(f"--device {self.device} goes with --tier device; the {self.tier} tier is of the CPU")
+            raise WrongArguments(f"--device {self.device} needs --tier device; the {self.tier} tier runs on the CPU")
         if self.seed is not None and self.journal_path:
-            raise WrongArguments("--seed goes with no --journal: it would keep results of one seed for another")
+            raise WrongArguments("--seed cannot be used with --journal, which would mix results of two seeds; drop one")
         for item in self.items:
             self._check_item(item)
         if self.workers and importlib.util.find_spec("xdist") is None:
@@ -83,7 +83,7 @@ class Asked:
         known = [one.id for one in all_items()]
         if item not in known:
             close = difflib.get_close_matches(item, known, 3)
-            near = f"; close to it are {', '.join(close)}" if close else "; -k TEXT selects by a part of their names"
+            near = f"; close to it are {', '.join(close)}" if close else "; -k TEXT selects items by a part of the name"
             raise WrongArguments(f"--item {item!r} is no item of the suite{near}")
 
 
@@ -91,6 +91,6 @@ def _check_output(option: str, path: Path) -> None:
     if path.is_dir():
         raise WrongArguments(f"{option} {path} is a folder; name a file")
     if not path.parent.is_dir():
-        raise WrongArguments(f"{option} {path} lies in a folder that does not exist; make it first")
+        raise WrongArguments(f"{option} {path} lies in a folder that does not exist; create the folder first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise WrongArguments(f"{option} {path} cannot be written; name another file")
