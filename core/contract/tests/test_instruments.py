@@ -97,7 +97,7 @@ def test_a_violation_shows_the_batch_and_both_values() -> None:
     harness.prepare(batch)
     harness.arena["slot_mapping"][3] += 1
     with pytest.raises(ContractViolation) as caught:
-        harness.metadata_holds(forward, batch)
+        harness.assert_metadata(forward, batch)
     text = str(caught.value)
     for part in ("row 3 of request 0", "verify step 0, 3 live of 4", "page_size=16", "got:", "expected:", "formula:"):
         assert part in text, text

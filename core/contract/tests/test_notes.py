@@ -11,7 +11,7 @@ from draftmark import BufferSpec, Geometry, LoadedBackend, Mode, Role, Unit
 from draftmark.reference import ReferencePlugin, contract
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
-from draftmark_contract.layouts import UNSAID
+from draftmark_contract.layouts import UNDECLARED
 from draftmark_contract.runner.item import Outcome, all_items, run_item
 from draftmark_contract.sizing.geometries import mandatory
 
@@ -69,8 +69,8 @@ def test_a_workspace_without_usage_is_not_judged() -> None:
 def test_unsaid_layouts_are_opaque_in_every_mode() -> None:
     """What stands in for a declaration claims nothing."""
     subject = plugin(None)
-    assert subject.layouts(mandatory()) == dict.fromkeys(mandatory().modes, UNSAID)
-    assert UNSAID.opaque and subject.unjudged
+    assert subject.layouts(mandatory()) == dict.fromkeys(mandatory().modes, UNDECLARED)
+    assert UNDECLARED.opaque and subject.unjudged
 
 
 def raising(*_: Any) -> Any:
@@ -82,7 +82,7 @@ def raising(*_: Any) -> Any:
     [
         (lambda geometry: None, "wrong type"),
         (lambda geometry: {}, "a MetadataSpec for extend, decode"),
-        (lambda geometry: {Mode.EXTEND: UNSAID}, "a MetadataSpec for decode"),
+        (lambda geometry: {Mode.EXTEND: UNDECLARED}, "a MetadataSpec for decode"),
         (raising, "raised KeyError: 'aground'"),
     ],
     ids=["none", "empty", "one mode", "raises"],

@@ -88,7 +88,7 @@ with calls() as log:
         turn = next(one for one in all_forwards(geometry) if one.name == name)
         rig = Harness(subject, geometry, turn.num_pages)
         turn = place(rig, turn)
-        rig.forward_holds(turn, rig.load(turn))
+        rig.assert_forward(turn, rig.load(turn))
     graphs.replay_equals_eager(subject, (geometry, programs_of(geometry)[-1]))
 used = sorted({line.split()[0] for line in log if line.startswith("aclnnFused") and "stream" in line})
 print("used", used)

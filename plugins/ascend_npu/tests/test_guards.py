@@ -66,11 +66,11 @@ def test_keys_summed_over_requests_are_wrong(subject, monkeypatch):
         return lists.rows, [sum(lists.whole[: i + 1]) % 300 for i in range(len(lists.whole))]
 
     rig, turn, batch = loaded(subject, "decode-edges")
-    rig.forward_holds(turn, batch)
+    rig.assert_forward(turn, batch)
     monkeypatch.setattr(backend, "_whole", summed)
     rig, turn, batch = loaded(subject, "decode-edges")
     with pytest.raises(ContractViolation, match="the output is wrong"):
-        rig.forward_holds(turn, batch)
+        rig.assert_forward(turn, batch)
 
 
 def test_a_stale_host_list(subject, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_stale_host_list(subject, monkeypatch):
     expected = rig.expected(other)
     with pytest.raises((RuntimeError, ContractViolation)):
         rig.layer(other, later)
-        rig.output_holds(other, expected)
+        rig.assert_output(other, expected)
 
 
 def test_stale_lists_in_a_replay(subject, monkeypatch):

@@ -24,7 +24,7 @@ def test_every_forward_is_right(subject, turn):
 
     rig = Harness(subject, turn.geometry, turn.num_pages)
     turn = place(rig, turn)
-    rig.forward_holds(turn, rig.load(turn))
+    rig.assert_forward(turn, rig.load(turn))
 
 
 @pytest.mark.parametrize("value", PROGRAMS)

@@ -57,7 +57,7 @@ def check(subject):
         for turn in turns:
             turn = place(rig, turn)
             rig.arena.poison()
-            rig.forward_holds(turn, rig.load(turn))
+            rig.assert_forward(turn, rig.load(turn))
             if "semaphores" in rig.arena:
                 assert not rig.arena["semaphores"].any(), "a launch left its counters behind"
         return rig

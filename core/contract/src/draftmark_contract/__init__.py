@@ -1,8 +1,8 @@
-"""The contract suite: what a backend must do before it is trusted.
+"""The contract suite: tests that an attention backend must pass before an engine can trust it.
 
     pytest --pyargs draftmark_contract --attn-backend=NAME        (or: draftmark contract NAME)
 
-Nothing to subclass. `checks/` holds the checks, one module per noun; `needs` says what a batch needs of every
-buffer; `proof/` proves that the plugin's own sizing covers it; `verdict` counts, `report/` draws.
-Importing this package imports neither torch nor pytest.
+A plugin subclasses nothing. `checks/` contains one module of checks per topic. `sizing/` computes the entries that a
+batch needs of every buffer, and `proof/` proves that the plugin's own sizing covers them. `runner/` runs the checks and
+reports the verdict. Importing this package imports neither torch nor pytest.
 """

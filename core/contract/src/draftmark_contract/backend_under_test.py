@@ -1,4 +1,4 @@
-"""The backend under test, as a check sees it."""
+"""The backend that a check tests."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from draftmark.buffers import BufferSpec
     from draftmark.graphs import GraphState
 
-OPAQUE = "the layout is opaque or not declared, and no kernel that reads it ran here"
+OPAQUE = "the metadata layout is opaque or not declared, and no kernel that reads it ran here"
 INTERPRETED = "the metadata is right, but the suite computed the output from it: the backend's kernels did not run here"
 _TYPICAL = {"cuda": DeviceProfile("cuda", 90, 132), "npu": DeviceProfile("npu", 0, 24)}
 
 
 @dataclass
 class BackendUnderTest:
-    """One backend on one device, for the time of one item.
+    """One backend on one device, for one item.
 
     Attributes:
         backend: the loaded plugin.
         device: ``"cpu"`` in the sizing and host tiers, the real device in the device tier.
-        tier: the tier of the item that runs.
-        marks: what the item says about itself for the verdict, see `interpreted`.
-        attended: whether the backend's own kernels ran.
-        refused: the refusals of this item that came from `supports`; no other one counts.
-        current: the forward, or the geometry, that the item is at, for the message of whatever is raised.
+        tier: tier of the item that runs.
+        marks: notes of this item for the verdict: ``"interpreted"`` and ``"opaque"``.
+        attended: True after the backend's own attention kernels ran.
+        refused: refusals of this item that came from `supports`; no other refusal counts.
+        current: the forward or geometry that the item runs now; every error message includes it.
     """
 
     backend: LoadedBackend
@@ -52,62 +52,62 @@ class BackendUnderTest:
     current: object = None
 
     def for_item(self, tier: Tier) -> BackendUnderTest:
-        """The same backend, as the next item sees it."""
+        """Return a fresh subject for the next item, with the same backend and device."""
         return BackendUnderTest(self.backend, self.device, tier)
 
     @property
     def kernels(self) -> bool:
-        """Whether `write_kv` and `attend` run here; else only buffers and metadata are exercised."""
+        """True when `write_kv` and `attend` run in this tier. Otherwise only buffers and metadata are tested."""
         return self.tier is Tier.DEVICE or self.backend.info.host_kernels
 
     def interpreted(self) -> None:
-        """Say that the suite computed an output of this item from the backend's metadata, since no kernel runs here."""
+        """Record that the suite computed an output of this item from the backend's metadata, without its kernels."""
         self.marks.add("interpreted")
 
     @cached_property
     def notes(self) -> Notes:
-        """What the plugin tells the suite alone; see `layouts` for what it says of its metadata."""
+        """The plugin's contract notes: what it declares to the suite only, not to engines."""
         return Notes(self.backend)
 
     def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
-        """What the backend's metadata means in each mode; the item is not judged on what the plugin does not say."""
-        if not self.notes.says_layouts:
+        """Return the declared metadata layout of each mode. Without a declaration the item counts as not judged."""
+        if not self.notes.has_layouts:
             self.opaque()
         return self.notes.layouts(geometry)
 
     def usage(self, geometry: Geometry, batch: ForwardBatch, own: Sequence[BufferSpec]) -> dict[str, int]:
-        """Bytes that the plugin's `usage()` gives for these of its buffers in one batch."""
-        said = self.notes.usage(self.fit(geometry), batch) if own else {}
-        return {spec.name: said.get(spec.name, 0) for spec in own}
+        """Return the bytes that one batch uses of each buffer in `own`, by name, from the plugin's `usage()`."""
+        used = self.notes.usage(self.fit(geometry), batch) if own else {}
+        return {spec.name: used.get(spec.name, 0) for spec in own}
 
     def opaque(self) -> None:
-        """Say that this item met a layout that nobody can decode."""
+        """Record that this item met a metadata layout that the suite cannot decode."""
         self.marks.add("opaque")
 
     @property
     def unjudged(self) -> str:
-        """Why the item decides nothing although nothing was found wrong; empty when it decides."""
+        """Reason why an item without a violation still decides nothing; empty when the item decides."""
         if "opaque" in self.marks and not self.attended:
             return OPAQUE
         return INTERPRETED if "interpreted" in self.marks else ""
 
     @property
     def profile(self) -> DeviceProfile:
-        """The device that sizing is told of: the real one in the device tier, a typical one of its kind elsewhere."""
+        """Device profile for sizing: the real device in the device tier, else a typical one of the backend's kind."""
         if self.tier is Tier.DEVICE:
             from draftmark.devices import device_profile
 
-            self.backend.require_runtime(self.device)  # it may be what teaches torch this kind of device
+            self.backend.require_runtime(self.device)  # the runtime may register this kind of device with torch
             return device_profile(self.device)
         typical = _TYPICAL.get(self.backend.info.device, DeviceProfile())
         return replace(typical, num_sms=min(typical.num_sms, 4)) if self.tier is Tier.HOST else typical
 
     def fit(self, geometry: Geometry) -> Geometry:
-        """`geometry` on this subject's device; `require` and `open` do it themselves."""
+        """Return `geometry` on this subject's device. `require` and `open` call this themselves."""
         return replace(geometry, device=self.profile)
 
     def require(self, geometry: Geometry) -> None:
-        """Raise `Refused` when the backend refuses `geometry`, after checking that it says so everywhere alike."""
+        """Check that every entry point refuses `geometry` alike, then raise `Refused` if the backend refuses it."""
         geometry = self.current = self.fit(geometry)
         reasons = self._reasons(geometry)
         if reasons:
@@ -115,13 +115,13 @@ class BackendUnderTest:
             raise self.refusal(reasons)
 
     def refusal(self, reasons: Sequence[str]) -> Refused:
-        """A refusal that counts: of what `require` was told, or of several such together."""
+        """Return a refusal that counts, and record it. The reasons come from `supports`, perhaps from several calls."""
         made = Refused(reasons)
         self.refused.append(made)
         return made
 
     def _reasons(self, geometry: Geometry) -> tuple[str, ...]:
-        """What supports() answers; else the core's own reason, exact lengths of a host that lags."""
+        """Return the reasons of supports(), else the core's own reason: exact lengths from a host that lags."""
         try:
             reasons = self.backend.supports(geometry)
         except BackendRefusal as refusal:
@@ -129,7 +129,7 @@ class BackendUnderTest:
                 "supports() raises a refusal instead of returning its reasons",
                 batch=brief(geometry),
                 got=refusal,
-                expected="a list of sentences; an empty one means that the geometry is served",
+                expected="a list of sentences; an empty list means that the geometry is served",
                 formula="supports(geometry)",
                 remedy="return the reasons",
             ) from refusal
@@ -144,11 +144,11 @@ class BackendUnderTest:
         return self.backend.requirements(geometry).host_lengths is HostLengthsNeed.EXACT
 
     def open(self, geometry: Geometry, guard: bool = True) -> tuple[AttentionBackend, Arena]:
-        """The backend bound to a fresh arena on `device`; guard words and poison on by default.
+        """Open the backend on a fresh arena on `device`, with guard words and poison by default.
 
         Raises:
-            Refused: the backend refuses the geometry, alike at every entry.
-            ContractViolation: it refuses at one entry and not at another.
+            Refused: the backend refuses the geometry at every entry, with the same reasons.
+            ContractViolation: the backend refuses at one entry and not at another.
             BackendHookError: open_backend raised, or returned no AttentionBackend.
         """
         from draftmark.arena import Arena
@@ -161,7 +161,7 @@ class BackendUnderTest:
         return self.backend.bind(geometry, arena), arena
 
     def graph_state(self, geometry: Geometry) -> GraphState:
-        """A fresh graph state of the backend for `device`."""
+        """Return a fresh graph state of the backend on `device`."""
         import torch
 
         return self.backend.graph_state(self.fit(geometry), torch.device(self.device))
@@ -180,10 +180,10 @@ class BackendUnderTest:
                 again = refusal.reasons
             if again != reasons:
                 raise ContractViolation(
-                    f"a backend must refuse alike at every entry; {entry}() answers otherwise than supports()",
+                    f"{entry}() and supports() answer differently; a backend must refuse alike at every entry",
                     batch=brief(geometry),
                     got=again,
                     expected=reasons,
                     formula="supports(geometry)",
-                    remedy="keep one predicate, supports(), that depends on the geometry alone",
+                    remedy="keep one predicate, supports(), and let it depend on the geometry only",
                 )

@@ -1,8 +1,7 @@
-"""Registers a behaviour check on the host tier and, as it is, on the device tier.
+"""Registers one function as two behaviour checks: one on the host tier and one on the device tier.
 
-Modules of checks are imported where torch may be absent; what they need of it is in `harness/`, whose modules import it
-at their top. The one way from a check to the harness is `Given`: the registered check opens what its rule asks for
-(`harness/setups.py`) and hands it over.
+Modules in `checks/` must import without torch. Modules in `harness/` import torch at their top. A check therefore
+names a `Fixture`, and the registered check opens that fixture with `harness/fixtures.py` when it runs.
 """
 
 from __future__ import annotations
@@ -18,54 +17,54 @@ if TYPE_CHECKING:
     from .backend_under_test import BackendUnderTest
 
 
-class Given(StrEnum):
-    """What a check of behaviour is handed, and the value that its case holds for it."""
+class Fixture(StrEnum):
+    """Arguments that a behaviour check receives. Each member lists them and the case value that they are made from."""
 
     FORWARD = "forward"
-    """``(Harness, ForwardCase)`` of a ForwardCase: opened with its pool, padded requests on the null pages."""
+    """``(Harness, ForwardCase)`` from a ForwardCase. The pool fits the forward; padded requests use the null pages."""
     METADATA = "metadata"
-    """The same with a pool of one page, for rules that run no kernel."""
+    """Like FORWARD, but with a pool of one page, for rules that run no kernel."""
     FORWARDS = "forwards"
-    """``(Harness, list of ForwardCase)`` of a list of them, all of one geometry."""
+    """``(Harness, list of ForwardCase)`` from a list of forwards with one geometry."""
     GEOMETRY = "geometry"
-    """``(Harness, Geometry)`` of a geometry, with a pool for any of its forwards."""
+    """``(Harness, Geometry)`` from a geometry. The pool fits any forward of that geometry."""
     PAIR = "pair"
-    """``(Harness, Harness)`` of two geometries."""
-    FAR = "far"
-    """As FORWARD, on a pool of billions of elements of which a few pages are ever touched."""
+    """``(Harness, Harness)`` from two geometries."""
+    LARGE_POOL = "large_pool"
+    """Like FORWARD, but on a sparse pool of billions of elements. The forward touches only a few pages."""
     GRAPHS = "graphs"
-    """``(GraphHarness, Geometry)`` of a geometry."""
+    """``(GraphHarness, Geometry)`` from a geometry."""
     PROGRAM = "program"
-    """``(GraphHarness, Program)`` of a geometry and a program."""
-    LATE = "late"
-    """``(LateHarness, Geometry)`` of a geometry, with a pool for the rounds of `cases.late_rounds`."""
+    """``(GraphHarness, Program)`` from a geometry and a program."""
+    LATE_DEVICE = "late_device"
+    """``(LateHarness, Geometry)`` from a geometry. The pool fits the rounds of `cases.late_rounds`."""
     LAYERS = "layers"
-    """``(LayerHarness, list of ForwardCase)`` of a tuple of geometries, one per shape of layer, and forwards."""
+    """``(LayerHarness, list of ForwardCase)`` from one geometry per layer shape, and a list of forwards."""
     TREES = "trees"
-    """``(TreeHarness, Geometry)`` of a geometry."""
-    FAR_TREES = "far_trees"
-    """The same, compacting a pool of billions of elements."""
+    """``(TreeHarness, Geometry)`` from a geometry."""
+    LARGE_POOL_TREES = "large_pool_trees"
+    """Like TREES, but with a KV pool of billions of elements."""
     SUBJECT = "subject"
-    """``(BackendUnderTest, value)``: nothing is opened."""
+    """``(BackendUnderTest, case value)``. Nothing is opened."""
 
 
 Run = Callable[..., None]
-"""A check's body: of the two things that its `Given` says."""
+"""Body of a check: takes the two arguments that its `Fixture` lists."""
 
 
 Registered = Callable[["BackendUnderTest", Any], None]
 
 
 def behaviour(
-    given: Given, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
+    fixture: Fixture, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
 ) -> Callable[[Run], Registered]:
-    """`check` on both tiers: ``module.name`` on the host, ``module.name_on_device`` on the device.
+    """Register a check on both tiers: ``module.name`` on the host, ``module.name_on_device`` on the device.
 
-    The module's name then stands for the registered check, a function of ``(subject, value)``.
+    The decorated name then refers to the registered host check, a function of ``(subject, value)``.
     """
 
     def register(run: Run) -> Registered:
-        on_host, on_device = _opening(given, run), _opening(given, run)
+        on_host, on_device = _opening(fixture, run), _opening(fixture, run)
         on_device.__name__ = f"{run.__name__}_on_device"
         check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(on_device)
         return check(tier=Tier.HOST, cases=cases, since=since, bugs=bugs)(on_host)
@@ -74,17 +73,17 @@ def behaviour(
 
 
 def on_device_only(
-    given: Given, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
+    fixture: Fixture, *, cases: Callable[[], Sequence[Case]], since: tuple[int, int] = (1, 0), bugs: Sequence[str] = ()
 ) -> Callable[[Run], Registered]:
-    """`check` on the device tier alone, for what no host can afford."""
-    return lambda run: check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(_opening(given, run))
+    """Register a check on the device tier only, because it is too slow for a host."""
+    return lambda run: check(tier=Tier.DEVICE, cases=cases, since=since, bugs=bugs)(_opening(fixture, run))
 
 
-def _opening(given: Given, run: Run) -> Registered:
+def _opening(fixture: Fixture, run: Run) -> Registered:
     @functools.wraps(run)
     def on_subject(subject: BackendUnderTest, value: Any) -> None:
-        from .harness.setups import run_on
+        from .harness.fixtures import run_with_fixture
 
-        run_on(given, run, subject, value)
+        run_with_fixture(fixture, run, subject, value)
 
     return on_subject

@@ -1,16 +1,17 @@
 """The registry of checks.
 
 A check is a function ``run(subject, value)`` in a module of `draftmark_contract.checks`, decorated with `check`.
-Its cases are the same for every backend: a geometry that a backend refuses forwards "must work" into "must refuse
-everywhere alike" (`Refused`), it never removes an item.
+Every backend runs the same cases. When a backend refuses a geometry, the item stays: it then tests that every entry
+point refuses alike (`Refused`).
 
-Modules in `checks/` are imported where torch may be absent: they import it inside functions only.
+Modules in `checks/` must import without torch, so they import it inside functions only.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Tier(StrEnum):
-    """What an item needs: integers, CPU tensors, or the device. A run of a tier includes the tiers before it."""
+    """Requirement of an item: integers only, CPU tensors, or the device. A run of a tier includes the earlier tiers."""
 
     SIZING = "sizing"
     HOST = "host"
@@ -30,7 +31,7 @@ class Tier(StrEnum):
 
     @property
     def includes(self) -> tuple[Tier, ...]:
-        """The tiers that a run of this one covers, itself last."""
+        """Tiers that a run of this tier covers, in order; this tier is last."""
         order = tuple(Tier)
         return order[: order.index(self) + 1]
 
@@ -40,9 +41,10 @@ class Case:
     """One input of a check.
 
     Attributes:
-        id: a short stable slug; results, known failures and -k go by it.
-        since: contract (major, minor) in which the input joined its check.
-        geometry: one that stands for the value where the value holds none; `profiles.needs` reads it.
+        id: short stable slug. Results, known failures and ``-k`` use it.
+        value: the input that the check receives.
+        since: contract (major, minor) that added this input to its check.
+        geometry: geometry that `profiles.needs` reads when the value contains none.
     """
 
     id: str
@@ -53,16 +55,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule and the inputs it is tried on.
+    """One rule and its inputs.
 
     Attributes:
         name: ``"module.function"``.
-        tier: where it runs.
-        cases: builds its inputs; the same for every backend, cheap, no torch.
-        run: raises `ContractViolation` when the rule is broken, and the subject's own `Refused` when the geometry is.
-        since: contract (major, minor) that introduced it; newer than a plugin's target means "upcoming".
-        bugs: public threads that it is known from.
-        doc: first line of the function's docstring.
+        tier: tier that the check runs in.
+        cases: builds the inputs. They are the same for every backend, cheap to build, and need no torch.
+        run: raises `ContractViolation` when the backend breaks the rule, and `Refused` when it refuses the geometry.
+        since: contract (major, minor) that introduced the check. For a plugin with an older target it is "upcoming".
+        bugs: public issue threads with a bug of this class.
+        doc: the rule: first line of the function's docstring.
+        details: the rest of the docstring; empty when it has one line.
     """
 
     name: str
@@ -72,26 +75,27 @@ class Check:
     since: tuple[int, int]
     bugs: tuple[str, ...]
     doc: str
+    details: str = ""
 
     def item(self, case: Case) -> str:
-        """The item's id: ``"sizing.covers[target-wall]"``."""
+        """Return the item's id: ``"sizing.covers[target-wall]"``."""
         return f"{self.name}[{case.id}]"
 
 
 class ContractViolation(AssertionError):
-    """A rule of the contract is broken; the message is complete enough for a bug report.
+    """A backend broke a rule of the contract. The message is complete enough for a bug report.
 
     Args:
         what: one sentence.
-        batch: the (small) batch or geometry that shows it.
+        batch: the (small) batch or geometry that shows the violation.
         got, expected: the two values.
-        poison: what `got` means where it is memory that the suite had poisoned, see `harness.poison`.
-        formula: where the expected value, or the plugin's, comes from.
-        bug: a public thread with the same defect.
-        remedy: what to change.
+        poison: meaning of `got` when it was read from memory that the suite had poisoned; see `harness.poison`.
+        formula: source of the expected value, or of the plugin's value.
+        bug: public thread with the same defect.
+        remedy: change that fixes the defect.
 
     Attributes:
-        details: what the arguments said, by the words that the message shows.
+        details: the arguments by the labels that the message prints.
     """
 
     def __init__(
@@ -124,9 +128,9 @@ class ContractViolation(AssertionError):
 
 
 class Refused(Exception):
-    """The backend refuses this geometry, alike at every entry; the item then ends as refused.
+    """The backend refuses a geometry at every entry point; the item ends as refused.
 
-    Only `BackendUnderTest.refusal` makes one that counts: raised by a plugin it is an exception like any other.
+    Only `BackendUnderTest.refusal` creates a refusal that counts. If a plugin raises this class, it is a plain error.
     """
 
     def __init__(self, reasons: Sequence[str]) -> None:
@@ -138,7 +142,7 @@ ORDER_OF_LEARNING = (
     *("load", "supports", "sizing", "tightness", "overflow", "proof"),
     *("metadata", "numerics", "padding", "lengths", "purity", "guards", "history", "tree_ops", "graphs", "late"),
 )
-"""Modules of checks in the order in which somebody who writes a backend meets them; others come behind these."""
+"""Check modules in the order in which the author of a backend meets them. Other modules follow these."""
 _REGISTRY: dict[str, Check] = {}
 _UNAVAILABLE: dict[str, str] = {}
 
@@ -150,28 +154,28 @@ def check(
     since: tuple[int, int] = (1, 0),
     bugs: Sequence[str] = (),
 ) -> Callable[[Callable[[BackendUnderTest, Any], None]], Callable[[BackendUnderTest, Any], None]]:
-    """Register ``run(subject, value)`` as a check named ``module.function``; returns the function unchanged."""
+    """Register ``run(subject, value)`` as a check named ``module.function``, and return the function unchanged."""
 
     def register(run: Callable[[BackendUnderTest, Any], None]) -> Callable[[BackendUnderTest, Any], None]:
         name = f"{run.__module__.rpartition('.')[2]}.{run.__name__}"
-        doc = (run.__doc__ or "").strip().partition("\n")[0]
+        doc, _, details = inspect.cleandoc(run.__doc__ or "").partition("\n")
 
         def on_case(subject: BackendUnderTest, case: Case) -> None:
             run(subject, case.value)
 
-        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc)
+        _REGISTRY[name] = Check(name, tier, functools.cache(cases), on_case, since, tuple(bugs), doc, details.strip())
         return run
 
     return register
 
 
 def all_checks() -> list[Check]:
-    """Every check by tier, and then in the order of learning. Imports the modules of `checks/` at the first call."""
+    """Return every check, by tier and then in the order of learning. The first call imports `checks/`."""
     from . import checks
 
     for module in pkgutil.iter_modules(checks.__path__):
         _import(f"{checks.__name__}.{module.name}")
-    return sorted(_REGISTRY.values(), key=_rank)  # stable: within a module, as its file has them
+    return sorted(_REGISTRY.values(), key=_rank)  # stable: the order within a module is the order in its file
 
 
 def _rank(check: Check) -> tuple[int, int, str]:
@@ -181,12 +185,12 @@ def _rank(check: Check) -> tuple[int, int, str]:
 
 
 def spread(cases: Sequence[Case], most: int) -> Sequence[Case]:
-    """At most `most` of the cases, evenly over their order and always the same ones; 0 for none left out."""
+    """Return at most `most` of the cases, spread evenly over their order; always the same cases. 0 returns them all."""
     return cases[:: -(-len(cases) // most)] if most and cases else cases
 
 
 def unavailable() -> dict[str, str]:
-    """Modules of checks that could not be imported, and what they lack; the verdict prints them as not run."""
+    """Return the check modules that could not be imported, and the package that each lacks. The verdict lists them."""
     return dict(_UNAVAILABLE)
 
 

@@ -1,7 +1,8 @@
-"""What a backend's metadata means: the declaration that the contract decodes and checks.
+"""The declaration of a backend's metadata, which the contract uses to decode and check its buffers.
 
-A plugin's module ``contract`` gives a `MetadataSpec` for each mode: in which layouts it names KV positions, whether its
-lengths include the tail, and what it writes for padded requests. Engines never read it. No torch import.
+A plugin's module ``contract`` returns a `MetadataSpec` for each mode. It declares the layouts that name KV positions,
+whether lengths include the tail, and what the backend writes for padded requests. Engines never read it. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from draftmark import Geometry, Mode
 
 
 class Layout(StrEnum):
-    """How one level names its KV positions. Closed within a contract major."""
+    """Layout in which one level names its KV positions. The set is closed within a contract major."""
 
     PAGE_TABLE = "page_table"
-    """Page ids, a row per request; the batch's own table unless a `page_table` buffer is declared."""
+    """A row of page ids per request, from the batch's own table unless a `page_table` buffer is declared."""
     CSR_PAGES = "csr_pages"
-    """Page ids concatenated by an indptr, with the tokens of each last page."""
+    """Page ids of all requests, concatenated, with an indptr, and the tokens in each request's last page."""
     CSR_TOKENS = "csr_tokens"
-    """Token slots concatenated by an indptr."""
+    """Token slots of all requests, concatenated; an indptr separates them."""
     NONE = "none"
     """The level does not exist in this mode."""
     OPAQUE = "opaque"
-    """Something else: only numerics can be checked, and the verdict says so."""
+    """Any other layout. Only outputs can be checked, and the verdict reports that."""
 
 
 class LengthConvention(StrEnum):
-    """What the lengths of a level count."""
+    """Tokens that the lengths of a level count."""
 
     PREFIX = "prefix"
     PREFIX_PLUS_TAIL = "prefix_plus_tail"
@@ -41,11 +42,11 @@ class Level:
     """One attention pass over part of the keys.
 
     Attributes:
-        layout: how KV positions are named.
-        lengths: what its lengths count.
-        buffers: role value → buffer name, for the buffers that hold this level's metadata,
-            e.g. ``{"kv_lens": "kv_lens"}``. A role not named is read from the batch itself.
-        masked: the tail mask applies in this level.
+        layout: layout in which KV positions are named.
+        lengths: tokens that the level's lengths count.
+        buffers: role value → buffer name, for the buffers that contain this level's metadata,
+            e.g. ``{"kv_lens": "kv_lens"}``. A role that is absent here is read from the batch itself.
+        masked: True when the tail mask applies in this level.
     """
 
     layout: Layout
@@ -56,15 +57,16 @@ class Level:
 
 @dataclass(frozen=True)
 class MetadataSpec:
-    """The meaning of a backend's metadata in one mode.
+    """Meaning of a backend's metadata in one mode.
 
     Attributes:
-        levels: one or two passes whose results merge; none where the plugin does not say (see `UNSAID`).
-        live_extent: ``"padded"`` when entries of padded requests are written too, ``"live"`` when only live ones are.
-        pad_fill: the length written for a padded request, 0 or 1 (ahead of the tail where the convention counts it).
-        mask_stride: words between mask rows; the core's `Geometry.mask_words` unless re-encoded.
-        mask_dtype: dtype of the packed words.
-        dummy_rows: where a request whose ``qo_indptr`` counts more rows than it has queries holds the surplus:
+        levels: one or two passes; their results are merged. Empty when the plugin declares nothing (`UNDECLARED`).
+        live_extent: ``"padded"`` when the backend writes entries of padded requests too, ``"live"`` when it does not.
+        pad_fill: length that the backend writes for a padded request, 0 or 1. The tail comes on top where the
+            length convention counts it.
+        mask_stride: words between two mask rows: `Geometry.mask_words` unless the backend re-encodes the mask.
+        mask_dtype: dtype of the packed mask words.
+        dummy_rows: position of the surplus rows when ``qo_indptr`` counts more rows than the request has queries:
             ``"first"`` or ``"last"``.
     """
 
@@ -77,19 +79,21 @@ class MetadataSpec:
 
     @property
     def opaque(self) -> bool:
-        """Whether some level cannot be decoded, so that numerics alone can judge what rows see."""
+        """True when the suite cannot decode some level. Then only outputs can judge which keys a row sees."""
         return not self.levels or any(level.layout is Layout.OPAQUE for level in self.levels)
 
 
-UNSAID = MetadataSpec(())
-"""Of a plugin without contract notes: what its metadata means is not judged."""
+UNDECLARED = MetadataSpec(())
+"""Declaration of a plugin without contract notes. The meaning of its metadata is not judged."""
 
 
 def over_page_table(geometry: Geometry, **buffers: str) -> dict[Mode, MetadataSpec]:
-    """The commonest form, in every mode: one masked level over the batch's own page table, lengths including the tail.
+    """Return the most common declaration for every mode: one masked level over the batch's page table.
+
+    The lengths include the tail.
 
     Args:
-        buffers: role → buffer name, of the buffers that the plugin writes, e.g. ``slot_mapping="slots"``.
+        buffers: role → name of each buffer that the plugin writes, e.g. ``slot_mapping="slots"``.
     """
     level = Level(Layout.PAGE_TABLE, LengthConvention.PREFIX_PLUS_TAIL, buffers, masked=True)
     return dict.fromkeys(geometry.modes, MetadataSpec((level,), mask_stride=geometry.mask_words))

@@ -1,16 +1,16 @@
-"""What a plugin tells the suite, beside what it tells an engine: the meaning of its metadata, and bytes in use.
+"""Declarations that a plugin makes to the suite only: the meaning of its metadata, and the bytes that a batch uses.
 
-A plugin's package has a module ``contract`` with either or both of these functions, of which an engine reads nothing::
+A plugin's package may have a module ``contract`` with one or both of these functions. An engine never reads them::
 
     def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]
     def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]
 
-`layouts` gives, for each mode that the geometry serves, what the metadata buffers mean (`draftmark_contract.layouts`).
-`usage` gives the bytes that one batch takes of each buffer whose need only the plugin knows, by name: those of an own
-role (`split_schedule`, `partial_out`, `partial_lse`, `workspace`) and of `host_staging`; they are counted from the
-beginning of the buffer, and no byte behind them is written by that batch. The suite asks with a batch of integers only
-(`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` may read no tensor of it. The module may not import torch at the
-top. Where a function is missing, the suite judges what it can and counts the rest as not judged.
+`layouts` returns the meaning of the metadata buffers (`draftmark_contract.layouts`) for each mode that the geometry
+serves. `usage` returns, by buffer name, the bytes that one batch uses of each buffer that only the plugin can size.
+Those are buffers with the roles `split_schedule`, `partial_out`, `partial_lse`, `workspace` and `host_staging`. The
+bytes count from the start of the buffer, and the batch writes no byte after them. The suite passes a batch that
+contains integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` must not read a tensor of the batch. The
+module must not import torch at its top. When a function is absent, the suite counts the affected items as not judged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from draftmark import Geometry, LoadedBackend, Mode
 
 from .check import ContractViolation
-from .layouts import UNSAID, MetadataSpec
+from .layouts import UNDECLARED, MetadataSpec
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -31,23 +31,23 @@ class Notes:
     """The contract notes of one loaded backend, read and checked.
 
     Attributes:
-        says_layouts, says_usage: whether the plugin has the function.
+        has_layouts, has_usage: True when the plugin defines the function.
     """
 
     def __init__(self, backend: LoadedBackend) -> None:
         given = backend.contract_notes()
         self._layouts: Callable[[Geometry], Any] | None = getattr(given, "layouts", None)
         self._usage: Callable[[Geometry, ForwardBatch], Any] | None = getattr(given, "usage", None)
-        self.says_layouts, self.says_usage = self._layouts is not None, self._usage is not None
+        self.has_layouts, self.has_usage = self._layouts is not None, self._usage is not None
 
     def layouts(self, geometry: Geometry) -> dict[Mode, MetadataSpec]:
-        """What the metadata means in each mode of `geometry`; `UNSAID` where the plugin does not say.
+        """Return the meaning of the metadata in each mode of `geometry`, or `UNDECLARED` without a declaration.
 
         Raises:
             ContractViolation: the function raised, or a mode is missing.
         """
         if self._layouts is None:
-            return dict.fromkeys(geometry.modes, UNSAID)
+            return dict.fromkeys(geometry.modes, UNDECLARED)
         found = _answer("layouts", self._layouts, geometry)
         said = found if isinstance(found, dict) else {}
         missing = [mode.value for mode in geometry.modes if not isinstance(said.get(mode), MetadataSpec)]
@@ -56,7 +56,7 @@ class Notes:
         return said
 
     def usage(self, geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-        """Bytes of each own buffer that `batch` uses, by name; nothing where the plugin does not say."""
+        """Return the bytes that `batch` uses of each own buffer, by name; empty when the plugin declares no usage."""
         found = {} if self._usage is None else _answer("usage", self._usage, geometry, batch)
         if not isinstance(found, dict):
             raise _wrong("usage", "a dict", found)

@@ -1,8 +1,9 @@
-"""Profiles: what a backend can serve, by name; "conforms" names those that it serves in full.
+"""Profiles: named sets of features that a backend can serve. "conforms" names the profiles that it serves in full.
 
-An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full when every item
-that needs nothing outside the set was met, and at least one item of each profile was met (`served_in_full`). The core
-profile is the one that nobody may refuse: EXTEND and DECODE, bfloat16, 8/2 heads of 128, pages of 128 tokens.
+An item needs the profiles that its geometry needs (`needs`). A backend serves a set of profiles in full under two
+conditions (`served_in_full`). Every item that needs nothing outside the set was met, and at least one item of each
+profile was met. No backend may refuse the core profile: EXTEND and DECODE, bfloat16, 8 query heads and 2 KV heads of
+128, pages of 128 tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .sizing.geometries import MANDATORY
 
 
 class Profile(StrEnum):
-    """In the order in which a verdict names them."""
+    """Feature sets, in the order in which a verdict lists them."""
 
     CORE = "core"
     MODEL_SHAPES = "model shapes"
@@ -30,18 +31,18 @@ class Profile(StrEnum):
     DRAFT_STEPS = "draft steps"
     """DRAFT and DRAFT_EXTEND: the draft model's own forwards."""
     RAGGED_VERIFY = "ragged verify"
-    """Rows that the device decides."""
+    """RAGGED_VERIFY: the device decides the number of rows of each request."""
     DRAFT_BLOCKS = "draft blocks"
-    """Whole blocks that a draft model proposes at once."""
+    """DRAFT_BLOCK: a draft model proposes a whole block of tokens at once."""
     WINDOW = "window"
     SOFT_CAP = "soft cap"
     SINKS = "sinks"
-    """A learned logit of each query head, without a value (gpt-oss)."""
+    """A learned logit per query head that has no value vector (gpt-oss)."""
     FP8 = "fp8"
     WIDE_TAILS = "wide tails"
-    """Tails of more than 32 slots, so that a mask row takes several words."""
+    """Tails of more than 32 slots, so that a mask row needs several words."""
     OVERLAP = "overlap"
-    """A round sent before the last one is seen: lengths that the host does not know, and beyond max_context_len."""
+    """A round is sent before the host sees the last one: lengths are unknown to the host, or exceed max_context_len."""
     ENGINE_FORMS = "engine forms"
     """An engine's own slots, page tables or strided KV."""
 
@@ -52,15 +53,15 @@ MODEL_PAGES = (16, 32, 64, 128)
 MODEL_DTYPES = ("bfloat16", "float16")
 FP8_DTYPE = "float8_e4m3fn"
 MOST_REQUESTS, MOST_TOKENS = 1024, 2**18
-"""Limits beyond which a geometry is odd."""
+"""Limits above which a geometry counts as odd."""
 TAILED = frozenset({Mode.VERIFY, Mode.DRAFT, Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK})
-"""Modes whose tails may take several mask words."""
+"""Modes with tails that may need several mask words."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
 SPECIAL = frozenset(Profile) - MODES - {Profile.CORE, Profile.MODEL_SHAPES}
-"""What is rarer than the modes and shapes it comes with."""
+"""Features that are rarer than the modes and shapes that they come with."""
 
 
-def _of_core(geometry: Geometry) -> bool:
+def _has_core_shape(geometry: Geometry) -> bool:
     a = geometry.attention
     heads = (a.num_qo_heads, a.num_kv_heads, a.head_dim, a.page_size)
     wanted = (MANDATORY.num_qo_heads, MANDATORY.num_kv_heads, MANDATORY.head_dim, MANDATORY.page_size)
@@ -76,7 +77,7 @@ def _odd(geometry: Geometry) -> bool:
 
 
 NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
-    Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _of_core(g),
+    Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _has_core_shape(g),
     Profile.ODD_SHAPES: _odd,
     Profile.TREE: lambda g: Mode.VERIFY in g.modes,
     Profile.DRAFT_STEPS: lambda g: Mode.DRAFT in g.modes or Mode.DRAFT_EXTEND in g.modes,
@@ -90,17 +91,17 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
     Profile.ENGINE_FORMS: lambda g: bool(g.forms),
 }
-"""Beside the core, what each profile asks of a geometry."""
+"""Condition under which a geometry needs each profile; the core profile is always needed."""
 
 
 @cache
 def profiles_of(geometry: Geometry) -> Features:
-    """What a geometry needs beside the core; the empty set is the core itself."""
+    """Return the profiles that a geometry needs in addition to the core; an empty set means the core only."""
     return frozenset(profile for profile, holds in NEEDS.items() if holds(geometry))
 
 
 def needs(value: Any) -> Features:
-    """What the value of a case needs, from the geometries that it holds. No geometry means the core."""
+    """Return the profiles that a case value needs, from the geometries in it. Without a geometry: the core only."""
     if isinstance(value, Geometry):
         return profiles_of(value)
     if isinstance(value, (tuple, list)):
@@ -110,15 +111,15 @@ def needs(value: Any) -> Features:
 
 
 def served_in_full(met: Iterable[Features], unmet: Iterable[Features]) -> list[Profile]:
-    """The profiles that are served in full, in their order; without the core when an item of the core is unmet.
+    """Return the profiles that are served in full, in their order. CORE is absent when an item of the core is unmet.
 
     Args:
-        met: what each item needs that was judged and is right.
-        unmet: what each item needs that was refused, declared, not judged, or is wrong.
+        met: needs of each item that was judged and is right.
+        unmet: needs of each item that was refused, declared, not judged, or is wrong.
     """
     met, unmet = set(met), set(unmet)
-    named = set(Profile) - {Profile.CORE} - _lost(unmet)
-    while True:  # a profile that nothing shows is not named, nor what is shown only together with it
+    named = set(Profile) - {Profile.CORE} - _dropped(unmet)
+    while True:  # drop a profile that no met item shows, and then every profile that was shown only together with it
         shown = frozenset().union(*(one for one in met if one <= named))
         if shown == named:
             break
@@ -127,15 +128,15 @@ def served_in_full(met: Iterable[Features], unmet: Iterable[Features]) -> list[P
     return [profile for profile in Profile if profile in named | core]
 
 
-def _lost(unmet: set[Features]) -> set[Profile]:
-    """Profiles to leave out, so that no unmet item is within the rest; those that need least are decided first."""
+def _dropped(unmet: set[Features]) -> set[Profile]:
+    """Return the profiles to drop so that no unmet item lies within the rest. Items with the fewest needs go first."""
     lost: set[Profile] = set()
     for size in sorted({len(one) for one in unmet}):
         open_ones = [one for one in unmet if len(one) == size and not one & lost]
-        lost |= frozenset().union(*map(_blamed, open_ones))
+        lost |= frozenset().union(*map(_rarest, open_ones))
     return lost
 
 
-def _blamed(features: Features) -> Features:
-    """Of what an unmet item needs, the rarest."""
+def _rarest(features: Features) -> Features:
+    """Return the rarest of the features that an unmet item needs."""
     return features & SPECIAL or features & MODES or features

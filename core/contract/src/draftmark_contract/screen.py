@@ -1,4 +1,4 @@
-"""Findings on one screen, whoever they are of: the first of each rule in full while it fits, long texts cut."""
+"""Prints findings on one screen: the first finding of each rule in full while there is room, with long texts cut."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 LONGEST = 30
-"""Lines of one finding at most, in full too."""
+"""Maximum number of lines of one finding, also when it is shown in full."""
 WIDTH = 110
-"""Characters of a reason at most."""
+"""Maximum number of characters of a reason."""
 REASONS = 4
-"""Reasons of each outcome that are quoted."""
+"""Number of reasons that are quoted for each outcome."""
 
 
 class Finding(Protocol):
-    """A result, of `draftmark contract` or of `draftmark judge`."""
+    """A result of `draftmark contract` or `draftmark judge`."""
 
     @property
     def item(self) -> str:
-        """Its id."""
+        """Item id."""
 
     @property
     def case(self) -> str:
-        """What stands in the id's brackets."""
+        """Text in the brackets of the item id."""
 
     @property
     def message(self) -> str:
-        """All that is said of it."""
+        """Full message of the finding."""
 
 
 F = TypeVar("F", bound=Finding)
@@ -35,12 +35,12 @@ F = TypeVar("F", bound=Finding)
 def in_full(
     groups: Sequence[Sequence[F]], screen: int, also: str, named_at_most: int
 ) -> tuple[list[str], Sequence[Sequence[F]]]:
-    """The first finding of each group, as many groups as a screen holds, and the groups for which there is no room.
+    """Return the lines of the first finding of each group, for the groups that fit on a screen, and the other groups.
 
     Args:
-        screen: lines; the first group is shown whatever its length, up to `LONGEST`.
-        also: what the others of a group are called.
-        named_at_most: how many of them are named.
+        screen: number of lines. The first group is shown whatever its length, up to `LONGEST`.
+        also: label for the other findings of a group.
+        named_at_most: maximum number of other findings that are named.
     """
     lines: list[str] = []
     for number, group in enumerate(groups):
@@ -52,15 +52,15 @@ def in_full(
 
 
 def named(results: Sequence[Finding], at_most: int) -> str:
-    """The cases of some findings, the first ones by name."""
+    """Return the case names of some findings: the first `at_most` by name, then the number of the others."""
     shown = ", ".join(f"[{result.case}]" for result in results[:at_most])
     return shown + (f" and {len(results) - at_most} more" if len(results) > at_most else "")
 
 
-def reasons(told: Sequence[tuple[str, int]], indent: str) -> list[str]:
-    """A line for each of the most frequent reasons, and one for the rest."""
-    lines = [f"{indent}{count:,} x {_short(reason)}" for reason, count in told[:REASONS]]
-    left = len(told) - REASONS
+def reasons(counts: Sequence[tuple[str, int]], indent: str) -> list[str]:
+    """Return one line for each of the most frequent reasons, and one line for the rest."""
+    lines = [f"{indent}{count:,} x {_short(reason)}" for reason, count in counts[:REASONS]]
+    left = len(counts) - REASONS
     return [*lines, f"{indent}{left} other reasons, in --json FILE"] if left > 0 else lines
 
 

@@ -1,1 +1,1 @@
-"""The checks, one module per noun. `draftmark_contract.check.all_checks` finds them; none imports torch at the top."""
+"""The checks, one module per topic. `draftmark_contract.check.all_checks` imports them, which needs no torch."""

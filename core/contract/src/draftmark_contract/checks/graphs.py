@@ -1,4 +1,4 @@
-"""Captured programs: the captured run's own output, replays against float64, pointers, keys, the captured region."""
+"""Checks of captured graphs: outputs at capture and replay, addresses, keys, and the order of captures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark.errors import GraphError
 from draftmark.geometry import CORE_MODES, Geometry, Limits
 from draftmark.graphs import GraphKey, Program, padded_batch_size
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import extends
 from ..cases.geometries import PAGE128, SMALL, TREE, shapes
 from ..cases.graph_rounds import LARGE, SIZES, WALL, captured, programs_of, replays
@@ -23,7 +23,7 @@ ALSO = (
     *("target-window", "draft-window", "draft-page1-words2", "target-page1-words2"),
     *("target-overlap", "target-page32-long", "draft-chain", "all-modes", "all-few-graphs", "all-kv8"),
 )
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 
 
 def _programs() -> list[Case]:
@@ -38,51 +38,57 @@ def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
-@behaviour(Given.PROGRAM, cases=_programs, bugs=("sglang#26521", "vllm#53821", "sglang#31367", "vllm#53658"))
+@behaviour(Fixture.PROGRAM, cases=_programs, bugs=("sglang#26521", "vllm#53821", "sglang#31367", "vllm#53658"))
 def captured_run_is_right(graphs: GraphHarness, program: Program) -> None:
-    """(a) The warm-up on the static buffers directly before capture, and (b) two replays with no write between."""
+    """The warm-up run before a capture and two replays right after it give right outputs.
+
+    All three use the static buffers. Nothing is written to the inputs between the capture and the replays.
+    """
     for size in graphs.harness.geometry.limits.capture_batch_sizes:
         graphs, key = graphs.fresh(), GraphKey(program, size)
         loaded, warm = graphs.warm_up(key)
-        graphs.round_holds(loaded, warm, f"the warm-up before capturing {key}")
+        graphs.assert_round(loaded, warm, f"the warm-up before capturing {key}")
         graphs.clear_outputs()
         copies = graphs.record(key, loaded)
         for which in ("first", "second"):
             graphs.plan(loaded)
             graphs.replay(key, loaded)
             what = f"the {which} replay of {key}, with nothing written since the capture"
-            graphs.round_holds(loaded, copies, what)
+            graphs.assert_round(loaded, copies, what)
             graphs.clear_outputs()
 
 
 @behaviour(
-    Given.PROGRAM,
+    Fixture.PROGRAM,
     cases=_programs,
     bugs=("sglang#26655", "sglang#26019", "sglang#10892", "rtp-llm#1084", "TRT-LLM#17110"),
 )
 def replay_equals_eager(graphs: GraphHarness, program: Program) -> None:
-    """Replays of every size, growing and shrinking in batch and length, on poisoned and on dirty buffers."""
+    """Replays of every captured batch size are right, on poisoned buffers and on dirty ones.
+
+    Batch sizes and lengths grow and shrink from one replay to the next.
+    """
     geometry = graphs.harness.geometry
     for size in reversed(geometry.limits.capture_batch_sizes):
         graphs.capture(GraphKey(program, size))
     for number, (poison, forward) in enumerate(replays(geometry, program)):
-        graphs.replay_holds(program, graphs.load_replay(forward, number, poison))
+        graphs.assert_replay(program, graphs.load_replay(forward, number, poison))
 
 
-@behaviour(Given.PROGRAM, cases=_programs, bugs=("TRT-LLM#16319", "vllm#51119", "xLLM#1466"))
+@behaviour(Fixture.PROGRAM, cases=_programs, bugs=("TRT-LLM#16319", "vllm#51119", "xLLM#1466"))
 def capture_order_does_not_matter(graphs: GraphHarness, program: Program) -> None:
-    """Captured from the smallest size up, with one short live request; replayed on full and long batches."""
+    """Graphs captured from the smallest size up, on one short request, are right on full and long batches."""
     geometry = graphs.harness.geometry
     for size in geometry.limits.capture_batch_sizes:
         graphs.capture(GraphKey(program, size), short=True)
     for number, which in enumerate(WALL):
         poison, forward = replays(geometry, program)[which]
-        graphs.replay_holds(program, graphs.load_replay(forward, number, poison))
+        graphs.assert_replay(program, graphs.load_replay(forward, number, poison))
 
 
-@behaviour(Given.GRAPHS, cases=_geometries, bugs=("sglang#31198", "vllm#48261", "TRT-LLM#10393", "flashinfer#1028"))
+@behaviour(Fixture.GRAPHS, cases=_geometries, bugs=("sglang#31198", "vllm#48261", "TRT-LLM#10393", "flashinfer#1028"))
 def programs_do_not_disturb_each_other(graphs: GraphHarness, geometry: Geometry) -> None:
-    """All programs captured on one arena, replayed in turn with eager forwards of other modes between."""
+    """All programs captured on one arena stay right when their replays alternate with eager forwards of other modes."""
     harness, kinds = graphs.harness, programs_of(geometry)
     for program in kinds:
         graphs.capture(GraphKey(program, geometry.limits.capture_batch_sizes[-1]))
@@ -90,22 +96,25 @@ def programs_do_not_disturb_each_other(graphs: GraphHarness, geometry: Geometry)
     rounds = [(program, replays(geometry, program)[which][1]) for program in kinds for which in LARGE]
     for number, (program, forward) in enumerate(rounds[::2] + rounds[1::2]):
         eager = between[number % len(between)]
-        harness.forward_holds(eager, harness.load(eager), "an eager forward between two replays")
-        graphs.replay_holds(program, graphs.load_replay(forward, number), f"after {eager.name}")
+        harness.assert_forward(eager, harness.load(eager), "an eager forward between two replays")
+        graphs.assert_replay(program, graphs.load_replay(forward, number), f"after {eager.name}")
 
 
-@behaviour(Given.GRAPHS, cases=_geometries, bugs=("sglang#26665", "sglang#40396"))
+@behaviour(Fixture.GRAPHS, cases=_geometries, bugs=("sglang#26665", "sglang#40396"))
 def keys_are_closed_under_padding(graphs: GraphHarness, geometry: Geometry) -> None:
-    """Every program at every captured size is there after all captures, and any number of live requests finds one."""
+    """After all captures every program has a graph of every size, and any number of live requests fits one of them.
+
+    A graph state raises GraphError for a replay of a key that was never captured, and for a second capture of a key.
+    """
     sizes = geometry.limits.capture_batch_sizes
     wanted = sorted(GraphKey(program, size) for program in programs_of(geometry) for size in sizes)
     loaded = {key: graphs.capture(key, short=True) for key in wanted}
-    _keys_are(graphs, wanted, geometry)
+    _assert_keys(graphs, wanted, geometry)
     for key, one in loaded.items():
-        graphs.replay_holds(key.program, graphs.load(one.forwards[-1]), "with every key captured")
+        graphs.assert_replay(key.program, graphs.load(one.forwards[-1]), "with every key captured")
     pool = graphs.state.pool_bytes
     if not isinstance(pool, int) or pool < 0:
-        raise ContractViolation("pool_bytes must be a count of bytes", got=pool, bug="sglang#24453")
+        raise ContractViolation("pool_bytes must be a number of bytes, 0 or more", got=pool, bug="sglang#24453")
     fresh, key = graphs.harness.subject.graph_state(geometry), wanted[0]
     misuses: dict[str, Callable[[], object]] = {
         "replays a key that it never captured": lambda: fresh.replay(key),
@@ -122,7 +131,7 @@ def keys_are_closed_under_padding(graphs: GraphHarness, geometry: Geometry) -> N
 
 
 def _cold() -> list[Case]:
-    """Sizes that no other check has: what a module keeps by them is made here first, inside a capture."""
+    """Return cases with sizes that no other check has, so that caches keyed by size are first filled in a capture."""
     made = {
         "page16": Geometry.create(SMALL, Limits(3, 117, 32, (1, 3)), TREE, modes=CORE_MODES),
         "page128": Geometry.create(PAGE128, Limits(3, 399, 32, (1, 3)), TREE, modes=CORE_MODES),
@@ -130,21 +139,24 @@ def _cold() -> list[Case]:
     return [Case(f"{name}-{one.value}", (made[name], one), (1, 3)) for name in made for one in programs_of(made[name])]
 
 
-@behaviour(Given.PROGRAM, cases=_cold, since=(1, 3))
+@behaviour(Fixture.PROGRAM, cases=_cold, since=(1, 3))
 def a_capture_may_come_first(graphs: GraphHarness, program: Program) -> None:
-    """Two sizes captured before anything ran eagerly, then eager forwards, then replays of the second and the first."""
+    """A capture may be the first run of a backend: its replays, and eager forwards after it, are right.
+
+    The check captures two sizes, runs eager forwards, and then replays the second and the first graph.
+    """
     harness, sizes = graphs.harness, graphs.harness.geometry.limits.capture_batch_sizes
     for size in sizes:
         graphs.capture_cold(GraphKey(program, size))
     for number, size in enumerate(reversed(sizes)):
         forward = harness.place(captured(harness.geometry, program, size))
         harness.tensors.fill_cache(forward, number)
-        harness.forward_holds(forward, harness.load(forward, seed=number), "an eager forward after a cold capture")
-        graphs.replay_holds(program, graphs.load(forward, seed=number), "captured before anything ran")
+        harness.assert_forward(forward, harness.load(forward, seed=number), "an eager forward after a cold capture")
+        graphs.assert_replay(program, graphs.load(forward, seed=number), "captured before anything ran")
 
 
 def _many() -> list[Case]:
-    """Every batch size to 18 has a graph; of one KV head, since 18 captures are many for an interpreter."""
+    """Cases with a graph for every batch size up to 18. One KV head keeps 18 captures fast in an interpreter."""
     limits = Limits(18, 84, 32, tuple(range(1, 19)))
     shapes_of = {"page16": SMALL, "page128": PAGE128}
     made = {
@@ -155,9 +167,9 @@ def _many() -> list[Case]:
     return [Case(f"{name}-{one.value}", (made[name], one), (1, 3)) for name in made for one in few]
 
 
-@behaviour(Given.PROGRAM, cases=_many, since=(1, 3), bugs=("vllm#26499",))
+@behaviour(Fixture.PROGRAM, cases=_many, since=(1, 3), bugs=("vllm#26499",))
 def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Program) -> None:
-    """A graph for every batch size, and a second graph state; what one gave is as it was after the other's replay."""
+    """The outputs of a replay stay unchanged while a second graph state of the same geometry replays."""
     geometry, other = graphs.harness.geometry, graphs.fresh()
     sizes = geometry.limits.capture_batch_sizes
     in_both = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
@@ -166,24 +178,24 @@ def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Prog
             one.capture(GraphKey(program, size), short=True)
     for size in sizes:
         key, forward = GraphKey(program, size), captured(geometry, program, size)
-        graphs.replay_holds(program, graphs.load(forward, seed=size), "with a graph for every batch size")
+        graphs.assert_replay(program, graphs.load(forward, seed=size), "with a graph for every batch size")
         if size not in in_both:
             continue
         before = graphs.outputs(key)
         shorter = captured(geometry, program, size, short=True)
-        other.replay_holds(program, other.load(shorter, seed=size + 1), "in a second graph state")
+        other.assert_replay(program, other.load(shorter, seed=size + 1), "in a second graph state")
         if graphs.outputs(key) != before:
             raise ContractViolation(
-                f"what the replay of {key} gave was overwritten by a replay of another graph state",
+                f"the outputs of the replay of {key} were overwritten by a replay of another graph state",
                 got="other bytes in its outputs",
-                expected="outputs that are valid until the next replay of their own state",
+                expected="outputs that stay valid until the next replay of their own state",
                 formula="draftmark.graphs.GraphState.replay",
             )
 
 
-@behaviour(Given.PROGRAM, cases=_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))
+@behaviour(Fixture.PROGRAM, cases=_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))
 def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
-    """Arena addresses, and the memory that the backend holds, are the same after capture, plans and replays."""
+    """Captures, plans and replays change no arena address and allocate no memory that the backend keeps."""
     harness = graphs.harness
     for size in harness.geometry.limits.capture_batch_sizes:
         graphs.capture(GraphKey(program, size))
@@ -191,8 +203,8 @@ def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
     for number, (_, forward) in enumerate(replays(harness.geometry, program)):
         loaded = graphs.load_replay(forward, number)
         if number in SIZES:
-            graphs.replay_holds(program, loaded)
-        else:  # of what runs between two replays, only a plan could move memory
+            graphs.assert_replay(program, loaded)
+        else:  # only a plan could move memory between two replays
             graphs.plan(loaded)
         moved = sorted(name for address, name in harness.held().items() if address not in held)
         if moved or harness.arena.addresses() != addresses:
@@ -205,8 +217,8 @@ def replays_move_no_buffer(graphs: GraphHarness, program: Program) -> None:
             )
 
 
-def _keys_are(graphs: GraphHarness, wanted: list[GraphKey], geometry: Geometry) -> None:
-    """The keys are those captured, and one is large enough for any number of live requests up to the largest."""
+def _assert_keys(graphs: GraphHarness, wanted: list[GraphKey], geometry: Geometry) -> None:
+    """Check that the keys are the captured ones, and that a graph exists for any number of live requests."""
     sizes = geometry.limits.capture_batch_sizes
     padded = {padded_batch_size(n, sizes) for n in range(1, min(geometry.limits.max_num_reqs, sizes[-1]) + 1)}
     if set(graphs.state.keys) != set(wanted) or not padded <= set(sizes):

@@ -1,4 +1,4 @@
-"""Guard words, poison, and memory that two geometries must not share."""
+"""Checks of guard words, of poisoned memory, and of memory that two geometries must not share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark.buffers import BufferSpec, Init, Role
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import (
     all_forwards,
     last_steps,
@@ -38,20 +38,22 @@ def _pairs() -> list[Case]:
     return [Case(name, (one.geometry, other.geometry), one.since) for name, (one, other) in pairs.items()]
 
 
-@behaviour(Given.GEOMETRY, cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344"))
+@behaviour(
+    Fixture.GEOMETRY, cases=_geometries, bugs=("sglang#27338", "sglang#22778", "sglang#26753", "flashinfer#5344")
+)
 def survive_every_step(harness: Harness, geometry: Geometry) -> None:
-    """On one dirty arena, through every mode at its furthest, no byte around a buffer changes."""
+    """The longest forwards of every mode, run on one dirty arena, change no byte around a buffer."""
     for forward in map(harness.place, longest_forwards(geometry)):
         harness.run(forward, harness.load(forward))
-        harness.guards_hold(forward)
+        harness.assert_guards(forward)
 
 
-@behaviour(Given.GEOMETRY, cases=_geometries, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
+@behaviour(Fixture.GEOMETRY, cases=_geometries, bugs=("flashinfer#5176", "vllm#43961", "vllm-plugin-FL#429"))
 def find_no_poison_read(harness: Harness, geometry: Geometry) -> None:
-    """With every buffer poisoned before every step, and NaN in unused KV and in out, results are right."""
+    """Results are right when every buffer is poisoned before each forward, and unused KV and out contain NaN."""
     for forward in map(harness.place, all_forwards(geometry)):
         harness.arena.poison()
-        harness.forward_holds(forward, harness.load(forward), "the output after poison")
+        harness.assert_forward(forward, harness.load(forward), "the output after poison")
 
 
 INDEX_ROLES = frozenset(PER_REQUEST) | {
@@ -59,9 +61,9 @@ INDEX_ROLES = frozenset(PER_REQUEST) | {
 }
 
 
-@behaviour(Given.GEOMETRY, cases=_geometries, bugs=("sglang#31527", "sglang#32050"))
+@behaviour(Fixture.GEOMETRY, cases=_geometries, bugs=("sglang#31527", "sglang#32050"))
 def find_no_buffer_unused(harness: Harness, geometry: Geometry) -> None:
-    """Every index buffer is written by some forward; one that never is takes memory that KV pages do not get."""
+    """Every index buffer is written by some forward. A buffer that no forward writes takes memory from KV pages."""
     harness.arena.poison()
     for forward in map(harness.place, all_forwards(geometry)):
         harness.prepare(harness.set(forward))
@@ -80,13 +82,13 @@ def find_no_buffer_unused(harness: Harness, geometry: Geometry) -> None:
 
 
 def _poison(spec: BufferSpec) -> int:
-    """What an entry of all ones reads as."""
+    """Return the value of an entry with all bits set."""
     return {"uint8": 255, "uint16": 65535, "bool": 1}.get(spec.dtype, -1)
 
 
-@behaviour(Given.PAIR, cases=_pairs, bugs=("vllm#48261", "vllm-ascend#3892"))
+@behaviour(Fixture.PAIR, cases=_pairs, bugs=("vllm#48261", "vllm-ascend#3892"))
 def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
-    """Another geometry's forward between a target's metadata and its attention changes nothing of the target's."""
+    """A forward of a draft model between a target's metadata and its attention does not change the target's output."""
     common = target.held().keys() & draft.held().keys() - {0}
     if common:
         names = sorted(draft.held()[one] for one in common)
@@ -96,13 +98,13 @@ def keep_target_and_draft_apart(target: Harness, draft: Harness) -> None:
     verify = [one for one in all_forwards(target.geometry) if one.mode is Mode.VERIFY and one.name.endswith("edges")]
     forward = target.place(verify[0])
     for other in map(draft.place, spanning_forwards(draft.geometry)):
-        batch = target.load(forward, "exact")  # so that a plan depends on its own batch
+        batch = target.load(forward, "exact")  # exact lengths, so that the plan depends on this batch
         expected = target.expected(forward)
         target.prepare(batch)
-        draft.forward_holds(other, draft.load(other, "exact"), "the draft model's output")
-        target.metadata_holds(forward, batch)
+        draft.assert_forward(other, draft.load(other, "exact"), "the draft model's output")
+        target.assert_metadata(forward, batch)
         target.layer(forward, batch)
-        target.output_holds(forward, expected, "the target's output after a draft forward")
+        target.assert_output(forward, expected, "the target's output after a draft forward")
 
 
 def _of_all_sizes() -> list[Case]:
@@ -115,16 +117,19 @@ def _of_all_sizes() -> list[Case]:
     return found
 
 
-@behaviour(Given.FORWARDS, cases=_of_all_sizes, since=(1, 3), bugs=("TRT-LLM#17026", "vllm#40383", "sglang#14173"))
+@behaviour(Fixture.FORWARDS, cases=_of_all_sizes, since=(1, 3), bugs=("TRT-LLM#17026", "vllm#40383", "sglang#14173"))
 def keep_to_what_usage_says(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Of a buffer whose need only the plugin knows, no byte behind the usage() of a batch is written by that batch."""
-    from ..harness.holds import Behind
+    """A forward writes no byte of a plugin-sized buffer after the bytes that usage() declares for its batch.
+
+    A plugin-sized buffer is one that only the plugin can size, such as a workspace.
+    """
+    from ..harness.assertions import BytesPastUsage
 
     own = judged_own_buffers(harness.subject, harness.arena.specs)
     for forward in forwards:
         batch = harness.load(forward)
         harness.arena.poison()
         used = harness.subject.usage(harness.geometry, batch, own)
-        behind = Behind(harness.arena, used)
-        harness.forward_holds(forward, batch)
-        behind.hold(forward)
+        bytes_past_usage = BytesPastUsage(harness.arena, used)
+        harness.assert_forward(forward, batch)
+        bytes_past_usage.assert_unchanged(forward)

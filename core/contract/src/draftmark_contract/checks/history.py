@@ -1,4 +1,4 @@
-"""What a step finds in its buffers must not matter: sequences of forwards on one arena."""
+"""Checks that leftovers in the buffers do not matter: sequences of forwards on one arena."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import programs, representative_forwards, spanning_forwards
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import all_shapes, shapes
@@ -28,15 +28,14 @@ ALSO = (
     "all-kv8",
     "target-topk1",
 )
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 SINCE = (1, 3)
 LIFE = 300
-"""Steps on one arena."""
+"""Number of steps on one arena."""
 LOOKED_AT = frozenset((64, *range(127, 134), *range(255, 262), LIFE))
-"""Those whose outputs are computed: every mode behind 128 and 256 steps, since most of the time an interpreter takes
-goes to attention."""
+"""Steps with a checked output: every mode after 128 and 256 steps. An interpreter is too slow to check every step."""
 LONG_LIVED = ("small", "all-few-graphs")
-"""What everybody serves, and every mode; few shapes, since hundreds of steps take their time."""
+"""The core profile, and a shape with every mode. Only two shapes, because hundreds of steps are slow."""
 
 
 def _sequences() -> list[Case]:
@@ -63,19 +62,19 @@ def _long_lives() -> list[Case]:
     return [Case(f"steps{LIFE}-{one.name}", few_requests(one.geometry, (17, 3)), SINCE) for one in wanted]
 
 
-@behaviour(Given.FORWARDS, cases=_long_lives, since=SINCE)
+@behaviour(Fixture.FORWARDS, cases=_long_lives, since=SINCE)
 def an_arena_serves_for_long(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """After hundreds of steps on one arena the next one is as right as the first: no counter of a byte turns over."""
+    """After hundreds of steps on one arena a step is still right, so no 8-bit counter overflows."""
     for number in range(1, LIFE + 1):
         forward = forwards[number % len(forwards)]
         if number in LOOKED_AT:
-            harness.forward_holds(forward, harness.load(forward, seed=number), f"the output of step {number}")
+            harness.assert_forward(forward, harness.load(forward, seed=number), f"the output of step {number}")
         else:
             harness.prepare(harness.set(forward))
 
 
 def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
-    """Short, then long, then few and short, then many again; trees change as well."""
+    """Return short forwards, long ones, few short requests, then many again, with changing trees."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
     largest = max_requests(geometry)
     plans = [
@@ -94,7 +93,7 @@ def _shrink_and_grow(label: str, geometry: Geometry, mode: Mode, step: int) -> l
 
 
 def _other_places(label: str, geometry: Geometry, mode: Mode, step: int) -> list[ForwardCase]:
-    """Requests change places, and come back on other pages behind the same first one; sums and extents stay."""
+    """Return forwards with swapped requests, or new pages after the same first page; sums and extents stay equal."""
     size, largest = geometry.attention.page_size, max_requests(geometry)
     long = min(2 * size + 3, geometry.limits.max_context_len)
 
@@ -106,7 +105,7 @@ def _other_places(label: str, geometry: Geometry, mode: Mode, step: int) -> list
 
 
 def _same_totals(geometry: Geometry) -> list[ForwardCase]:
-    """Extents stay and what is in them changes: prefixes, and how the same rows fall to the same requests."""
+    """Return prefills of equal extents with other prefixes and other splits of the rows over the requests."""
     rows = min(8, geometry.limits.max_extend_tokens)
     found = []
     for number, first in enumerate((rows - 3, 1, rows, 2, rows - 3)):
@@ -116,25 +115,28 @@ def _same_totals(geometry: Geometry) -> list[ForwardCase]:
 
 
 @behaviour(
-    Given.FORWARDS,
+    Fixture.FORWARDS,
     cases=_sequences,
     bugs=("sglang#10892", "vllm#36611", "flashinfer#1028", "sglang#31198", "vllm#41841"),
 )
 def equals_a_fresh_state(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Growing, shrinking and changing mode, step and tree on dirty buffers is as good as a fresh arena."""
+    """A forward on dirty buffers gives a right output, and the metadata that it gives on a fresh arena.
+
+    The forwards before it grow, shrink, and change mode, draft step and tree.
+    """
     kinds = SUFFICIENT[harness.subject.backend.requirements(harness.geometry).host_lengths][::-1]
     for number, forward in enumerate(forwards):
         what, kind = f"the output after {number} other forwards", kinds[number // 2 % len(kinds)]
-        # Outputs: float64 is a stricter judge than a rerun.
-        harness.forward_holds(forward, harness.load(forward, kind), what)
+        # Outputs are compared with float64, which is stricter than a second run.
+        harness.assert_forward(forward, harness.load(forward, kind), what)
         fresh = harness.fresh()
         batch = fresh.load(forward)
         fresh.prepare(batch)
         if harness.decoded(forward, harness.load(forward)) != fresh.decoded(forward, batch):
             raise ContractViolation(
-                f"after {number} other forwards the metadata differ from a fresh state's",
+                f"after {number} other forwards the metadata differs from the metadata of a fresh arena",
                 batch=forward,
                 got="other slots",
-                expected="the same slots of every row, padded ones included",
+                expected="the same slots for every row, padded rows included",
                 bug="sglang#10892",
             )

@@ -1,15 +1,15 @@
-"""A device that is late: rounds are planned and sent while it has not run those before, and the host goes on.
+"""Checks with a late device: the host plans and sends rounds before the device has run the earlier rounds.
 
-Inputs move from device memory to device memory, each round has pages of its own, and every round's metadata and
-outputs are held against its own truth. On the host tier the device is a queue (`draftmark_contract.late_device`), on
-the device tier it spins.
+Inputs are copied from device memory to device memory, and each round has its own pages. The metadata and outputs of
+every round are compared with the truth of that round. On the host tier the device is a queue
+(`draftmark_contract.late_device`). On the device tier a kernel spins.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.geometries import shapes
 from ..cases.late_rounds import in_flight
 from ..check import Case
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..harness.late_harness import LateHarness
 
 ALSO = ("target-window", "draft-chain")
-"""Shapes beside those that every check takes: their plans differ from step to step, and are alive together."""
+"""More shapes than every check runs. Their plans differ from draft step to draft step, and all are in use at once."""
 
 
 def _geometries() -> list[Case]:
@@ -31,37 +31,40 @@ def _more() -> list[Case]:
     return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
-@behaviour(Given.LATE, cases=_geometries, since=(1, 3), bugs=("vllm#25279", "sglang#28034", "mini-sglang#103"))
+@behaviour(Fixture.LATE_DEVICE, cases=_geometries, since=(1, 3), bugs=("vllm#25279", "sglang#28034", "mini-sglang#103"))
 def rounds_in_flight_are_their_own(late: LateHarness, geometry: Geometry) -> None:
-    """Eager rounds of every mode, all of them planned and sent before the device has run one."""
+    """Eager rounds of every mode are right when all of them are planned and sent before the device runs the first."""
     late.stage(in_flight(geometry))
     late.send()
-    late.rounds_hold()
+    late.assert_rounds()
 
 
-@behaviour(Given.LATE, cases=_more, since=(1, 3), bugs=("vllm#25279", "sglang#28034", "vllm-ascend#15719"))
+@behaviour(Fixture.LATE_DEVICE, cases=_more, since=(1, 3), bugs=("vllm#25279", "sglang#28034", "vllm-ascend#15719"))
 def replays_in_flight_are_their_own(late: LateHarness, geometry: Geometry) -> None:
-    """Replays of every program with eager prefills between, all planned and sent before the device has run one."""
+    """Replays and eager prefills are right when all of them are planned and sent before the device runs the first."""
     late.capture(in_flight(geometry))
     late.stage(in_flight(geometry))
     late.send(captured=True)
-    late.rounds_hold()
+    late.assert_rounds()
 
 
-@behaviour(Given.LATE, cases=_geometries, since=(1, 3), bugs=("sglang#40025", "sglang#32432"))
+@behaviour(Fixture.LATE_DEVICE, cases=_geometries, since=(1, 3), bugs=("sglang#40025", "sglang#32432"))
 def plans_do_not_reach_a_round_half_run(late: LateHarness, geometry: Geometry) -> None:
-    """The next round is planned while the device stands between a round's metadata and its attention."""
+    """Planning the next round changes nothing for a round that the device has run only up to its attention.
+
+    The device stops between the metadata and the attention of a round while the host plans the next round.
+    """
     rounds = in_flight(geometry)
-    late.stage(rounds[: 2 * len(rounds) // 3])  # each meets one plan, the next
+    late.stage(rounds[: 2 * len(rounds) // 3])  # each round is followed by exactly one plan
     late.send(halfway=True)
-    late.rounds_hold()
+    late.assert_rounds()
 
 
-@behaviour(Given.LATE, cases=_geometries, since=(1, 3), bugs=("vllm#25279", "TRT-LLM#16290"))
+@behaviour(Fixture.LATE_DEVICE, cases=_geometries, since=(1, 3), bugs=("vllm#25279", "TRT-LLM#16290"))
 def rounds_outlive_their_backend(late: LateHarness, geometry: Geometry) -> None:
-    """A backend is dropped with rounds under way, and its memory given out again: they come out as they were sent."""
+    """Rounds in flight stay right after their backend is dropped and its memory is allocated again."""
     rounds = in_flight(geometry)
     third = len(rounds) // 3
     late.stage((*rounds[:third], *rounds[-third:]))
     late.send(reopen_after=third)
-    late.rounds_hold()
+    late.assert_rounds()

@@ -1,4 +1,4 @@
-"""Every layer has its own cache, scales and rows, also within one forward, and layers may differ in shape."""
+"""Checks of several layers in one forward: each has its own cache, scales and rows, and shapes may differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import Geometry
 from draftmark.graphs import GraphKey
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import extends, programs
 from ..cases.forwards import ForwardCase, uniform
 from ..cases.geometries import behaviours
@@ -24,7 +24,7 @@ Shapes = tuple[Geometry, ...]
 
 
 def _models() -> dict[str, Shapes]:
-    """Layers of one shape; quantised ones; of two shapes, as models have that mix windows with full attention."""
+    """Return the layer shapes of several models: equal layers, fp8 KV, and a window next to full attention."""
     known = behaviours()
     small, large = known["all-modes"], known["all-few-graphs"]
     return {
@@ -55,14 +55,14 @@ def _eager() -> list[Case]:
     return found
 
 
-@behaviour(Given.LAYERS, cases=_eager, since=SINCE, bugs=("TRT-LLM#16801", "vllm#25513", "sglang#32062"))
+@behaviour(Fixture.LAYERS, cases=_eager, since=SINCE, bugs=("TRT-LLM#16801", "vllm#25513", "sglang#32062"))
 def have_their_own_caches(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
-    """One forward of several layers: each stores in its own cache, and reads it with its own scales and shape."""
+    """In a forward of several layers, each layer writes and reads its own cache with its own scales and shape."""
     for number, forward in enumerate(forwards):
         batch, expected = layers.load(forward, seed=number)
         layers.plan(batch)
         layers.step(forward, batch)
-        layers.layers_hold(forward, batch, expected, f"in forward {number}")
+        layers.assert_layers(forward, batch, expected, f"in forward {number}")
 
 
 def _captured() -> list[Case]:
@@ -76,9 +76,9 @@ def _captured() -> list[Case]:
     return found
 
 
-@behaviour(Given.LAYERS, cases=_captured, since=SINCE, bugs=("TRT-LLM#16801", "vllm#25513", "sglang#29413"))
+@behaviour(Fixture.LAYERS, cases=_captured, since=SINCE, bugs=("TRT-LLM#16801", "vllm#25513", "sglang#29413"))
 def have_their_own_caches_in_a_graph(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
-    """The same captured: a replay runs every layer on what its own cache holds then."""
+    """A replay of several layers reads what each layer's own cache contains at replay time."""
     first, *later = forwards
     program = next(program for program, mode in MODES.items() if mode is first.mode)
     key = GraphKey(program, len(first.requests))
@@ -87,4 +87,4 @@ def have_their_own_caches_in_a_graph(layers: LayerHarness, forwards: list[Forwar
     for number, forward in enumerate(later, 1):
         batch, expected = layers.load(forward, seed=number)
         layers.replay(key, batch)
-        layers.layers_hold(forward, batch, expected, f"in replay {number}")
+        layers.assert_layers(forward, batch, expected, f"in replay {number}")

@@ -1,4 +1,4 @@
-"""Host lengths: what a backend declares to need is enough, and a bound is not a length."""
+"""Checks of host lengths: the declared need is enough, and a backend must not take an upper bound for a length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import Mode
 from draftmark.requirements import HostLengthsNeed
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import forward_cases
 from ..cases.forwards import ForwardCase
 from ..cases.production import crowd, crowds
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 ALSO = ("target-overlap", "target-page32-long")
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 KINDS = ("unknown", "upper_bound", "mixed_bound", "tight_bound", "exact")
 SUFFICIENT = {
     HostLengthsNeed.NONE: KINDS,
@@ -25,11 +25,11 @@ SUFFICIENT = {
     HostLengthsNeed.RECOVERED: KINDS,
     HostLengthsNeed.EXACT: ("exact",),
 }
-"""Unknown always gives a bound too: the limit."""
+"""Kinds of host lengths that satisfy each declared need. Unknown lengths come with an upper bound too: the limit."""
 
 
 def _forwards() -> list[Case]:
-    """A bound of a long request may lie behind the next split of the keys."""
+    """Return cases that include long requests with an upper bound that crosses the next split of the keys."""
     shapes = [shape for shape in crowds() if shape.name in ("crowd", "crowd-page128")]
     crowded = [
         shape.case(crowd(shape.geometry, mode, 0), mode.value)
@@ -40,16 +40,19 @@ def _forwards() -> list[Case]:
 
 
 @behaviour(
-    Given.FORWARD,
+    Fixture.FORWARD,
     cases=_forwards,
     bugs=("sglang#26738", "sglang#26753", "sglang#30217", "vllm#43991", "vllm#44492"),
 )
 def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
-    """Exact lengths, loose bounds and no lengths at all lead to the same metadata and outputs, in any order."""
+    """Exact host lengths, upper bounds and unknown lengths give the same metadata and outputs.
+
+    A backend that declares a need for exact lengths receives only exact lengths.
+    """
     told = set()
     for kind in SUFFICIENT[harness.subject.backend.requirements(forward.geometry).host_lengths]:
         batch = harness.load(forward, kind)
-        if batch.host not in told:  # one kind where two say the same
+        if batch.host not in told:  # two kinds may give equal lengths
             told.add(batch.host)
             harness.arena.poison()
-            harness.forward_holds(forward, batch, f"with {kind} host lengths the output")
+            harness.assert_forward(forward, batch, f"with {kind} host lengths the output")

@@ -1,4 +1,4 @@
-"""The plugin itself: it loads, says who it is, answers quietly, repeatably and in the right types."""
+"""Checks of the plugin itself: it loads, describes itself, and its hooks return the right types and print nothing."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ def _geometries() -> Sequence[Case]:
 
 @check(tier=Tier.SIZING, cases=_once)
 def describes_itself(subject: BackendUnderTest, _: None) -> None:
-    """describe() has the declared types, repeats itself, and targets a contract that this core knows."""
+    """describe() returns the declared types, the same answer every time, and a contract version that this core has."""
     info = subject.backend.info
     again = subject.backend.implementation("describe")()
-    _expect("describe() gives the same answer every time", again, info)
+    _expect("describe() must give the same answer every time", again, info)
     types = {"name": str, "device": str, "contract_minor": int, "host_kernels": bool, "runtime": tuple, "install": str}
     for name, kind in types.items():
         value = getattr(info, name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             _wrong(f"BackendInfo.{name} must be {kind.__name__}", value, kind.__name__)
     if not 0 <= info.contract_minor <= CONTRACT_MINOR:
-        _wrong("BackendInfo.contract_minor is one that this core has", info.contract_minor, f"0 ... {CONTRACT_MINOR}")
+        versions = f"0 ... {CONTRACT_MINOR}"
+        _wrong("BackendInfo.contract_minor must be one that this core has", info.contract_minor, versions)
     if not all(isinstance(name, str) and name for name in info.runtime):
-        _wrong("BackendInfo.runtime holds import names", info.runtime, "('flashinfer',)")
+        _wrong("BackendInfo.runtime must contain import names", info.runtime, "('flashinfer',)")
 
 
 @check(tier=Tier.SIZING, cases=_once)
 def imports_lightly(subject: BackendUnderTest, _: None) -> None:
     """Loading and sizing import neither torch nor the vendor's runtime, so that `draftmark size` works anywhere."""
     if subject.backend.name not in {row.name for row in available()}:
-        return  # an object registered by a test has no import of its own
+        return  # a backend object that a test registers has no module to import
     command = [sys.executable, "-c", _PROBE, subject.backend.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -79,7 +80,7 @@ def imports_lightly(subject: BackendUnderTest, _: None) -> None:
 
 @check(tier=Tier.SIZING, cases=_geometries)
 def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """supports, buffers and layouts are functions of the geometry: no state, no printing, no shared result."""
+    """supports, buffers and layouts depend only on the geometry: they keep no state, print nothing, share no result."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     backend = subject.backend
@@ -92,14 +93,14 @@ def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
     for name, hook in hooks:
         first = _quietly(name, hook, geometry)
         kept = repr(first)
-        first.clear()  # a caller may change what it was given
-        _expect(f"{name}() gives the same answer every time", repr(_quietly(name, hook, replace(geometry))), kept)
-    _expect("hooks leave the geometry as it was", repr(geometry), before)
+        first.clear()  # a caller may change the returned list
+        _expect(f"{name}() must give the same answer every time", repr(_quietly(name, hook, replace(geometry))), kept)
+    _expect("hooks must not change the geometry", repr(geometry), before)
 
 
 @check(tier=Tier.SIZING, cases=_geometries)
 def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """BufferSpec and MetadataSpec hold their enumerations, name existing buffers, and carry no sentinel."""
+    """BufferSpec and MetadataSpec contain values of the declared types, and name buffers that exist."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     specs = subject.backend.buffers(geometry)
@@ -107,14 +108,14 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
         _check_buffer(spec)
     roles = {spec.name: spec.role for spec in specs}
     dtypes, named = {spec.name: spec.dtype for spec in specs}, set[str]()
-    for mode, meta in subject.layouts(geometry).items() if subject.notes.says_layouts else ():
+    for mode, meta in subject.layouts(geometry).items() if subject.notes.has_layouts else ():
         _check_metadata(mode, meta, roles)
         _check_mask(mode, meta, dtypes, geometry)
         named |= {name for level in meta.levels for name in level.buffers.values()}
     for name, role in roles.items():
-        if subject.notes.says_layouts and role in _DECODED and name not in named:
+        if subject.notes.has_layouts and role in _DECODED and name not in named:
             _wrong(
-                f"buffer {name!r} (role {role.value}) is named by no level, so nobody can check what it says",
+                f"no level names buffer {name!r} (role {role.value}), so its content cannot be checked",
                 sorted(named),
                 f"Level.buffers[{role.value!r}] = {name!r} in the modes that write it",
                 bug="vllm#17394",
@@ -123,12 +124,19 @@ def declares_types(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 @check(tier=Tier.SIZING, cases=_once, since=(1, 3))
 def siblings_are_declared(subject: BackendUnderTest, _: None) -> None:
-    """BackendInfo.runs_code_of names the backends whose packages the plugin imports: its verdict depends on them."""
+    """BackendInfo.runs_code_of names every other backend that the plugin imports.
+
+    The verdict of the plugin depends on the code of those backends. Each of them is installed.
+    """
     declared = set(getattr(subject.backend.info, "runs_code_of", ()))
     installed = {row.name for row in available()}
-    # Where the vendor's runtime is absent a sibling may be too: it comes with the same extra.
+    # Where the vendor's runtime is absent a sibling plugin may be absent too: both come with the same extra.
     if declared - installed and not subject.backend.missing_runtime():
-        _wrong("BackendInfo.runs_code_of names no installed backend", sorted(declared - installed), sorted(installed))
+        _wrong(
+            "BackendInfo.runs_code_of names backends that are not installed",
+            sorted(declared - installed),
+            sorted(installed),
+        )
     undeclared = siblings_of(subject.backend) - declared
     if undeclared:
         _wrong(
@@ -141,7 +149,7 @@ def siblings_are_declared(subject: BackendUnderTest, _: None) -> None:
 
 @check(tier=Tier.SIZING, cases=_once)
 def known_failures_are_current(subject: BackendUnderTest, _: None) -> None:
-    """Each entry of contract.toml has an id, a reason, a URL and a fault, and matches an item of this suite."""
+    """Each entry of contract.toml has id, item, reason, url and fault, and matches an item of this suite."""
     items = [one.item(case) for one in all_checks() for case in one.cases()]
     for entry in known_failures(subject.backend):
         if entry.missing:
@@ -172,7 +180,7 @@ _DECODED = frozenset(
         *(Role.TAIL_MASK, Role.MASK_INDPTR, Role.SLOT_MAPPING, Role.TAIL_DEPTH),
     }
 )
-"""Roles whose content the metadata oracle reads."""
+"""Roles with a content that the metadata oracle reads."""
 _SPEC_TYPES: dict[str, type] = {"role": Role, "unit": Unit, "memory": Memory, "init": Init}
 
 
@@ -185,7 +193,7 @@ def _check_buffer(spec: BufferSpec) -> None:
                 f"one of {kind.__name__}",
             )
     if not spec.formula or not isinstance(spec.formula, str):
-        _wrong(f"buffer {spec.name!r} must say where its shape comes from", spec.formula, 'such as "max_reqs + 1"')
+        _wrong(f"buffer {spec.name!r} must have a formula for its shape", spec.formula, 'such as "max_reqs + 1"')
     if not isinstance(spec.shape, tuple) or not spec.shape:
         _wrong(f"buffer {spec.name!r}: shape must be a tuple with at least one extent", spec.shape, "(max_reqs,)")
 
@@ -208,14 +216,19 @@ def _check_metadata(mode: Mode, meta: MetadataSpec, roles: dict[str, Role]) -> N
 
 
 def _check_mask(mode: Mode, meta: MetadataSpec, dtypes: dict[str, str], geometry: Geometry) -> None:
-    """The words that a mask row takes are those of its buffer, or of the batch's own mask."""
+    """Check that mask_dtype and mask_stride describe the backend's mask buffer, or the batch's own mask."""
     masks = [level.buffers["tail_mask"] for level in meta.levels if "tail_mask" in level.buffers]
     dtype = dtypes.get(masks[0], "") if masks else "int32"
     if meta.mask_dtype != dtype:
-        _wrong(f"metadata of {mode.value}: mask_dtype is not the mask's", meta.mask_dtype, dtype, bug="TRT-LLM#13006")
+        _wrong(
+            f"metadata of {mode.value}: mask_dtype differs from the dtype of the mask buffer",
+            meta.mask_dtype,
+            dtype,
+            bug="TRT-LLM#13006",
+        )
     if not masks and meta.mask_stride not in (0, geometry.mask_words):
         got, want = meta.mask_stride, f"0, or Geometry.mask_words = {geometry.mask_words}"
-        _wrong(f"metadata of {mode.value}: no level names a mask, so its stride is the batch's", got, want)
+        _wrong(f"metadata of {mode.value}: no level names a mask, so mask_stride must be the batch's", got, want)
 
 
 def _check_level(where: str, level: Level, roles: dict[str, Role]) -> None:
@@ -223,11 +236,12 @@ def _check_level(where: str, level: Level, roles: dict[str, Role]) -> None:
         _wrong(f"{where}: layout and lengths must be Layout and LengthConvention", level, [*Layout])
     for role, name in level.buffers.items():
         if roles.get(name) is None or roles[name].value != role:
-            _wrong(f"{where}: level names a buffer that buffers() does not declare so", f"{role}: {name}", roles)
+            what = f"{where}: buffers() declares no buffer with the name and the role that a level gives"
+            _wrong(what, f"{role}: {name}", roles)
     csr = level.layout in (Layout.CSR_PAGES, Layout.CSR_TOKENS)
     missing = [role for role in ("kv_indptr", "kv_indices") if csr and role not in level.buffers]
     if missing:
-        _wrong(f"{where}: a {level.layout.value} level names its buffers", sorted(level.buffers), missing)
+        _wrong(f"{where}: a {level.layout.value} level must name its buffers", sorted(level.buffers), missing)
 
 
 def _expect(what: str, got: object, expected: object) -> None:

@@ -1,7 +1,8 @@
-"""A backend's memory is its own: what is kept in globals, closures or as a raw address is found by moving everything.
+"""Checks that a backend's memory is its own. They find state in module globals, in closures and as raw addresses.
 
-Two opens of one geometry differ in nothing but their memory; two geometries that differ in one field differ in that. So
-the first is poisoned while the second runs, must stay as it is, and must still be right afterwards.
+Two opens of one geometry differ only in their memory. Two geometries that differ in one field differ only in that
+field. The suite poisons the memory of the first one while the second one runs. The memory must still be poison
+afterwards, and the first one must then be right.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import DRAFT_MODES, TARGET_MODES, DraftShape, Geometry
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import behaviours, shapes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 SINCE = (1, 3)
 ALSO = ("all-modes", "all-few-graphs", "all-kv8", "target-window")
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 
 
 def _geometries() -> list[Case]:
@@ -35,7 +36,7 @@ def _geometries() -> list[Case]:
 
 
 def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
-    """Of every mode, forwards whose lengths are the same in every geometry, so that only the geometry tells."""
+    """Return forwards of every mode with lengths that are the same in every geometry."""
     last = dict(programs(geometry))
     found = [
         uniform(f"{mode.value}-{n}", geometry, mode, lens, min(4, max_requests(geometry)), step=step, seed=n)
@@ -46,30 +47,30 @@ def _same_lengths(geometry: Geometry) -> list[ForwardCase]:
 
 
 def _at_the_wall(geometry: Geometry) -> list[ForwardCase]:
-    """The longest request of every mode: what a geometry adds to the context shows here."""
+    """Return the longest request of every mode, which shows any length that a geometry adds to the context."""
     last = dict(programs(geometry))
     lens = (max_prefix(geometry), 2)
     return [uniform(f"{mode.value}-wall", geometry, mode, lens, 2, step=step, seed=5) for mode, step in last.items()]
 
 
-@behaviour(Given.GEOMETRY, cases=_geometries, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
+@behaviour(Fixture.GEOMETRY, cases=_geometries, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
 def of_two_opens_is_apart(harness: Harness, geometry: Geometry) -> None:
-    """The same geometry opened again elsewhere, while all that the first one was given is poisoned."""
+    """Two opens of one geometry are independent: each is right while the memory of the other is poisoned."""
     second = harness.fresh()
-    _all_hold(harness, _same_lengths(geometry), "the first open's output")
-    with harness.abandoned("while the geometry's second open ran"):
-        _all_hold(second, _same_lengths(geometry)[::-1], "the output of a second open of the geometry")
-    with second.abandoned("while the geometry's first open ran again"):
-        _all_hold(harness, _same_lengths(geometry), "the first open's output, after a second one ran")
+    _assert_all(harness, _same_lengths(geometry), "the first open's output")
+    with harness.poisoned("while the geometry's second open ran"):
+        _assert_all(second, _same_lengths(geometry)[::-1], "the output of a second open of the geometry")
+    with second.poisoned("while the geometry's first open ran again"):
+        _assert_all(harness, _same_lengths(geometry), "the first open's output, after a second one ran")
 
 
 def _programs() -> list[Case]:
     return program_cases(shapes(*ALSO), SINCE)
 
 
-@behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))
+@behaviour(Fixture.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#27664", "vllm#26499", "rtp-llm#1084"))
 def of_two_captures_is_apart(graphs: GraphHarness, program: Program) -> None:
-    """Captured in two opens of the geometry, and replayed in turn, the other one's memory poisoned."""
+    """A program captured in two opens of a geometry replays right in each while the other's memory is poisoned."""
     geometry, second = graphs.harness.geometry, graphs.fresh()
     size = geometry.limits.capture_batch_sizes[-1]
     rounds = [forward for _, forward in replays(geometry, program) if len(forward.requests) == size][:2]
@@ -77,12 +78,12 @@ def of_two_captures_is_apart(graphs: GraphHarness, program: Program) -> None:
         one.capture(GraphKey(program, size))
     for forward in rounds:
         for one, other in ((second, graphs), (graphs, second)):
-            with other.harness.abandoned("while the program was replayed in another open of the geometry"):
-                one.replay_holds(program, one.load(forward, seed=3), "with the program captured in another open too")
+            with other.harness.poisoned("while the program was replayed in another open of the geometry"):
+                one.assert_replay(program, one.load(forward, seed=3), "with the program captured in another open too")
 
 
 def _twins() -> list[Case]:
-    """Pairs of geometries that differ in one field."""
+    """Return pairs of geometries that differ in one field."""
     base = behaviours()["all-modes"]
 
     def shaped(**change: object) -> Geometry:
@@ -108,18 +109,18 @@ def _twins() -> list[Case]:
     return [Case(name, (base, make()), SINCE) for name, make in others.items()]
 
 
-@behaviour(Given.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "flashinfer#1028", "vllm#48261"))
+@behaviour(Fixture.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "flashinfer#1028", "vllm#48261"))
 def of_geometries_that_differ_is_apart(one: Harness, other: Harness) -> None:
-    """Two geometries that differ in one field, by turns and at the same lengths: each is right, and nobody's else."""
+    """Two geometries that differ in one field are independent: each is right while the other's memory is poisoned."""
     for first, second in ((one, other), (other, one)):
         forwards = [*_same_lengths(first.geometry), *_at_the_wall(first.geometry)]
-        with second.abandoned("while another geometry's forwards ran"):
-            _all_hold(first, forwards, "the output beside a geometry that differs in one field")
+        with second.poisoned("while another geometry's forwards ran"):
+            _assert_all(first, forwards, "the output next to a geometry that differs in one field")
 
 
-@behaviour(Given.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
+@behaviour(Fixture.PAIR, cases=_twins, since=SINCE, bugs=("flashinfer#4014", "vllm#48261", "sglang#27664"))
 def of_two_plans_is_apart(one: Harness, other: Harness) -> None:
-    """Two backends are planned, one after the other, before either of them runs, as a target and its draft are."""
+    """Two backends give right outputs when both are planned before either runs, as a target and its draft model are."""
     pairs = list(zip(_same_lengths(one.geometry), _same_lengths(other.geometry)[::-1], strict=False))
     for number, forwards in enumerate(pairs):
         runs = []
@@ -131,9 +132,9 @@ def of_two_plans_is_apart(one: Harness, other: Harness) -> None:
         for harness, placed, batch, expected in runs[:: 1 if number % 2 else -1]:
             harness.backend.write_metadata(batch)
             harness.layer(placed, batch)
-            harness.step_holds(placed, batch, expected, "the output, after another backend's plan")
+            harness.assert_step(placed, batch, expected, "the output, after another backend's plan")
 
 
-def _all_hold(harness: Harness, forwards: list[ForwardCase], what: str) -> None:
+def _assert_all(harness: Harness, forwards: list[ForwardCase], what: str) -> None:
     for number, forward in enumerate(map(harness.place, forwards)):
-        harness.forward_holds(forward, harness.load(forward, seed=number), what)
+        harness.assert_forward(forward, harness.load(forward, seed=number), what)

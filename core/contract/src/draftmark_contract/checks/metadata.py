@@ -1,4 +1,4 @@
-"""Metadata, decoded from the declared layout, against brute force from the token history."""
+"""Checks of metadata: buffers are decoded by the declared layout and compared with the token history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry, Mode
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import forward_cases, programs, representative_forwards
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import all_shapes, wide
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 HIGH_SLOT = 2**31
-"""Slots from here on do not fit int32."""
+"""Slots from this number on do not fit int32."""
 
 
 def _forwards() -> list[Case]:
@@ -41,7 +41,7 @@ def _crowd(geometry: Geometry) -> list[ForwardCase]:
 
 def _long(geometry: Geometry) -> list[ForwardCase]:
     size = geometry.attention.page_size
-    lens = (69_999, 4_097 // size * size + size - 1, 33_333 // size * size - 1)  # two at the end of a page
+    lens = (69_999, 4_097 // size * size + size - 1, 33_333 // size * size - 1)  # two end next to a page boundary
     return [
         *(uniform(f"long-{mode.value}", geometry, mode, lens, 4, step=step) for mode, step in programs(geometry)),
         ragged("long-extend", geometry, (69_990, 2_049), (9, 3), padded=1),
@@ -59,29 +59,29 @@ def _high() -> list[Case]:
 
 
 @behaviour(
-    Given.METADATA,
+    Fixture.METADATA,
     cases=_forwards,
     bugs=("sglang#27545", "sglang#26628", "sglang#38187", "sglang#15469", "vllm#19321"),
 )
 def decodes_to_the_token_history(harness: Harness, forward: ForwardCase) -> None:
-    """The backend's buffers name exactly the KV slots that each row sees and writes."""
+    """The backend's buffers name exactly the KV slots that each row attends to and writes."""
     _decodes(harness, forward)
 
 
-@behaviour(Given.METADATA, cases=_wide, bugs=("vllm#47671", "sglang#27840"))
+@behaviour(Fixture.METADATA, cases=_wide, bugs=("vllm#47671", "sglang#27840"))
 def survives_large_counts(harness: Harness, forward: ForwardCase) -> None:
-    """Hundreds of requests and rows, thousands of pages, lengths past 16 bits and past what half floats count."""
+    """Metadata is right for hundreds of requests and rows, thousands of pages, and lengths of more than 16 bits."""
     _decodes(harness, forward)
 
 
-@behaviour(Given.METADATA, cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
+@behaviour(Fixture.METADATA, cases=_high, bugs=("vllm#47671", "flashinfer#3136"))
 def survives_high_page_ids(harness: Harness, forward: ForwardCase) -> None:
-    """Page ids whose slots pass 2**31 reach the metadata unharmed. No such pool is allocated."""
+    """Metadata is right for page ids with slots of `2**31` and more. The suite allocates no pool of that size."""
     _decodes(harness, forward)
 
 
 def _decodes(harness: Harness, forward: ForwardCase) -> None:
     batch = harness.set(forward)
     harness.prepare(batch)
-    harness.metadata_holds(forward, batch)
-    harness.guards_hold(forward)
+    harness.assert_metadata(forward, batch)
+    harness.assert_guards(forward)

@@ -1,4 +1,4 @@
-"""Outputs against float64, over dtypes, head shapes, head sizes, windows and soft caps."""
+"""Checks of outputs against float64, over dtypes, head shapes, head sizes, windows and soft caps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import DRAFT_MODES, Geometry, Mode
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.contents import Contents
 from ..cases.forward_sets import extends, programs
 from ..cases.forwards import ForwardCase, ragged, uniform
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 HIGH_OFFSET = 2**31
-"""Flat element offsets from here on do not fit int32."""
+"""Flat element offsets from this number on do not fit int32."""
 
 
 def _cases() -> list[Case]:
@@ -37,15 +37,18 @@ def _cases() -> list[Case]:
     return found
 
 
-@behaviour(Given.FORWARD, cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
+@behaviour(Fixture.FORWARD, cases=_cases, bugs=("vllm#43961", "ROCm/ATOM#1591", "sglang#32062"))
 def match_float64(harness: Harness, forward: ForwardCase) -> None:
-    """Every live row is within rounding of float64, with NaN in all unused KV; padded rows are finite."""
+    """Every live output row matches float64 within rounding, and padded rows are finite.
+
+    All unused KV contains NaN.
+    """
     for contents in (Contents.FLAT, Contents.SPREAD):
-        harness.forward_holds(forward, harness.load(forward, contents=contents))
+        harness.assert_forward(forward, harness.load(forward, contents=contents))
 
 
 def _odd() -> list[Case]:
-    """One forward of each kind on every geometry that a backend may refuse: what it does not refuse, it computes."""
+    """Return one forward of each mode for every geometry that a backend may refuse."""
     found = []
     for case in (*odd_geometries(), *odd_trees()):
         geometry: Geometry = case.value
@@ -66,11 +69,14 @@ def _odd() -> list[Case]:
     return found
 
 
-@behaviour(Given.FORWARDS, cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
+@behaviour(Fixture.FORWARDS, cases=_odd, bugs=("sglang#15664", "sglang#32062", "TRT-LLM#13081"))
 def serve_what_is_not_refused(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Every head count, head size, dtype, page size, window and draft shape that is accepted gives right rows."""
+    """The backend gives right outputs for every geometry that supports() accepts.
+
+    The cases vary head counts, head sizes, dtypes, page sizes, windows and draft shapes.
+    """
     for forward in forwards:
-        harness.forward_holds(forward, harness.load(forward))
+        harness.assert_forward(forward, harness.load(forward))
 
 
 def _logits() -> list[Case]:
@@ -79,11 +85,14 @@ def _logits() -> list[Case]:
     ]
 
 
-@behaviour(Given.FORWARD, cases=_logits, since=(1, 3), bugs=("vllm#56579", "flashinfer#4267", "flashinfer#4401"))
+@behaviour(Fixture.FORWARD, cases=_logits, since=(1, 3), bugs=("vllm#56579", "flashinfer#4267", "flashinfer#4401"))
 def survive_any_logits(harness: Harness, forward: ForwardCase) -> None:
-    """Logits of a few, of hundreds and of 1e5, of both signs, near-constant and one-hot, in every mode."""
-    for contents in (Contents.SPREAD, Contents.LARGE, Contents.NEEDLES, Contents.LEVELS):
-        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+    """Outputs are right for logits of a few, of hundreds and of 1e5, of both signs, in every mode.
+
+    Some rows have nearly constant logits, and some have almost all weight on one key.
+    """
+    for one in (Contents.SPREAD, Contents.LARGE, Contents.NEEDLES, Contents.LEVELS):
+        harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")
 
 
 def _scaled() -> list[Case]:
@@ -95,20 +104,20 @@ def _scaled() -> list[Case]:
     ]
 
 
-@behaviour(Given.FORWARDS, cases=_scaled, since=(1, 3))
+@behaviour(Fixture.FORWARDS, cases=_scaled, since=(1, 3))
 def each_scale_counts_alone(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Of k_scale and v_scale either may be None, which is 1, and the other one still counts; or both are."""
+    """k_scale and v_scale are independent: either or both may be None, which means a scale of 1."""
     whole = harness.tensors.cache
     for forward in forwards:
         for k_scale, v_scale in ((whole.k_scale, None), (None, whole.v_scale), (None, None)):
             harness.tensors.cache = replace(whole, k_scale=k_scale, v_scale=v_scale)
             there = [name for name, one in (("k_scale", k_scale), ("v_scale", v_scale)) if one is not None]
-            what = f"with {there[0] + ' alone' if there else 'no scale'} the output"
-            harness.forward_holds(forward, harness.load(forward, contents=Contents.SPREAD), what)
+            what = f"with {'only ' + there[0] if there else 'no scale'} the output"
+            harness.assert_forward(forward, harness.load(forward, contents=Contents.SPREAD), what)
 
 
 def _high() -> list[Case]:
-    """Pages whose first element lies past 2**31 elements of the pool; 4.3 GB a tensor, most of it never touched."""
+    """Return forwards on pages more than 2**31 elements into the pool: 4.3 GB a tensor, mostly never touched."""
     found = []
     for shape in (one for one in numerics() if one.name in ("bf16-gqa4-128", "bf16-gqa4-128-page128")):
         a = shape.geometry.attention
@@ -127,8 +136,8 @@ def _high() -> list[Case]:
     return found
 
 
-@behaviour(Given.FAR, cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
+@behaviour(Fixture.LARGE_POOL, cases=_high, bugs=("vllm#47671", "flashinfer#3136", "vllm#50427"))
 def reach_past_int32(harness: Harness, forward: ForwardCase) -> None:
-    """Rows are stored and read where the cache's flat element offset no longer fits 32 bits."""
+    """Rows are stored and read where the flat element offset in the cache does not fit 32 bits."""
     harness.run(forward, harness.load(forward))
-    harness.sparse_holds(forward)
+    harness.assert_sparse_pool(forward)

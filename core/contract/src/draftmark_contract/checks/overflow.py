@@ -1,4 +1,4 @@
-"""Every value that an index buffer must hold fits its dtype, at geometries whose slots and sums pass 2**31."""
+"""Checks that index buffers can hold their values, at geometries with slots and sums above 2**31."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def values_fit(subject: BackendUnderTest, geometry: Geometry) -> None:
                     batch=f"{batch}; geometry {brief(geometry)}",
                     got=f"{spec.dtype}, at most {LARGEST.get(spec.dtype, 'no integer')}",
                     expected=f"values up to {value}",
-                    formula="dtype is part of the formula: draftmark_contract.checks.overflow",
+                    formula="the dtype of the buffer, and draftmark_contract.checks.overflow.largest_value",
                     bug="vllm#47671",
                     remedy="declare int64, or refuse the geometry in supports() with this bound",
                 )
 
 
 def largest_slot(geometry: Geometry) -> int:
-    """The highest KV slot of the smallest pool that serves a full batch: one null page, then each request's pages."""
+    """Return the highest KV slot of the smallest pool for a full batch: a null page, then the pages of each request."""
     batches = (batch for batch in limit_batches(geometry) if batch.mode is not Mode.EXTEND)
     page = geometry.attention.page_size
     pages = max((g.count * -(-(g.prefix + g.tail) // page) for b in batches for g in b.groups), default=0)
@@ -58,7 +58,7 @@ def largest_slot(geometry: Geometry) -> int:
 def largest_value(
     spec: BufferSpec, specs: list[BufferSpec], batch: BatchShape, geometry: Geometry, metadata: dict[Mode, MetadataSpec]
 ) -> int | None:
-    """The largest number that `batch` puts into `spec`; None where the content is no number."""
+    """Return the largest number that `batch` puts into `spec`, or None for a buffer that contains no numbers."""
     page = geometry.attention.page_size
     meta = metadata[batch.mode]
     if not meta.levels and spec.role in BY_LAYOUT:

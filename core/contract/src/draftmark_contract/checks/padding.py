@@ -1,10 +1,10 @@
-"""Padded requests: they name null pages, write finite rows, and change no live byte."""
+"""Checks of padded requests: they name null pages, write finite rows, and change no live byte."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import programs
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.geometries import shapes
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 ALSO = ("target-window", "draft-window", "draft-page1-words2", "all-no-graphs")
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 
 
 def _cases() -> list[Case]:
@@ -37,18 +37,21 @@ def _cases() -> list[Case]:
 
 
 @behaviour(
-    Given.FORWARD,
+    Fixture.FORWARD,
     cases=_cases,
     bugs=("sglang#24743", "vllm#57094", "lmdeploy#4569", "vllm#19321", "sglang#1779"),
 )
 def changes_no_live_byte(harness: Harness, forward: ForwardCase) -> None:
-    """With few live of many: padded rows touch null pages only, are finite, and live rows are right."""
-    harness.forward_holds(forward, harness.load(forward))
+    """In a batch with few live requests, padded rows touch only null pages and are finite, and live rows are right."""
+    harness.assert_forward(forward, harness.load(forward))
 
 
-@behaviour(Given.METADATA, cases=_cases, bugs=("vllm#38436", "sglang#25529"))
+@behaviour(Fixture.METADATA, cases=_cases, bugs=("vllm#38436", "sglang#25529"))
 def is_declared(harness: Harness, forward: ForwardCase) -> None:
-    """pad_fill is 0 or 1, live_extent is one of its two words, and unique slots are unique."""
+    """pad_fill and live_extent have allowed values, and a backend that declares unique_slots writes no slot twice.
+
+    pad_fill is 0 or 1. live_extent is "live" or "padded".
+    """
     spec = harness.spec(forward)
     declared = {"pad_fill": (spec.pad_fill, (0, 1)), "live_extent": (spec.live_extent, ("live", "padded"))}
     for field, (got, allowed) in declared.items():

@@ -1,4 +1,4 @@
-"""Sizes of production: what a kernel does at the third request of four says little of the thirtieth."""
+"""Checks at production sizes: many requests, long contexts and wide trees, which show faults that small cases miss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import Given, behaviour, on_device_only
+from ..behaviour import Fixture, behaviour, on_device_only
 from ..cases.contents import Contents
 from ..cases.forward_sets import last_steps
 from ..cases.forwards import ForwardCase, uniform
@@ -49,11 +49,14 @@ def _heads() -> list[Case]:
     return [shape.case(few_requests(shape.geometry)) for shape in heads()]
 
 
-@behaviour(Given.FORWARDS, cases=_heads, since=SINCE, bugs=("flashinfer#4316", "flashinfer#3563", "vllm#40792"))
+@behaviour(Fixture.FORWARDS, cases=_heads, since=SINCE, bugs=("flashinfer#4316", "flashinfer#3563", "vllm#40792"))
 def every_head_shape_is_right(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Head shapes of models and every group from 1 to 16, in every mode, at usual logits and at keys one by one."""
+    """Outputs are right for the head shapes of models and for every group from 1 to 16, in every mode.
+
+    A group is the number of query heads per KV head.
+    """
     for forward in forwards:
-        _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+        _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 def _each_mode(make: Callable[[Geometry, Mode, int], ForwardCase]) -> Callable[[], list[Case]]:
@@ -65,25 +68,25 @@ def _each_mode(make: Callable[[Geometry, Mode, int], ForwardCase]) -> Callable[[
 
 
 @behaviour(
-    Given.FORWARD, cases=_each_mode(crowd), since=SINCE, bugs=("llm-scaler#368", "sglang#28569", "TRT-LLM#16319")
+    Fixture.FORWARD, cases=_each_mode(crowd), since=SINCE, bugs=("llm-scaler#368", "sglang#28569", "TRT-LLM#16319")
 )
 def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
-    """24 requests, more than any graph holds, and 2600 keys: all the same weight, usual ones, and keys one by one."""
-    for contents in (Contents.FLAT, Contents.USUAL, Contents.NEEDLES):
+    """A batch of 24 requests with up to 2,600 keys each is right. It is larger than any captured graph."""
+    for one in (Contents.FLAT, Contents.USUAL, Contents.NEEDLES):
         harness.arena.poison()
-        harness.forward_holds(forward, harness.load(forward, contents=contents), f"with {contents} contents the output")
+        harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")
 
 
-@behaviour(Given.FORWARD, cases=_each_mode(common_prefix), since=SINCE)
+@behaviour(Fixture.FORWARD, cases=_each_mode(common_prefix), since=SINCE)
 def a_common_prefix_is_right(harness: Harness, forward: ForwardCase) -> None:
-    """Ten requests begin with the same pages: usual weights, and keys one by one."""
-    _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+    """Ten requests that share the pages of a common prefix give right outputs."""
+    _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
-@behaviour(Given.FORWARD, cases=_each_mode(mostly_padding), since=SINCE, bugs=("sglang#24743", "vllm#57094"))
+@behaviour(Fixture.FORWARD, cases=_each_mode(mostly_padding), since=SINCE, bugs=("sglang#24743", "vllm#57094"))
 def padding_may_be_most(harness: Harness, forward: ForwardCase) -> None:
-    """Two live requests of 24, one of them long."""
-    harness.forward_holds(forward, harness.load(forward, contents=Contents.NEEDLES))
+    """A batch of 24 requests is right when only two of them are live and one of the two is long."""
+    harness.assert_forward(forward, harness.load(forward, contents=Contents.NEEDLES))
 
 
 def _wide() -> list[Case]:
@@ -92,20 +95,23 @@ def _wide() -> list[Case]:
     return [*few, *many]
 
 
-@behaviour(Given.FORWARD, cases=_wide, since=SINCE, bugs=("TRT-LLM#13006", "TRT-LLM#13081", "sglang#29450"))
+@behaviour(Fixture.FORWARD, cases=_wide, since=SINCE, bugs=("TRT-LLM#13006", "TRT-LLM#13081", "sglang#29450"))
 def wide_tails_are_right(harness: Harness, forward: ForwardCase) -> None:
-    """Tails of up to 130 slots, whose masks take five words a row; and a dozen requests with masks of two words."""
-    _holds_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
+    """Outputs are right for tails of up to 130 slots, with masks of five words a row.
+
+    A batch of a dozen requests with masks of two words a row is right too.
+    """
+    _assert_with(harness, forward, Contents.USUAL, Contents.NEEDLES)
 
 
 def _columns() -> list[Case]:
     return [shape.case(forward, forward.name) for shape in many_columns() for forward in columns(shape.geometry)]
 
 
-@behaviour(Given.FORWARD, cases=_columns, since=SINCE)
+@behaviour(Fixture.FORWARD, cases=_columns, since=SINCE)
 def every_page_column_is_read(harness: Harness, forward: ForwardCase) -> None:
-    """A request of thousands of pages of one token, or of hundreds of 16: all the same weight, and keys one by one."""
-    _holds_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+    """A request attends to every column of its page table: thousands of one-token pages, or hundreds of pages of 16."""
+    _assert_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
 
 
 def _rows() -> list[Case]:
@@ -116,10 +122,13 @@ def _rows() -> list[Case]:
     return [*wide_ones, *long_ones]
 
 
-@behaviour(Given.FORWARD, cases=_rows, since=SINCE)
+@behaviour(Fixture.FORWARD, cases=_rows, since=SINCE)
 def many_rows_are_right(harness: Harness, forward: ForwardCase) -> None:
-    """More (row, head) pairs than a side of a launch grid may have, and more rows than half floats count."""
-    harness.forward_holds(forward, harness.load(forward))
+    """Outputs are right with more (row, head) pairs than one dimension of a launch grid allows.
+
+    Another case has more rows than a half-precision float can count.
+    """
+    harness.assert_forward(forward, harness.load(forward))
 
 
 def _programs() -> list[Case]:
@@ -127,19 +136,22 @@ def _programs() -> list[Case]:
 
 
 @behaviour(
-    Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#28569", "sglang#28767", "vllm#54418", "vllm#51119")
+    Fixture.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#28569", "sglang#28767", "vllm#54418", "vllm#51119")
 )
 def large_graphs_and_larger_batches(graphs: GraphHarness, program: Program) -> None:
-    """A graph of ten requests captured on a short one; replays with thousands of keys, an eager batch of 24 between."""
+    """A graph of ten requests that was captured on a short request is right for thousands of keys.
+
+    Between the replays an eager batch of 24 requests runs, which is larger than the graph.
+    """
     harness, size = graphs.harness, CROWD.capture_batch_sizes[-1]
     geometry, mode = harness.geometry, MODES[program]
     step = draft_steps(geometry) - 1 if mode is Mode.DRAFT else 0
     graphs.capture(GraphKey(program, size), short=True)
     for number, lens in enumerate((PREFIXES[8:11], PREFIXES[:size], PREFIXES[8:11])):
         replayed = uniform(f"replay-{number}", geometry, mode, lens, size, step=step, tree="random", seed=number)
-        graphs.replay_holds(program, graphs.load_replay(replayed, number, poison=True))
+        graphs.assert_replay(program, graphs.load_replay(replayed, number, poison=True))
         eager = harness.place(crowd(geometry, mode, step))
-        harness.forward_holds(eager, harness.load(eager, seed=number), "an eager forward above the largest graph")
+        harness.assert_forward(eager, harness.load(eager, seed=number), "an eager forward above the largest graph")
 
 
 def _full() -> list[Case]:
@@ -150,13 +162,13 @@ def _full() -> list[Case]:
     ]
 
 
-@on_device_only(Given.FORWARD, cases=_full, since=SINCE, bugs=("vllm#50065", "sglang#14173", "vllm#40383"))
+@on_device_only(Fixture.FORWARD, cases=_full, since=SINCE, bugs=("vllm#50065", "sglang#14173", "vllm#40383"))
 def full_size_is_right_on_device(harness: Harness, forward: ForwardCase) -> None:
-    """All at once: 33 requests of up to 8192 tokens, with the heads of models, in bfloat16."""
-    _holds_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
+    """Outputs are right on the device for 33 requests of up to 8,192 tokens, with model head shapes in bfloat16."""
+    _assert_with(harness, forward, Contents.FLAT, Contents.NEEDLES)
 
 
-def _holds_with(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
-    """The forward is right with each of these contents."""
+def _assert_with(harness: Harness, forward: ForwardCase, *contents: Contents) -> None:
+    """Check the forward with each of these contents."""
     for one in contents:
-        harness.forward_holds(forward, harness.load(forward, contents=one), f"with {one} contents the output")
+        harness.assert_forward(forward, harness.load(forward, contents=one), f"with {one} contents the output")

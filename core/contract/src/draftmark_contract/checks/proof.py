@@ -1,4 +1,4 @@
-"""Sizing proved: needed <= declared for every batch and every geometry, not only for those that a sweep visits."""
+"""Checks by proof that buffers cover every batch of every geometry, not only the cases that other checks run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def _cases() -> Sequence[Case]:
 
 @check(tier=Tier.SIZING, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))
 def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
-    """z3 proves, with the plugin's own buffers() on symbolic integers, that no batch needs more than is declared."""
+    """z3 proves that no batch of any geometry needs more of a buffer than buffers() declares.
+
+    The proof runs the plugin's own buffers() on symbolic integers.
+    """
     if importlib.util.find_spec("z3") is None:
         raise ContractViolation("proofs need z3", got="no module z3", remedy="pip install 'draftmark-contract[proof]'")
     from ..proof.prover import Status, prove_plan

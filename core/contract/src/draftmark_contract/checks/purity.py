@@ -1,4 +1,4 @@
-"""Inputs stay as they are: each call writes what it is for, and nothing is kept or moved."""
+"""Checks of side effects: each call writes only its own outputs, and the backend keeps and moves no memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.forward_sets import forward_cases, spanning_forwards
 from ..cases.forwards import ForwardCase
 from ..cases.geometries import shapes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..harness.harness import Harness
 
 ALSO = ("target-window", "draft-chain", "all-kv8", "all-fp32")
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 
 
 def _forwards() -> list[Case]:
@@ -30,9 +30,9 @@ def _geometries() -> list[Case]:
     return [shape.case(shape.geometry) for shape in shapes(*ALSO)]
 
 
-@behaviour(Given.FORWARD, cases=_forwards, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))
+@behaviour(Fixture.FORWARD, cases=_forwards, bugs=("vllm#53821", "ROCm/ATOM#2267", "sglang#24743"))
 def each_call_writes_its_own(harness: Harness, forward: ForwardCase) -> None:
-    """plan and write_metadata write the arena only, write_kv the cache, attend its rows of out."""
+    """`plan` and `write_metadata` write only the arena, `write_kv` only the cache, `attend` only its rows of out."""
     batch = harness.load(forward)
     q, k, v, out = harness.tensors.rows(forward)
     watch = harness.watch(forward, batch)
@@ -46,19 +46,19 @@ def each_call_writes_its_own(harness: Harness, forward: ForwardCase) -> None:
     allowed = {"write_kv": ("cache.k", "cache.v"), "attend": ("out",)}
     for name, call in calls.items():
         call()
-        watch.unchanged_but(allowed.get(name, ()), name)
+        watch.assert_unchanged_except(allowed.get(name, ()), name)
 
 
-@behaviour(Given.METADATA, cases=_forwards, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
+@behaviour(Fixture.METADATA, cases=_forwards, bugs=("sglang#29413", "sglang#3987", "vllm#55404"))
 def plan_reads_no_device_memory(harness: Harness, forward: ForwardCase) -> None:
-    """plan() takes numbers from the host's view of the batch, never from its tensors."""
+    """plan() uses the host's numbers of the batch and reads no tensor of the batch on the host."""
     batch = harness.set(forward)
-    _no_host_reads(harness, forward, batch, "plan()", lambda: harness.backend.plan(batch))
+    _assert_no_host_reads(harness, forward, batch, "plan()", lambda: harness.backend.plan(batch))
 
 
-@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
+@behaviour(Fixture.FORWARD, cases=_forwards, bugs=("sglang#29413", "vllm#51171", "vllm#55404"))
 def steps_read_no_device_memory(harness: Harness, forward: ForwardCase) -> None:
-    """write_metadata, write_kv and attend never wait for the device, in the modes that are not captured too."""
+    """write_metadata, write_kv and attend never wait for the device, also in modes that are not captured."""
     batch = harness.load(forward)
     harness.backend.plan(batch)
 
@@ -67,12 +67,15 @@ def steps_read_no_device_memory(harness: Harness, forward: ForwardCase) -> None:
         if harness.kernels:
             harness.layer(forward, batch)
 
-    _no_host_reads(harness, forward, batch, "a step", step)
+    _assert_no_host_reads(harness, forward, batch, "a step", step)
 
 
-@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
+@behaviour(Fixture.FORWARD, cases=_forwards, bugs=("sglang#27193", "sglang#21987", "sglang#34286"))
 def plan_does_not_depend_on_device_memory(harness: Harness, forward: ForwardCase) -> None:
-    """The device may still be busy with the round before: what plan() would find in the batch's tensors is stale."""
+    """Outputs are right when the batch's tensors still contain stale data during plan().
+
+    The device may still run the previous round at that time.
+    """
     batch = harness.load(forward)
     harness.tensors.empty()
     harness.backend.plan(batch)
@@ -80,12 +83,12 @@ def plan_does_not_depend_on_device_memory(harness: Harness, forward: ForwardCase
     expected = harness.expected(forward)
     harness.backend.write_metadata(batch)
     harness.layer(forward, batch)
-    harness.step_holds(forward, batch, expected, "the output of a batch that reached the device after plan()")
+    harness.assert_step(forward, batch, expected, "the output of a batch that reached the device after plan()")
 
 
-@behaviour(Given.GEOMETRY, cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
+@behaviour(Fixture.GEOMETRY, cases=_geometries, bugs=("sglang#27664", "rtp-llm#1259", "TRT-LLM#16290"))
 def nothing_is_kept_or_moved(harness: Harness, geometry: Geometry) -> None:
-    """The backend holds what open_backend gave it, and no more after forwards of every kind; no buffer moves."""
+    """Forwards of every kind leave the backend with the memory that it had after open_backend, and move no buffer."""
     forwards = [harness.place(forward) for forward in spanning_forwards(geometry)]
     before, addresses = harness.held(), harness.arena.addresses()
     for forward in (*forwards, *forwards[::-1]):
@@ -103,9 +106,9 @@ def nothing_is_kept_or_moved(harness: Harness, geometry: Geometry) -> None:
             )
 
 
-@behaviour(Given.FORWARD, cases=_forwards, bugs=("sglang#32062", "flashinfer#3582"))
+@behaviour(Fixture.FORWARD, cases=_forwards, bugs=("sglang#32062", "flashinfer#3582"))
 def metadata_serves_every_layer(harness: Harness, forward: ForwardCase) -> None:
-    """One write_metadata serves several layers, each with its own cache and rows."""
+    """One call of write_metadata serves several layers, each with its own cache and rows."""
     batch = harness.load(forward)
     harness.prepare(batch)
     for layer in range(2):
@@ -113,22 +116,22 @@ def metadata_serves_every_layer(harness: Harness, forward: ForwardCase) -> None:
         harness.tensors.fill_cache(forward, seed=7 + layer)
         expected = harness.expected(forward)
         harness.layer(forward, batch)
-        harness.stored_holds(forward, expected)
-        harness.output_holds(forward, expected, f"layer {layer}'s output")
-        harness.guards_hold(forward)
+        harness.assert_cache(forward, expected)
+        harness.assert_output(forward, expected, f"layer {layer}'s output")
+        harness.assert_guards(forward)
 
 
-def _no_host_reads(
+def _assert_no_host_reads(
     harness: Harness, forward: ForwardCase, batch: ForwardBatch, what: str, call: Callable[[], None]
 ) -> None:
-    """Run `call`; it may read no tensor of the batch, the rows or the arena on the host."""
+    """Run `call`, and check that it reads no tensor of the batch, the rows or the arena on the host."""
     reads = harness.host_reads(forward, batch, call)
     if reads:
         raise ContractViolation(
             f"{what} reads device memory on the host",
             batch=forward,
             got=", ".join(reads),
-            expected="device work alone; numbers come from batch.host, q_lens and tail_lens",
+            expected="device work only; numbers come from batch.host, q_lens and tail_lens",
             formula="draftmark.backend.AttentionBackend",
             bug="sglang#29413, vllm#51171",
         )

@@ -1,7 +1,7 @@
-"""Histories that nobody listed: drawn, run against the oracle, and shrunk to the shortest that fails.
+"""Random sequences of forwards, compared with the oracle. A failing sequence is shrunk to the shortest that fails.
 
-The items are always the same: so many histories a profile. What they draw follows from a seed, 0 unless the environment
-says otherwise (`SEED`; `draftmark contract --seed` sets it): a nightly run changes it, a failure prints it.
+Every run has the same items: a fixed number per profile. A seed determines the sequences. It is 0 unless the
+environment variable `SEED` sets another one, as `draftmark contract --seed` does. A failure prints its seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.geometry import Geometry
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.histories import SEED, Draw, Engine, Step, profiles
 from ..check import Case, ContractViolation, Refused
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ..harness.graph_harness import GraphHarness
 
 SLOTS = 3
-"""Items of each profile."""
+"""Number of items per profile."""
 EXAMPLES = 4
-"""Histories of an item."""
+"""Number of sequences that one item runs."""
 LONGEST = 12
-"""Draws of a history."""
+"""Maximum number of draws in one sequence."""
 SHRINKS = 100
-"""Runs that an item may spend on making its failure short."""
+"""Number of runs that one item may use to shrink its failure."""
 Value = tuple[Geometry, int]
 
 
@@ -40,13 +40,16 @@ def _cases() -> list[Case]:
 
 
 @behaviour(
-    Given.SUBJECT,
+    Fixture.SUBJECT,
     cases=_cases,
     since=(1, 3),
     bugs=("sglang#10892", "sglang#31198", "vllm-ascend#5711", "vllm#26499", "sglang#28569"),
 )
 def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
-    """Forwards of all modes and sizes, captures and replays, while requests join, grow, wait, move and leave."""
+    """Random sequences of forwards, captures and replays match the oracle, in every mode and size.
+
+    Between the forwards, requests join, grow, wait, move to other pages and leave.
+    """
     from hypothesis import HealthCheck, given, seed, settings
     from hypothesis import strategies as st
 
@@ -67,11 +70,11 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(draws)
-    def holds(history: list[Draw]) -> None:
+    def run_history(history: list[Draw]) -> None:
         runs.run(history)
 
     try:
-        holds()
+        run_history()
     except Refused:
         raise
     except Exception as error:
@@ -79,7 +82,7 @@ def equals_the_oracle(subject: BackendUnderTest, value: Value) -> None:
 
 
 class _Runs:
-    """Runs histories, and remembers how the ones that failed did."""
+    """Runs sequences, and records how each failed sequence failed."""
 
     def __init__(self, subject: BackendUnderTest, geometry: Geometry) -> None:
         self.subject, self.geometry = subject, geometry
@@ -88,7 +91,7 @@ class _Runs:
         self._left = SHRINKS
 
     def run(self, history: Sequence[Draw]) -> None:
-        """One history from a fresh start. When nothing is left for shrinking, only known failures still fail."""
+        """Run one sequence on a fresh backend. When no shrink runs are left, only known failures are raised again."""
         engine = Engine(self.geometry)
         steps = engine.steps(history)
         key = "\n".join(map(str, steps))
@@ -106,7 +109,7 @@ class _Runs:
             raise
 
     def violation(self, error: Exception, seed: str) -> ContractViolation:
-        """The failure, with the history that leads to it."""
+        """Return the failure as a violation that lists the sequence of steps."""
         known = error.details if isinstance(error, ContractViolation) else {}
         lines = [f"{number}. {step}" for number, step in enumerate(self._last, 1)]
         return ContractViolation(
@@ -132,7 +135,7 @@ def _run(subject: BackendUnderTest, geometry: Geometry, num_pages: int, steps: l
 
 
 def _step(graphs: GraphHarness, step: Step, number: int) -> None:
-    """One forward, eagerly or by a graph that is captured when it is first needed."""
+    """Run one forward, eagerly or by a graph, which is captured at its first use."""
     from draftmark.graphs import GraphKey
 
     harness, what = graphs.harness, f"the output of step {number + 1}"
@@ -142,11 +145,11 @@ def _step(graphs: GraphHarness, step: Step, number: int) -> None:
         batch = harness.load(forward, host, seed=number)
         if step.poison:
             harness.arena.poison()
-        harness.forward_holds(forward, batch, what)
+        harness.assert_forward(forward, batch, what)
         return
     key = GraphKey(step.program, len(step.forward.requests))
     if key not in graphs.copies:
         graphs.capture(key, short=number % 2 == 1)
     if step.poison:
         harness.arena.poison()
-    graphs.replay_holds(step.program, graphs.load(step.forward, seed=number, host=host), f"in step {number + 1}")
+    graphs.assert_replay(step.program, graphs.load(step.forward, seed=number, host=host), f"in step {number + 1}")

@@ -1,4 +1,4 @@
-"""The same forward gives the same bits, whatever ran between and wherever its memory lies (docs/contract.md)."""
+"""Checks that a forward always gives the same bits, whatever ran before and wherever its memory lies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.contents import Contents
 from ..cases.forward_sets import programs, representative_forwards
 from ..cases.forwards import ForwardCase
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SINCE = (1, 3)
 ALSO = ("all-modes", "all-few-graphs", "all-kv8")
-"""Shapes beside those that every check takes."""
+"""Shapes that these checks run in addition to the shapes that every check runs."""
 
 
 def _forwards() -> list[Case]:
@@ -34,9 +34,9 @@ def _forwards() -> list[Case]:
     return found
 
 
-@behaviour(Given.FORWARDS, cases=_forwards, since=SINCE, bugs=("sglang#10278",))
+@behaviour(Fixture.FORWARDS, cases=_forwards, since=SINCE, bugs=("sglang#10278",))
 def give_the_same_bits(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Twice on one arena, in another order the second time, and once on an arena of its own."""
+    """A forward gives the same bits again after other forwards, and on another arena."""
     first = {forward.name: _bits(harness, forward) for forward in forwards}
     fresh = harness.fresh()
     for forward in reversed(forwards):
@@ -45,7 +45,7 @@ def give_the_same_bits(harness: Harness, forwards: list[ForwardCase]) -> None:
 
 
 def _bits(harness: Harness, forward: ForwardCase) -> torch.Tensor:
-    """The output's live rows, as integers."""
+    """Return the live rows of the output as integers."""
     batch = harness.load(forward, contents=Contents.SPREAD)
     harness.arena.poison()
     return harness.bits(harness.run(forward, batch)[: forward.live_rows])
@@ -55,9 +55,9 @@ def _programs() -> list[Case]:
     return program_cases(shapes(*ALSO), SINCE)
 
 
-@behaviour(Given.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
+@behaviour(Fixture.PROGRAM, cases=_programs, since=SINCE, bugs=("sglang#10278",))
 def replays_give_the_same_bits(graphs: GraphHarness, program: Program) -> None:
-    """A round replayed, another round, and the first one once more."""
+    """A replay gives the same bits again after replays of other batches."""
     geometry = graphs.harness.geometry
     key = GraphKey(program, geometry.limits.capture_batch_sizes[-1])
     graphs.capture(key)
@@ -73,7 +73,7 @@ def _replayed(graphs: GraphHarness, key: GraphKey, forward: ForwardCase) -> torc
     graphs.replay(key, loaded)
     graphs.interpret(loaded, graphs.copies[key])
     last = loaded.forwards[-1]
-    return graphs.harness.bits(graphs.stages[last.step].rows(last)[3][: last.live_rows])
+    return graphs.harness.bits(graphs.step_tensors[last.step].rows(last)[3][: last.live_rows])
 
 
 def _same(forward: ForwardCase, one: torch.Tensor, other: torch.Tensor, where: str) -> None:
@@ -83,8 +83,8 @@ def _same(forward: ForwardCase, one: torch.Tensor, other: torch.Tensor, where: s
             f"a forward gives other bits when it runs {where}",
             batch=forward,
             got=f"other outputs in (request, row) {[forward.rows[n] for n in differ[:8]]}",
-            expected="the same bits: one device, the same batch, the same host lengths",
+            expected="the same bits for one device, one batch and equal host lengths",
             formula="docs/contract.md, what may differ",
             bug="sglang#10278",
-            remedy="sum in a fixed order: no atomics in floating point, and no choice by load or by address",
+            remedy="sum in a fixed order: use no floating-point atomics, and choose nothing by load or by address",
         )

@@ -1,4 +1,4 @@
-"""Attention sinks: one logit of each query head that has no value, counted once by every row."""
+"""Checks of attention sinks: one logit per query head without a value, which every row counts once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftmark.errors import BatchError
 from draftmark.geometry import Geometry, Mode
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.contents import FAR_SINKS, NEEDLE, Contents
 from ..cases.forwards import ForwardCase, ragged, uniform
 from ..cases.graph_rounds import LARGE, MODES, captured, programs_of, replays
@@ -29,26 +29,29 @@ def _shapes() -> list[Case]:
     return [shape.case(requests(shape)) for shape in shapes()]
 
 
-@behaviour(Given.FORWARDS, cases=_shapes, since=SINCE)
+@behaviour(Fixture.FORWARDS, cases=_shapes, since=SINCE)
 def take_their_share(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Each query head's sink joins the denominator of its rows, as it is and once, and has no value; in every mode."""
+    """In every mode each query head's sink adds once, unscaled, to the softmax denominator of its rows.
+
+    A sink has no value vector.
+    """
     import torch
 
     for forward in forwards:
-        harness.forward_holds(forward, harness.load(forward, contents=Contents.USUAL))
+        harness.assert_forward(forward, harness.load(forward, contents=Contents.USUAL))
         batch = harness.load(forward, contents=Contents.NEEDLES, seed=1)
         heads = torch.arange(forward.geometry.attention.num_qo_heads)
         harness.tensors.set_sinks(NEEDLE - 2.0 + heads % 5)
-        harness.forward_holds(forward, batch, "with a key and a sink of one size the output")
+        harness.assert_forward(forward, batch, "with a key and a sink of one size the output")
 
 
 def _far() -> list[Case]:
     return [shape.case(requests(shape)) for shape in far()]
 
 
-@behaviour(Given.FORWARDS, cases=_far, since=SINCE)
+@behaviour(Fixture.FORWARDS, cases=_far, since=SINCE)
 def may_lie_far_from_all_logits(harness: Harness, forwards: list[ForwardCase]) -> None:
-    """Sinks of -inf, -1e4, -30, 30 and 1e4, beside usual logits, logits of hundreds and of 1e5, give right rows."""
+    """Outputs are right for sinks of -inf, -1e4, -30, 30 and 1e4 next to logits of a few, of hundreds and of 1e5."""
     import torch
 
     heads = range(harness.geometry.attention.num_qo_heads)
@@ -56,14 +59,17 @@ def may_lie_far_from_all_logits(harness: Harness, forwards: list[ForwardCase]) -
         for number, contents in enumerate((Contents.USUAL, Contents.LARGE, Contents.LEVELS)):
             batch = harness.load(forward, contents=contents, seed=seed)
             harness.tensors.set_sinks(torch.tensor([FAR_SINKS[(h + number + seed) % len(FAR_SINKS)] for h in heads]))
-            harness.forward_holds(forward, batch, f"with far sinks and {contents} contents the output")
+            harness.assert_forward(forward, batch, f"with far sinks and {contents} contents the output")
 
 
-@behaviour(Given.FORWARD, cases=crowded, since=SINCE)
+@behaviour(Fixture.FORWARD, cases=crowded, since=SINCE)
 def count_once_over_many_keys(harness: Harness, forward: ForwardCase) -> None:
-    """Of 24 requests with up to 2,600 keys each row counts a sink once, however many pieces its keys are cut into."""
+    """Each row counts its sink once, also when split-KV divides its keys over several CTAs.
+
+    The batch has 24 requests with up to 2,600 keys.
+    """
     harness.arena.poison()
-    harness.forward_holds(forward, harness.load(forward, contents=Contents.FLAT))
+    harness.assert_forward(forward, harness.load(forward, contents=Contents.FLAT))
 
 
 def _layers() -> list[Case]:
@@ -78,18 +84,18 @@ def _layers() -> list[Case]:
     return found
 
 
-@behaviour(Given.LAYERS, cases=_layers, since=SINCE)
+@behaviour(Fixture.LAYERS, cases=_layers, since=SINCE)
 def are_each_layers_own(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
-    """Layers with a window and without, in turn, each with sinks of its own, which are other ones in each forward."""
+    """Each layer uses its own sinks, where layers with and without a window alternate and values change per forward."""
     for number, forward in enumerate(forwards):
         batch, expected = layers.load(forward, seed=number)
         layers.plan(batch)
         layers.step(forward, batch)
-        layers.layers_hold(forward, batch, expected, f"in forward {number}")
+        layers.assert_layers(forward, batch, expected, f"in forward {number}")
 
 
 def _captured() -> list[Case]:
-    """Layers of one shape in every program, and of both in the one whose rows are most."""
+    """Return cases with layers of one shape in every program, and with both shapes in VERIFY, which has most rows."""
     window, full = gpt_oss()
     models = [("rank", (full,), program) for program in programs_of(full)]
     found = []
@@ -101,9 +107,9 @@ def _captured() -> list[Case]:
     return found
 
 
-@behaviour(Given.LAYERS, cases=_captured, since=SINCE)
+@behaviour(Fixture.LAYERS, cases=_captured, since=SINCE)
 def are_read_at_every_replay(layers: LayerHarness, forwards: list[ForwardCase]) -> None:
-    """A replay counts the sinks that stand in each layer's memory then, not those of the capture."""
+    """A replay uses the sink values that are in each layer's memory at replay time, not the values at capture."""
     first, *later = forwards
     program = next(program for program, mode in MODES.items() if mode is first.mode)
     key = GraphKey(program, len(first.requests))
@@ -112,20 +118,20 @@ def are_read_at_every_replay(layers: LayerHarness, forwards: list[ForwardCase]) 
     for number, forward in enumerate(later, 1):
         batch, expected = layers.load(forward, seed=number)
         layers.replay(key, batch)
-        layers.layers_hold(forward, batch, expected, f"in replay {number}")
+        layers.assert_layers(forward, batch, expected, f"in replay {number}")
 
 
 def _pairs() -> Sequence[Case]:
-    """A geometry with sinks, and the same without."""
+    """Return forwards in pairs: one geometry with sinks, and the same geometry without."""
     with_sinks = gpt_oss()[1]
     without: Geometry = replace(with_sinks, attention=replace(with_sinks.attention, sinks=False))
     forwards = [one for one in few_requests(with_sinks, LENS) if one.mode in FEW]
     return [Case(one.mode.value, [one, replace(one, geometry=without)], SINCE) for one in forwards]
 
 
-@behaviour(Given.SUBJECT, cases=_pairs, since=SINCE)
+@behaviour(Fixture.SUBJECT, cases=_pairs, since=SINCE)
 def that_do_not_fit_are_refused(subject: object, forwards: list[ForwardCase]) -> None:
-    """attend raises BatchError where sinks are missing, of another count of heads, or of a layer that has none."""
+    """attend() raises BatchError for missing sinks, a wrong number of sinks, and sinks of a layer that has none."""
     import torch
 
     from ..harness.harness import Harness
@@ -144,7 +150,7 @@ def that_do_not_fit_are_refused(subject: object, forwards: list[ForwardCase]) ->
 
 
 def _refuses(harness: Harness, forward: ForwardCase, batch: object, cache: KVCache) -> None:
-    """A forward that is prepared, and whose rows are stored, is not attended to with such a cache."""
+    """Prepare a forward and store its rows, then check that attend() raises BatchError for such a cache."""
     harness.prepare(batch)  # type: ignore[arg-type]
     if not harness.kernels:
         harness.subject.interpreted()
@@ -158,11 +164,11 @@ def _refuses(harness: Harness, forward: ForwardCase, batch: object, cache: KVCac
     except BatchError:
         return
     raise ContractViolation(
-        f"attend() takes {given} for a layer of {harness.geometry.attention.num_qo_heads} query heads "
+        f"attend() accepts {given} for a layer of {harness.geometry.attention.num_qo_heads} query heads "
         f"{'with' if harness.geometry.attention.sinks else 'without'} sinks",
         batch=forward,
-        got="an output, in which they are counted wrongly or not at all",
+        got="an output that ignores or miscounts the sinks",
         expected="BatchError",
         formula="draftmark.runtime.sinks_of(cache, geometry)",
-        remedy="ask sinks_of for the sinks in attend()",
+        remedy="call sinks_of in attend(), which checks the sinks",
     )

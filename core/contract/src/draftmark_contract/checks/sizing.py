@@ -1,4 +1,4 @@
-"""Every buffer covers every batch within the limits: by corners, and by random geometries."""
+"""Checks that every buffer covers every batch within the limits, at extreme batches and at random geometries."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ROLE_BUGS = {
 
 @check(tier=Tier.SIZING, cases=families, bugs=BUGS)
 def covers(subject: BackendUnderTest, family: Family) -> None:
-    """Each declared extent holds what the batches at the limits need."""
+    """Every declared extent is large enough for the batches at the limits."""
     _each_served(subject, family)
 
 
 @check(tier=Tier.SIZING, cases=odd_geometries, bugs=BUGS)
 def covers_shapes(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """The same for other heads, head sizes, dtypes, page sizes, windows and draft shapes."""
+    """Every declared extent is large enough for other heads, head sizes, dtypes, page sizes, windows and drafts."""
     subject.require(geometry)
     assert_covered(subject, subject.fit(geometry))
 
@@ -52,14 +52,14 @@ def _processors() -> Sequence[Case]:
 
 
 ARCHS = (80, 89, 90, 100, 120)
-"""Compute capabilities, times ten, that sizing is asked about where the device has one."""
+"""Compute capabilities, times ten, that sizing is tested with on devices that have one."""
 HEADS = ((8, 2, 128), (4, 4, 64), (8, 1, 128), (6, 2, 96), (9, 3, 64), (14, 2, 64), (5, 1, 80), (40, 8, 128))
 """Query heads, KV heads and head sizes of models: MHA, MQA, and groups and counts that are no power of two."""
 
 
 @check(tier=Tier.SIZING, cases=_processors, bugs=("pie#414", "vllm#40383", "TRT-LLM#16319"))
 def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], int]) -> None:
-    """The same for devices with few and many multiprocessors, and for every number of requests up to the largest."""
+    """Every declared extent is large enough on devices with 1 to 188 multiprocessors, for any number of requests."""
     modes, count = value
     draft = DraftShape() if modes == PLAIN_MODES else DraftShape(4, 3, 8)
     geometry = Geometry.create(AttentionShape(8, 2, 128, 128), Limits(5, 4000, 512, (2, 32)), draft, modes=modes)
@@ -83,7 +83,10 @@ def _random_cases() -> Sequence[Case]:
 
 @check(tier=Tier.SIZING, cases=_random_cases, bugs=BUGS)
 def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool]) -> None:
-    """The same for random geometries, shrunk to a small one when it fails; the same ones in every run."""
+    """Every declared extent is large enough for random geometries.
+
+    Every run draws the same geometries. A failing geometry is shrunk to a small one.
+    """
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 
@@ -98,7 +101,7 @@ def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool
             *(st.lists(st.integers(1, 48), max_size=3), st.sampled_from(HEADS), st.sampled_from((-1, -1, 0, 200)))
         ),
     )
-    def holds(k: int, s: int, d: int, page: int, context: int, reqs: int, extend: int, rest: Any) -> None:
+    def assert_served(k: int, s: int, d: int, page: int, context: int, reqs: int, extend: int, rest: Any) -> None:
         capture, heads, window = rest
         geometry = Geometry.create(
             AttentionShape(heads[0], heads[1], heads[2], page, window_left=window),
@@ -108,7 +111,7 @@ def covers_random(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], bool
         )
         served.append(_served(subject, geometry))
 
-    holds()
+    assert_served()
     if not any(served):
         raise subject.refusal(["no random geometry of these modes is served"])
 
@@ -144,7 +147,7 @@ def assert_covered(
 
     Args:
         counts: adds batches at the context wall with these numbers of requests.
-        quick: asks usage() of the longest and the empty batches only; it may cost a vendor's query.
+        quick: calls usage() only for the longest and the empty batches, because it may query the vendor's runtime.
     """
     specs = subject.backend.buffers(geometry)
     metadata = subject.layouts(geometry)

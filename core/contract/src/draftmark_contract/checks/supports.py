@@ -1,4 +1,4 @@
-"""One predicate, supports(): the same answer at every entry, and a profile that nobody may refuse."""
+"""Checks of supports(): it gives one answer at every entry, and accepts the mandatory profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import DraftShape, Form, Geometry, Limits, Mode
 from draftmark.registry import available
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..check import Case, ContractViolation, Refused, Tier, check
 from ..sizing.batches import brief
 from ..sizing.claims import claim, ways_to_serve
@@ -38,7 +38,10 @@ def _profiles() -> Sequence[Case]:
 
 @check(tier=Tier.SIZING, cases=_profiles)
 def mandatory_profile(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """EXTEND and DECODE with bf16, 8/2 heads, head_dim 128, page size 128, no window, no cap, D=1: served by all."""
+    """Every backend serves EXTEND and DECODE in bf16 with 8/2 heads of 128 and pages of 128.
+
+    This mandatory profile has no window, no soft cap and no speculation (D=1).
+    """
     reasons = subject.backend.supports(subject.fit(geometry))
     if reasons:
         raise ContractViolation(
@@ -54,7 +57,7 @@ def mandatory_profile(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 @check(tier=Tier.SIZING, cases=odd_geometries, bugs=("sglang#32920", "sglang#35932"))
 def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """A geometry is either refused alike everywhere, with sentences, or has buffers and metadata."""
+    """A backend either refuses a geometry alike at every entry, in sentences, or returns its buffers and metadata."""
     geometry = subject.fit(geometry)
     _same_answer(subject, geometry)
     try:
@@ -65,14 +68,14 @@ def answers_alike(subject: BackendUnderTest, geometry: Geometry) -> None:
     _answers(subject, geometry)
 
 
-@behaviour(Given.SUBJECT, cases=odd_geometries, bugs=("sglang#32920",))
+@behaviour(Fixture.SUBJECT, cases=odd_geometries, bugs=("sglang#32920",))
 def opens_what_it_supports(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """What supports() accepts, open_backend() opens; what it refuses, nothing opens."""
+    """open_backend() opens every geometry that supports() accepts, and no entry opens a geometry that it refuses."""
     subject.open(geometry)
 
 
 def _claims() -> Sequence[Case]:
-    """Every mode, and every form and sinks in EXTEND; what stands for each is the mandatory shape."""
+    """Return a case for every mode, every form and sinks. EXTEND and the mandatory shape stand for the rest."""
     modes = {mode.value: (tuple(dict.fromkeys((Mode.EXTEND, mode))), ()) for mode in Mode}
     forms = {form.value: ((Mode.EXTEND,), (form,)) for form in Form}
     sinks = Case("sinks", claim(replace(MANDATORY, sinks=True), (Mode.EXTEND,)), (1, 4))
@@ -81,7 +84,7 @@ def _claims() -> Sequence[Case]:
 
 @check(tier=Tier.SIZING, cases=_claims, since=(1, 3))
 def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """A mode or form in BackendInfo, or its sinks, is served for some shape, on some device: a claim is no plan."""
+    """Every mode, form and sink support that BackendInfo claims is served for at least one shape on some device."""
     info = subject.backend.info
     claimed = set(geometry.modes) <= set(info.modes) and set(geometry.forms) <= set(info.forms)
     claimed = claimed and geometry.attention.sinks <= info.sinks
@@ -92,7 +95,7 @@ def claims_are_served(subject: BackendUnderTest, geometry: Geometry) -> None:
             got=subject.backend.supports(subject.fit(geometry)),
             expected="some geometry with it is served, on this device or another one",
             formula="BackendInfo.modes, BackendInfo.forms and BackendInfo.sinks",
-            remedy="claim what is served, and no more: an engine plans by it",
+            remedy="claim only what is served: engines plan by these claims",
         )
     subject.require(geometry)
 
@@ -112,11 +115,11 @@ def _once() -> Sequence[Case]:
     return [Case("odd-geometries", None)]
 
 
-@behaviour(Given.SUBJECT, cases=_once, since=(1, 3), bugs=("sglang#32920",))
+@behaviour(Fixture.SUBJECT, cases=_once, since=(1, 3), bugs=("sglang#32920",))
 def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
-    """What supports() says here, with torch and the backend in use, it says in a fresh process without them."""
+    """supports() gives the same answers in a fresh process without torch and the backend's runtime."""
     if subject.backend.name not in {row.name for row in available()}:
-        return  # an object registered by a test is in no other process
+        return  # no other process knows an object that a test registered
     subject.open(mandatory())
     cases, device = odd_geometries(), subject.profile
     command = [sys.executable, "-c", _ELSEWHERE, subject.backend.name]
@@ -127,29 +130,29 @@ def answers_alike_elsewhere(subject: BackendUnderTest, _: None) -> None:
         here = subject.backend.supports(subject.fit(case.value))
         if here != there:
             raise ContractViolation(
-                "supports() answers otherwise in a process without torch and the backend's runtime",
+                "supports() answers differently in a process without torch and the backend's runtime",
                 batch=brief(case.value),
                 got=f"{there} there",
                 expected=f"{here}, as here",
                 formula="supports(geometry)",
-                remedy="decide by the geometry alone: what is sized on a laptop is served on the device",
+                remedy="decide by the geometry only, so that a size computed on a laptop is right on the device",
             )
 
 
 def _same_answer(subject: BackendUnderTest, geometry: Geometry) -> None:
     first = subject.backend.supports(geometry)
     answers = [subject.backend.supports(replace(geometry))]
-    subject.backend.supports(subject.fit(mandatory()))  # an answer must not depend on what was asked before
+    subject.backend.supports(subject.fit(mandatory()))  # an answer must not depend on earlier calls
     answers.append(subject.backend.supports(replace(geometry)))
     if answers != [first, first]:
         raise ContractViolation(
-            "supports() answers the same question differently when asked again",
+            "supports() gives different answers for one geometry",
             batch=brief(geometry),
             got=answers,
             expected=first,
             formula="supports(geometry)",
             bug="sglang#31198",
-            remedy="keep no state in the hooks: the answer depends on the geometry alone",
+            remedy="keep no state in the hooks, and let the answer depend on the geometry only",
         )
 
 
@@ -157,7 +160,7 @@ def _sentences(reasons: tuple[str, ...], geometry: Geometry) -> None:
     short = [reason for reason in reasons if len(reason.split()) < 4]
     if short:
         raise ContractViolation(
-            "a refusal is a sentence that names the field, its value and the limit",
+            "a refusal must be a sentence that names the field, its value and the limit",
             batch=brief(geometry),
             got=short,
             expected='such as "page_size 3 is not served: the kernel takes 16, 32 or 64"',

@@ -1,4 +1,4 @@
-"""No buffer is larger than its batches could ever need: over-allocation is memory that KV pages do not get."""
+"""Checks that no buffer is larger than its batches can ever need. Over-allocation takes memory from KV pages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OWN_FACTOR = 2
 
 @check(tier=Tier.SIZING, cases=tight_geometries, bugs=("aiter#3855", "tokenspeed#125", "sglang#24453"))
 def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """An index buffer takes at most 1.02 times its need, plus one page or word a request."""
+    """An index buffer has at most 1.02 times the entries that it needs, plus one page or mask word per request."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     metadata = subject.layouts(geometry)
     specs = subject.backend.buffers(geometry)
     staged = any(spec.role is Role.QUERY_STAGING for spec in specs)
     for spec in specs:
-        unsaid = spec.role in BY_LAYOUT and not subject.notes.says_layouts
+        unsaid = spec.role in BY_LAYOUT and not subject.notes.has_layouts
         if spec.role not in USAGE_ROLES and not unsaid:
             needed, slack = largest_need(spec, geometry, metadata, padded_to_tail=staged)
             _assert_tight(spec, needed, INDEX_FACTOR * needed + slack, geometry)
@@ -39,14 +39,14 @@ def index_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
 
 @check(tier=Tier.SIZING, cases=tight_geometries, bugs=("flashinfer#2046", "vllm#40383"))
 def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
-    """A buffer whose need only the plugin knows takes at most twice the largest usage() of any batch."""
+    """A buffer that only the plugin can size is at most twice as large as the largest usage() of any batch."""
     subject.require(geometry)
     geometry = subject.fit(geometry)
     specs = subject.backend.buffers(geometry)
     own = judged_own_buffers(subject, specs)
     if not own:
         return
-    # A workspace may be needed most by a batch that is neither the smallest nor the largest (split-KV partials).
+    # Batches between the smallest and the largest may use most of a workspace (split-KV partials).
     most = max_requests(geometry)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
     usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry, counts)]
@@ -61,10 +61,10 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
 def largest_need(
     spec: BufferSpec, geometry: Geometry, metadata: dict[Mode, MetadataSpec], *, padded_to_tail: bool = False
 ) -> tuple[int, int]:
-    """Entries of `spec` that the largest batches need, and the slack that rounding per request may take.
+    """Return the entries of `spec` that the largest batches need, and the slack for rounding per request.
 
-    Lengths are taken with the longest tail of any mode, since one request's row may serve every mode. With
-    `padded_to_tail` the backend stages its queries, and may pad each request to as many rows as it has tail slots.
+    Lengths include the longest tail of any mode, because one request's row may serve every mode. With `padded_to_tail`
+    the backend stages its queries, and may pad the rows of each request up to its number of tail slots.
     """
     limits = geometry.limits
     most, longest = max_requests(geometry), max_tail(geometry)

@@ -1,7 +1,7 @@
-"""What the loop does with draft trees on the device: the backend's own kernels if it offers some, else torch's.
+"""Checks of the draft-tree operations on the device: the backend's own kernels if it has some, else torch's.
 
-Every backend meets these items. One that offers nothing is judged with torch's operations on its device, which is
-what the loop would run.
+Every backend runs these items. For a backend without tree operations the suite tests torch's operations on the
+backend's device, because the decode loop uses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from draftmark.geometry import CORE_MODES, AttentionShape, DraftShape, Geometry, Limits
 from draftmark.graphs import GraphKey, Program
 
-from ..behaviour import Given, behaviour
+from ..behaviour import Fixture, behaviour
 from ..cases.geometries import PAGE128, PAGE128_LIMITS, Shape
 from ..cases.tree_rounds import any_paths, make_round, tails, with_tails
 from ..check import Case
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 SINCE = (1, 1)
 LARGE = (1, 2)
-"""Contract that brought pages of 128."""
+"""Contract version that added pages of 128."""
 SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, capture_batch_sizes=(2, 6))
 
 
 MANY_LAYERS = 13
-"""Of a pool that is no small one: past the first powers of two."""
+"""Number of layers of a large pool: more than the first powers of two."""
 
 
 def _trees() -> list[Shape]:
-    """Trees of 2 to 101 nodes, masks of one to four words, of which a tail may need fewer than there are."""
+    """Return trees of 2 to 101 nodes with masks of one to four words; a tail may need fewer words than its mask has."""
     tokens = replace(SMALL, page_size=1, q_dtype="float32", kv_dtype="float32")
     make = Geometry.create
     return [
@@ -59,50 +59,59 @@ def _cases(*names: str) -> Callable[[], list[Case]]:
 
 
 def _tailed() -> list[Case]:
-    """With the modes of a target and of a draft model."""
+    """Return the cases with the modes of a target and of a draft model."""
     names = ("page1-overlap", "words2", "words3-for-2", "words3", "chain", "page128", "crowd")
     return [replace(case, value=replace(case.value, modes=CORE_MODES)) for case in _cases(*names)()]
 
 
-@behaviour(Given.TREES, cases=_tailed, since=SINCE)
+@behaviour(Fixture.TREES, cases=_tailed, since=SINCE)
 def tail_follows_the_parents(trees: TreeHarness, geometry: Geometry) -> None:
-    """Mask, depth and positions in every mode, on dirty buffers, up to the wall; nothing else is written."""
+    """`write_tail` writes mask, depth and positions from the parents in every mode, and changes no other element.
+
+    The buffers are dirty before the call. Positions end at the context limit.
+    """
     for seed, (mode, step, tree) in enumerate(tails(geometry)):
         one = make_round(geometry, seed)
         trees.tensors.load(one)
         requests = with_tails(one, geometry, mode, step, tree, seed)
         batch = trees.tensors.batch(mode, step, tree)
         trees.ops.write_tail(batch, trees.tensors.parents_of(requests) if tree else None)
-        trees.tail_holds(batch, requests, f"{mode.value} step {step}")
+        trees.assert_tail(batch, requests, f"{mode.value} step {step}")
 
 
-@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "words3", "page128", "crowd"), since=SINCE)
+@behaviour(Fixture.TREES, cases=_cases("pair", "page1-overlap", "words2", "words3", "page128", "crowd"), since=SINCE)
 def walk_follows_the_target(trees: TreeHarness, geometry: Geometry) -> None:
-    """The verdict on trees of every kind: first of equal children, unused nodes, padding, 64-bit tokens."""
+    """`verify_tree` accepts exactly the nodes that the target agrees with, on trees of every kind.
+
+    Among equal children the first one wins. Cases include unused nodes, padding and 64-bit tokens.
+    """
     for seed in range(4):
         one = make_round(geometry, seed)
         trees.tensors.load(one)
-        trees.verdict_holds(one, trees.verify(), f"round {seed}")
+        trees.assert_verdict(one, trees.verify(), f"round {seed}")
 
 
-@behaviour(Given.TREES, cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128", "crowd"), since=SINCE)
+@behaviour(Fixture.TREES, cases=_cases("pair", "page1-overlap", "words2", "kv8", "page128", "crowd"), since=SINCE)
 def kept_path_is_made_contiguous(trees: TreeHarness, geometry: Geometry) -> None:
-    """Any ascending paths in all layers, overlapping ones too; every byte that is no kept node's stays."""
+    """`compact` makes the accepted path contiguous in every layer, and changes no byte outside of it.
+
+    The paths ascend, and the old and new places of a path may overlap.
+    """
     for seed in range(3):
         _compacts(trees, seed)
 
 
-@behaviour(Given.FAR_TREES, cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
+@behaviour(Fixture.LARGE_POOL_TREES, cases=_cases("far", "far-page128"), since=SINCE, bugs=("vllm#47671",))
 def kept_path_reaches_past_int32(trees: TreeHarness, geometry: Geometry) -> None:
-    """The same in pages whose flat element offset no longer fits 32 bits."""
+    """`compact` is right in pages with a flat element offset that does not fit 32 bits."""
     _compacts(trees, 0)
 
 
-@behaviour(Given.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 3))
+@behaviour(Fixture.TREES, cases=_cases("page1-overlap", "words2", "page128"), since=(1, 3))
 def every_pool_is_served(trees: TreeHarness, geometry: Geometry) -> None:
-    """Pools of other layers take turns on the same operations: with more layers, heads and wider ones, or one of each.
+    """`compact` serves pools with other numbers of layers and KV heads and other head sizes, one after the other.
 
-    They are those of a target, of its other groups of layers, and of a draft.
+    An engine has such pools for a target, for its other groups of layers, and for a draft model.
     """
     a = trees.geometry.attention
     own, larger = trees.tensors, trees.more_tensors(MANY_LAYERS, a.num_kv_heads + 1, a.head_dim + 32)
@@ -118,17 +127,20 @@ def _compacts(trees: TreeHarness, seed: int) -> None:
     paths = any_paths(one, seed)
     wanted = trees.moved(one, paths)
     trees.compact(paths)
-    trees.pool_holds(wanted, one, f"paths {paths}")
+    trees.assert_pool(wanted, one, f"paths {paths}")
 
 
 @behaviour(
-    Given.TREES,
+    Fixture.TREES,
     cases=_cases("page1-overlap", "words2", "page128", "crowd"),
     since=SINCE,
     bugs=("sglang#26655", "sglang#26521", "sglang#29413"),
 )
 def replays_follow_the_round(trees: TreeHarness, geometry: Geometry) -> None:
-    """All three captured in one graph without a sync, replayed on other trees, lengths and pages."""
+    """One captured graph of `write_tail`, `verify_tree` and `compact` is right for other trees, lengths and pages.
+
+    The graph is captured and replayed without a synchronization.
+    """
     tensors, key = trees.tensors, GraphKey(Program.VERIFY, max_requests(geometry))
     parents, batch = tensors.trees()[1], tensors.batch()
 
@@ -140,7 +152,7 @@ def replays_follow_the_round(trees: TreeHarness, geometry: Geometry) -> None:
 
     tensors.load(make_round(geometry, 17))
     tensors.scramble(17)
-    step()  # a warm-up, as engines do; kernels are compiled here
+    step()  # a warm-up, as in engines; it compiles the kernels
     found = trees.capture(key, step)
     for seed in range(4):
         one, what = make_round(geometry, seed), f"replay {seed}"
@@ -149,6 +161,6 @@ def replays_follow_the_round(trees: TreeHarness, geometry: Geometry) -> None:
         tensors.batch()
         wanted = trees.moved(one, one.kept)
         trees.replay(key)
-        trees.tail_holds(batch, one.requests, what)
-        trees.verdict_holds(one, found, what)
-        trees.pool_holds(wanted, one, what)
+        trees.assert_tail(batch, one.requests, what)
+        trees.assert_verdict(one, found, what)
+        trees.assert_pool(wanted, one, what)

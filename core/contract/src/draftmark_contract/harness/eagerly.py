@@ -17,7 +17,7 @@ RIGHT = "right: the same batch in a fresh arena; what a capture keeps, or a repl
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def eagerly_too(method: Method) -> Method:
+def notes_eager_result(method: Method) -> Method:
     """A method of `GraphHarness` that takes a `Loaded` round: if it fails, a note says how the round ends eagerly."""
 
     @functools.wraps(method)
@@ -39,7 +39,7 @@ def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
     try:
         fresh = harness.fresh()
         for forward in forwards:
-            fresh.forward_holds(forward, fresh.load(forward))
+            fresh.assert_forward(forward, fresh.load(forward))
     except ContractViolation as wrong:
         return f"wrong too: {wrong.what}"
     except Exception as error:  # of the plugin, or of a device that is lost

@@ -23,7 +23,7 @@ from ..oracle import formulas
 from ..oracle.attention import Answer, attend
 from ..oracle.history import Request, kv_slots
 from ..sizing.usage import judged_own_buffers
-from . import holds
+from . import assertions
 from .graph_harness import no_sync
 from .tensors import host_lengths, mask_words, raw
 
@@ -140,23 +140,23 @@ class EngineHarness:
         self.backend.attend(self.q[:n], self.cache, loaded.batch, self.out[:n])
 
     def run(self, case: EngineForward) -> None:
-        """Run a forward eagerly, with the least that the host must know of lengths and with all of it; see `holds`."""
+        """Run a forward eagerly, with the least that the host must know of lengths and with all of it; see `assert_loaded`."""
         for seed, host in enumerate(dict.fromkeys((self._kind, "exact"))):
             loaded = self.load(case, seed, host)
             self.backend.plan(loaded.batch)
             self.step(loaded)
-            self.holds(loaded)
+            self.assert_loaded(loaded)
 
-    def keeps_to_usage(self, case: EngineForward) -> None:
+    def assert_within_usage(self, case: EngineForward) -> None:
         """Run a forward on poison; nothing behind what `usage()` gives for it may change."""
         own = judged_own_buffers(self.subject, self.arena.specs)
         loaded = self.load(case)
         self.arena.poison()
-        behind = holds.Behind(self.arena, self.subject.usage(self.geometry, loaded.batch, own))
+        bytes_past_usage = assertions.BytesPastUsage(self.arena, self.subject.usage(self.geometry, loaded.batch, own))
         self.backend.plan(loaded.batch)
         self.step(loaded)
-        self.holds(loaded)
-        behind.hold(case)
+        self.assert_loaded(loaded)
+        bytes_past_usage.assert_unchanged(case)
 
     def capture(self, key: GraphKey, case: EngineForward) -> Callable[[EngineForward, int], None]:
         """Capture a forward; returns what replays another one and judges it."""
@@ -172,22 +172,22 @@ class EngineHarness:
             self.backend.plan(again.batch)
             with no_sync(self.subject.device):
                 state.replay(key)
-            self.holds(again)
+            self.assert_loaded(again)
 
         return replay
 
-    def holds(self, loaded: Loaded) -> None:
+    def assert_loaded(self, loaded: Loaded) -> None:
         """What a forward stored, its output, and the bytes around the buffers are right.
 
         Raises:
             ContractViolation: the first that is not.
         """
         if self.subject.kernels:
-            self._stored_holds(loaded)
+            self._assert_cache(loaded)
             case = loaded.case
             out = self.out[: case.num_rows]
-            holds.output(out, loaded.answer, self.geometry.attention, case.forward, case)
-        holds.guards(self.arena, loaded.case)
+            assertions.assert_output(out, loaded.answer, self.geometry.attention, case.forward, case)
+        assertions.assert_guards(self.arena, loaded.case)
 
     # -- filling ------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class EngineHarness:
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    def _stored_holds(self, loaded: Loaded) -> None:
+    def _assert_cache(self, loaded: Loaded) -> None:
         case = loaded.case
         start = 0 if self._stores_in_no_null_page(case) else self.null_pages * self.geometry.attention.page_size
         for name, pool, want in zip("kv", (self.cache.k, self.cache.v), loaded.pools, strict=True):

@@ -19,7 +19,7 @@ from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured
 from ..check import ContractViolation
 from ..oracle.formulas import draft_steps
-from .eagerly import eagerly_too
+from .eagerly import notes_eager_result
 from .expected import Expected
 from .harness import Harness
 from .tensors import CaseTensors
@@ -57,8 +57,8 @@ class GraphHarness:
         num_pages = pool.shape[1]
         # Host memory is plan()'s; copied inside a capture it would be a pageable copy.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
-        self.stages = [CaseTensors(harness.geometry, harness.subject.device, num_pages, pool) for _ in range(steps)]
-        harness.tensors = self.stages[0]
+        self.step_tensors = [CaseTensors(harness.geometry, harness.subject.device, num_pages, pool) for _ in range(steps)]
+        harness.tensors = self.step_tensors[0]
 
     def fresh(self) -> GraphHarness:
         """The same backend opened once more, with nothing captured."""
@@ -73,7 +73,7 @@ class GraphHarness:
         self.plan(loaded)
         return loaded, self.step(loaded)
 
-    @eagerly_too
+    @notes_eager_result
     def record(self, key: GraphKey, loaded: Loaded, cold: bool = False) -> Copies:
         """Capture the step of a round that was warmed up, or with `cold` was not; the first replay fills the copies."""
 
@@ -116,8 +116,8 @@ class GraphHarness:
         forwards = [forward.at_step(i) for i in steps] or [forward]
         batches: list[ForwardBatch] = []
         expected: list[Expected] = []
-        self.stages[0].fill_cache(forwards[0], seed)
-        for i, (one, tensors) in enumerate(zip(forwards, self.stages, strict=False)):
+        self.step_tensors[0].fill_cache(forwards[0], seed)
+        for i, (one, tensors) in enumerate(zip(forwards, self.step_tensors, strict=False)):
             batches.append(tensors.set(one, host or self.harness.host))
             tensors.fill_rows(one, seed + 10 * i)
             expected.append(self.harness.expected(one, tensors, expected[-1] if expected else None))
@@ -131,17 +131,17 @@ class GraphHarness:
         host = kinds[number % len(kinds)] if self.harness.bounded else "exact"
         return self.load(forward, seed=number, host=host)
 
-    @eagerly_too
+    @notes_eager_result
     def plan(self, loaded: Loaded) -> None:
         """The host half, before every run and every replay."""
         for batch in loaded.batches:
             self.harness.backend.plan(batch)
 
-    @eagerly_too
+    @notes_eager_result
     def step(self, loaded: Loaded) -> Copies:
         """The device half: every step's metadata and layer; returns copies of the metadata."""
         copies = []
-        for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.stages, strict=False):
+        for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.step_tensors, strict=False):
             self.harness.backend.write_metadata(batch)
             copies.append(self.copied())
             if self.harness.kernels:
@@ -152,7 +152,7 @@ class GraphHarness:
         """Copies of the metadata buffers, made on the device."""
         return {name: self.harness.arena[name].clone() for name in self._on_device}
 
-    @eagerly_too
+    @notes_eager_result
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
         """Replay a round; its plan ran before."""
         runs = self.runs
@@ -171,7 +171,7 @@ class GraphHarness:
     def interpret(self, loaded: Loaded, copies: Copies) -> None:
         """Where no kernels run here: what correct ones would make of the metadata, into the outputs."""
         if not self.harness.kernels:
-            steps = zip(loaded.forwards, loaded.batches, self.stages, copies, strict=False)
+            steps = zip(loaded.forwards, loaded.batches, self.step_tensors, copies, strict=False)
             for forward, batch, tensors, copy in steps:
                 self.harness.interpret(forward, batch, tensors, copy)
 
@@ -181,30 +181,30 @@ class GraphHarness:
 
     def clear_outputs(self) -> None:
         """NaN in every output: what a warm-up wrote must not pass for a replay's."""
-        for tensors in self.stages:
+        for tensors in self.step_tensors:
             tensors.out.fill_(float("nan"))
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    def replay_holds(self, program: Program, loaded: Loaded, what: str = "") -> None:
-        """Plan and replay a loaded round; then `round_holds`."""
+    def assert_replay(self, program: Program, loaded: Loaded, what: str = "") -> None:
+        """Plan and replay a loaded round; then `assert_round`."""
         forward = loaded.forwards[-1]
         key = GraphKey(program, len(forward.requests))
         self.plan(loaded)
         self.replay(key, loaded)
-        self.round_holds(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())
+        self.assert_round(loaded, self.copies[key], f"the replay of {key} on {forward.name} {what}".rstrip())
 
-    @eagerly_too
-    def round_holds(self, loaded: Loaded, copies: Copies, what: str) -> None:
+    @notes_eager_result
+    def assert_round(self, loaded: Loaded, copies: Copies, what: str) -> None:
         """Of every step of a round that ran or was replayed: metadata, outputs, cache and guard words are right."""
-        steps = zip(loaded.forwards, loaded.batches, self.stages, loaded.expected, copies, strict=False)
+        steps = zip(loaded.forwards, loaded.batches, self.step_tensors, loaded.expected, copies, strict=False)
         for forward, batch, tensors, expected, copy in steps:
-            self.harness.metadata_holds(forward, batch, copy)
+            self.harness.assert_metadata(forward, batch, copy)
             if not self.harness.kernels:
                 self.harness.interpret(forward, batch, tensors, copy)
-            self.harness.output_holds(forward, expected, what, tensors.rows(forward)[3])
-        self.harness.stored_holds(loaded.forwards[-1], loaded.expected[-1])
-        self.harness.guards_hold(loaded.forwards[-1])
+            self.harness.assert_output(forward, expected, what, tensors.rows(forward)[3])
+        self.harness.assert_cache(loaded.forwards[-1], loaded.expected[-1])
+        self.harness.assert_guards(loaded.forwards[-1])
 
 
 @contextmanager

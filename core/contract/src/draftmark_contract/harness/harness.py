@@ -17,12 +17,12 @@ from ..cases.forwards import ForwardCase
 from ..check import ContractViolation
 from ..oracle.decode import Decoded
 from ..oracle.problem import DecodeProblem
-from . import holds
-from .abandoned import Abandoned
+from . import assertions
 from .expected import Expected, answer_of, truth_of
 from .forward_runner import ForwardRunner
 from .host_reads import host_reads
 from .poison import poison_in
+from .poisoned_memory import PoisonedMemory
 from .reachable import reachable_storages
 from .tensors import CaseTensors, raw
 from .watch import Watch, batch_tensors
@@ -38,21 +38,21 @@ class Harness(ForwardRunner):
 
     # -- whole forwards -----------------------------------------------------------------------------------
 
-    def forward_holds(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
+    def assert_forward(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
         """Run one eager forward that is on the tensors; all that is below must hold. A copy of its output."""
         expected = self.expected(forward)
         out = self.run(forward, batch)
-        self.step_holds(forward, batch, expected, what)
+        self.assert_step(forward, batch, expected, what)
         return out
 
-    def step_holds(self, forward: ForwardCase, batch: ForwardBatch, expected: Expected, what: str) -> None:
+    def assert_step(self, forward: ForwardCase, batch: ForwardBatch, expected: Expected, what: str) -> None:
         """Metadata, cache, output and guard words are right after a forward ran."""
-        self.metadata_holds(forward, batch)
-        self.stored_holds(forward, expected)
-        self.output_holds(forward, expected, what)
-        self.guards_hold(forward)
+        self.assert_metadata(forward, batch)
+        self.assert_cache(forward, expected)
+        self.assert_output(forward, expected, what)
+        self.assert_guards(forward)
 
-    def metadata_holds(
+    def assert_metadata(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         """The buffers (now, or as copied earlier) name the slots that each live row sees and writes, and no others;
@@ -68,7 +68,7 @@ class Harness(ForwardRunner):
                 what, formula = "would be stored at another KV slot than its own", "slot of token L + T - q + j"
                 what = f"row {row[1]} of request {row[0]} {what}"
                 raise _violation(what, forward, found.writes[row], truth.writes[row], formula=formula)
-        _padding_holds(forward, found)
+        _assert_padding(forward, found)
 
     def _decoded(self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None) -> Decoded:
         try:
@@ -77,7 +77,7 @@ class Harness(ForwardRunner):
             formula = "the backend's MetadataSpec and draftmark.buffers.Role"
             raise _violation(problem.what, forward, problem.got, problem.expected, formula=formula) from problem
 
-    def stored_holds(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:
+    def assert_cache(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:
         """The pool holds the live rows at their slots and is otherwise untouched, but for null pages."""
         start = forward.null_pages * forward.geometry.attention.page_size
         cache = (tensors or self.tensors).cache
@@ -98,19 +98,19 @@ class Harness(ForwardRunner):
             if not bool(torch.isfinite(got[:start].float()).all()):
                 raise _violation(f"a null page of {name} is not finite", forward, "NaN or infinity", "finite values")
 
-    def output_holds(
+    def assert_output(
         self, forward: ForwardCase, expected: Expected, what: str = "the output", out: torch.Tensor | None = None
     ) -> None:
         """Live rows of `out` (by default the tensors' own) are within rounding of float64; padded rows are finite."""
         out = self.tensors.rows(forward)[3] if out is None else out
-        holds.output(out, expected.answer, forward.geometry.attention, forward, what=what)
+        assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
 
-    def guards_hold(self, forward: ForwardCase) -> None:
+    def assert_guards(self, forward: ForwardCase) -> None:
         """No byte before or behind any buffer changed."""
-        holds.guards(self.arena, forward)
+        assertions.assert_guards(self.arena, forward)
 
-    def sparse_holds(self, forward: ForwardCase) -> None:
-        """As `stored_holds` and `output_holds`, for a pool too large to copy: of the slots that the forward touches."""
+    def assert_sparse_pool(self, forward: ForwardCase) -> None:
+        """As `assert_cache` and `assert_output`, for a pool too large to copy: of the slots that the forward touches."""
         truth, cache = truth_of(forward), self.tensors.cache
         _, k, v, _ = self.tensors.rows(forward)
         flat = [pool.view(-1, *pool.shape[2:]) for pool in (cache.k, cache.v)]
@@ -120,7 +120,7 @@ class Harness(ForwardRunner):
                     what = f"row {row[1]} of request {row[0]} was not stored in the {name} cache at its slot"
                     raise _violation(what, forward, "other values", f"its {name} at slot {truth.writes[row]}")
         live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
-        self.output_holds(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
+        self.assert_output(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
 
     def more_tensors(self) -> CaseTensors:
         """Another set of tensors like the harness's own, pool included."""
@@ -139,11 +139,11 @@ class Harness(ForwardRunner):
         return Watch(self.tensors, forward, batch)
 
     @contextmanager
-    def abandoned(self, when: str) -> Iterator[None]:
+    def poisoned(self, when: str) -> Iterator[None]:
         """While the body runs, all memory of this harness is poison, and must stay so."""
-        memory = Abandoned(self.arena, self.tensors)
+        memory = PoisonedMemory(self.arena, self.tensors)
         yield
-        memory.hold(when)
+        memory.assert_untouched(when)
 
     def bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor as integers, so that NaN equals itself."""
@@ -168,7 +168,7 @@ def place(harness: ForwardRunner, forward: ForwardCase) -> ForwardCase:
     return harness.place(forward)
 
 
-def _padding_holds(forward: ForwardCase, found: Decoded) -> None:
+def _assert_padding(forward: ForwardCase, found: Decoded) -> None:
     """Whatever the buffers say of padded rows, it names null pages only."""
     end = forward.null_pages * forward.geometry.attention.page_size
     for row in forward.rows[forward.live_rows :]:

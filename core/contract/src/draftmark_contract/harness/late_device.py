@@ -54,7 +54,7 @@ class Lateness:
 
 
 @contextmanager
-def behind(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Lateness]:
+def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Lateness]:
     """What the block sends is late; leaving the block waits for all of it.
 
     Args:

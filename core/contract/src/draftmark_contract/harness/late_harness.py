@@ -18,7 +18,7 @@ from ..late_device import FAILED
 from .eagerly import NOTE, RIGHT, eager_run
 from .expected import Expected
 from .graph_harness import GraphHarness, Loaded
-from .late_device import Lateness, behind
+from .late_device import Lateness, running_late
 from .late_round import Round, key_of, live_batch, memory_of
 
 KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
@@ -89,7 +89,7 @@ class LateHarness:
             ContractViolation: a step waits for the device, or fails when the device gets to it.
         """
         self._rehearse(captured)
-        with _failures(self.rounds), behind(self.harness.subject.device, self._on_device()) as late:
+        with _failures(self.rounds), running_late(self.harness.subject.device, self._on_device()) as late:
             for number, one in enumerate(self.rounds):
                 self.harness.subject.current = one.forwards[-1]
                 if not halfway:
@@ -97,7 +97,7 @@ class LateHarness:
                 loaded = self._plan(one, number)
                 waited = len(late.waits)
                 self._send(one, loaded, captured, late if halfway else None)
-                _has_not_waited(one, late.waits[waited:])
+                _assert_no_wait(one, late.waits[waited:])
                 if number + 1 == reopen_after:
                     self._reopen()
 
@@ -105,12 +105,12 @@ class LateHarness:
         """The host half, with the host's lengths of this round. What the device holds is an earlier round as yet."""
         kind = "exact" if self.harness.host == "exact" else KINDS[number % len(KINDS)]
         if one.is_ragged:
-            one.move_to(self.graphs.stages)
-        pairs = zip(one.forwards, self.graphs.stages, strict=False)
+            one.move_to(self.graphs.step_tensors)
+        pairs = zip(one.forwards, self.graphs.step_tensors, strict=False)
         loaded = Loaded(one.forwards, [live_batch(forward, live, kind) for forward, live in pairs], one.expected)
         self.graphs.plan(loaded)
         if not one.is_ragged:
-            one.move_to(self.graphs.stages)
+            one.move_to(self.graphs.step_tensors)
         return loaded
 
     def _send(self, one: Round, loaded: Loaded, captured: bool, late: Lateness | None) -> None:
@@ -121,7 +121,7 @@ class LateHarness:
 
     def _run(self, one: Round, loaded: Loaded, late: Lateness | None) -> None:
         """A round eagerly; the device comes to a halt in the middle of its last step if `late` is given."""
-        for forward, batch, live in zip(one.forwards, loaded.batches, self.graphs.stages, strict=False):
+        for forward, batch, live in zip(one.forwards, loaded.batches, self.graphs.step_tensors, strict=False):
             self.harness.backend.write_metadata(batch)
             one.copies.append(self.graphs.copied())
             if late is not None:
@@ -136,7 +136,7 @@ class LateHarness:
         key = key_of(one.forwards[-1])
         self.graphs.replay(key, loaded)
         one.copies = [{name: copy.clone() for name, copy in step.items()} for step in self.graphs.copies[key]]
-        pairs = zip(one.forwards, self.graphs.stages, strict=False)
+        pairs = zip(one.forwards, self.graphs.step_tensors, strict=False)
         one.outs = [live.rows(forward)[3].clone() for forward, live in pairs]
 
     def _reopen(self) -> None:
@@ -148,22 +148,22 @@ class LateHarness:
     def _on_device(self) -> list[torch.Tensor]:
         """Everything that is in device memory, for a CPU to know; the arena says by itself what is not."""
         found = [self.harness.arena[name] for name in self.harness.arena]
-        found += [tensor for stage in self.graphs.stages for tensor in memory_of(stage)]
+        found += [tensor for stage in self.graphs.step_tensors for tensor in memory_of(stage)]
         return found + [tensor for one in self.rounds for tensor in one.on_device()]
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    def rounds_hold(self) -> None:
+    def assert_rounds(self) -> None:
         """Each round's metadata and outputs are those of its own batch; the pool holds every round's rows."""
         for number, one in enumerate(self.rounds):
-            with self._told_of(one, number):
-                one.holds(self.harness, "the output")
+            with self._describes_round(one, number):
+                one.assert_round(self.harness, "the output")
         last = self.rounds[-1]
-        self.harness.stored_holds(last.forwards[-1], last.expected[-1])
-        self.harness.guards_hold(last.forwards[-1])
+        self.harness.assert_cache(last.forwards[-1], last.expected[-1])
+        self.harness.assert_guards(last.forwards[-1])
 
     @contextmanager
-    def _told_of(self, one: Round, number: int) -> Iterator[None]:
+    def _describes_round(self, one: Round, number: int) -> Iterator[None]:
         """Let a violation say which round it was, and whether that round is right on a device that is on time."""
         try:
             yield
@@ -177,7 +177,7 @@ class LateHarness:
             raise
 
 
-def _has_not_waited(one: Round, waits: Sequence[str]) -> None:
+def _assert_no_wait(one: Round, waits: Sequence[str]) -> None:
     if waits:
         raise ContractViolation(
             "a step waits for the device",

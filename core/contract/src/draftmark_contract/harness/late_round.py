@@ -64,9 +64,9 @@ class Round:
             self.expected.append(last)
         return last
 
-    def move_to(self, stages: Sequence[CaseTensors]) -> None:
+    def move_to(self, step_tensors: Sequence[CaseTensors]) -> None:
         """Inputs go from device memory to the static tensors of each step; outputs become NaN."""
-        for source, live in zip(self.sources, stages, strict=False):
+        for source, live in zip(self.sources, step_tensors, strict=False):
             for name in ("prefix_lens", "page_table", "positions", "mask", "depth"):
                 getattr(live.buffers, name).copy_(getattr(source.buffers, name))
             for name in ("q", "k", "v", "out"):
@@ -77,15 +77,15 @@ class Round:
         batches = [tensor for batch in self.batches for tensor in batch_tensors(batch).values()]
         return batches + [tensor for source in self.sources for tensor in memory_of(source)]
 
-    def holds(self, harness: Harness, what: str) -> None:
+    def assert_round(self, harness: Harness, what: str) -> None:
         """Each step's metadata and outputs are those of its own batch."""
         steps = zip(self.forwards, self.batches, self.sources, self.copies, self.outs, self.expected, strict=True)
         for forward, batch, source, copy, out, expected in steps:
-            harness.metadata_holds(forward, batch, copy)
+            harness.assert_metadata(forward, batch, copy)
             if not harness.kernels:
                 harness.interpret(forward, batch, source, copy)
                 out = source.rows(forward)[3]
-            harness.output_holds(forward, expected, what, out)
+            harness.assert_output(forward, expected, what, out)
 
 
 def key_of(forward: ForwardCase) -> GraphKey:

@@ -99,13 +99,13 @@ class LayerHarness:
         with no_sync(self.subject.device):
             self._state.replay(key)
 
-    def layers_hold(self, forward: ForwardCase, batch: ForwardBatch, expected: list[Expected], what: str) -> None:
+    def assert_layers(self, forward: ForwardCase, batch: ForwardBatch, expected: list[Expected], what: str) -> None:
         """Every layer's cache and output are its own; no byte around a buffer changed."""
         for number, (layer, one) in enumerate(zip(self.layers, expected, strict=True)):
             own = layer.of(forward)
             if not layer.harness.kernels:
                 layer.harness.interpret(own, batch, layer.tensors, layer.harness.buffers())
-            layer.harness.stored_holds(own, one, layer.tensors)
-            layer.harness.output_holds(own, one, f"layer {number}'s output {what}", layer.tensors.rows(own)[3])
+            layer.harness.assert_cache(own, one, layer.tensors)
+            layer.harness.assert_output(own, one, f"layer {number}'s output {what}", layer.tensors.rows(own)[3])
         for harness in self.harnesses:
-            harness.guards_hold(forward)
+            harness.assert_guards(forward)

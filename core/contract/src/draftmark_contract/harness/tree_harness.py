@@ -71,7 +71,7 @@ class TreeHarness:
 
     # -- what must hold -----------------------------------------------------------------------------------
 
-    def tail_holds(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
+    def assert_tail(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
         """Mask, depth and positions are those of the parents; what lies behind them is as dirty as it was."""
         buffers = self.tensors.buffers
         wall, words = self.geometry.limits.max_context_len - 1, buffers.mask.shape[1]
@@ -97,7 +97,7 @@ class TreeHarness:
                     f"{what}: {name} was written behind the batch", got="a write", expected=f"{len(values)} elements"
                 )
 
-    def verdict_holds(self, one: Round, got: VerifyResult, what: str) -> None:
+    def assert_verdict(self, one: Round, got: VerifyResult, what: str) -> None:
         """Tokens, counts and path of every request, the padded one too."""
         rows = zip(one.drafts, one.requests, one.targets, strict=True)
         wanted = list(zip(*(verdict(d, r.parents, t) for d, r, t in rows), strict=True))
@@ -125,7 +125,7 @@ class TreeHarness:
             after.append(new)
         return after
 
-    def pool_holds(self, wanted: list[torch.Tensor], one: Round, what: str) -> None:
+    def assert_pool(self, wanted: list[torch.Tensor], one: Round, what: str) -> None:
         """Every byte of every page that a request may own."""
         for name, pages, want in zip("kv", self.tensors.owned, wanted, strict=True):
             differ = (pages.flatten(1, 2) != want).flatten(2).any(2)

@@ -42,7 +42,7 @@ class Watch:
         }
         self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 
-    def unchanged_but(self, allowed: Sequence[str], call: str) -> None:
+    def assert_unchanged_except(self, allowed: Sequence[str], call: str) -> None:
         """Raise unless only `allowed` tensors changed since the last time."""
         for name, one in self._watched.items():
             now = bits_of(one)

@@ -1,4 +1,4 @@
-"""Opens what a check of behaviour is handed; see `behaviour.Given`."""
+"""Opens what a check of behaviour is handed; see `behaviour.Fixture`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark.geometry import Geometry
 from draftmark.graphs import Program
 
 from ..backend_under_test import BackendUnderTest
-from ..behaviour import Given
+from ..behaviour import Fixture
 from ..cases.forward_sets import all_forwards
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured, programs_of, replays
@@ -28,9 +28,9 @@ from .tree_harness import TreeHarness
 Opened = tuple[Any, Any]
 
 
-def run_on(given: Given, run: Callable[..., None], subject: BackendUnderTest, value: Any) -> None:
+def run_with_fixture(fixture: Fixture, run: Callable[..., None], subject: BackendUnderTest, value: Any) -> None:
     """Run a check's body on what it is given."""
-    with _one_thread(subject.device), SETUPS[given](subject, value) as opened:
+    with _one_thread(subject.device), FIXTURES[fixture](subject, value) as opened:
         run(*opened)
 
 
@@ -128,19 +128,19 @@ def pool_pages(geometry: Geometry) -> int:
     return max(forward.num_pages for forward in all_forwards(geometry))
 
 
-SETUPS: dict[Given, Callable[[BackendUnderTest, Any], AbstractContextManager[Opened]]] = {
-    Given.SUBJECT: _subject,
-    Given.FORWARD: _forward,
-    Given.METADATA: _metadata,
-    Given.FORWARDS: _forwards,
-    Given.GEOMETRY: _geometry,
-    Given.PAIR: _pair,
-    Given.FAR: _far,
-    Given.GRAPHS: _graphs,
-    Given.PROGRAM: _program,
-    Given.LATE: _late,
-    Given.LAYERS: _layers,
-    Given.TREES: _trees,
-    Given.FAR_TREES: _far_trees,
+FIXTURES: dict[Fixture, Callable[[BackendUnderTest, Any], AbstractContextManager[Opened]]] = {
+    Fixture.SUBJECT: _subject,
+    Fixture.FORWARD: _forward,
+    Fixture.METADATA: _metadata,
+    Fixture.FORWARDS: _forwards,
+    Fixture.GEOMETRY: _geometry,
+    Fixture.PAIR: _pair,
+    Fixture.LARGE_POOL: _far,
+    Fixture.GRAPHS: _graphs,
+    Fixture.PROGRAM: _program,
+    Fixture.LATE_DEVICE: _late,
+    Fixture.LAYERS: _layers,
+    Fixture.TREES: _trees,
+    Fixture.LARGE_POOL_TREES: _far_trees,
 }
 """How each kind is opened."""

@@ -17,7 +17,7 @@ from .poison import poison_in
 from .watch import bits_of
 
 
-def output(
+def assert_output(
     out: torch.Tensor,
     answer: Answer,
     attention: AttentionShape,
@@ -57,7 +57,7 @@ def output(
         )
 
 
-class Behind:
+class BytesPastUsage:
     """The bytes of a plugin's own buffers behind what `usage()` gives for one batch, which that batch leaves alone.
 
     Args:
@@ -67,7 +67,7 @@ class Behind:
     def __init__(self, arena: Arena, used: Mapping[str, int]) -> None:
         self._arena, self._used, self._before = arena, used, {name: bits_of(arena[name]).clone() for name in used}
 
-    def hold(self, batch: object) -> None:
+    def assert_unchanged(self, batch: object) -> None:
         """Raise a ContractViolation where a byte changed since."""
         for name, before in self._before.items():
             start = self._used[name]
@@ -84,7 +84,7 @@ class Behind:
                 )
 
 
-def guards(arena: Arena, batch: object) -> None:
+def assert_guards(arena: Arena, batch: object) -> None:
     """No byte before or behind any buffer changed."""
     try:
         arena.check()

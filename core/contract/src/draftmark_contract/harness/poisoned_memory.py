@@ -12,7 +12,7 @@ from .tensors import CaseTensors
 from .watch import bits_of
 
 
-class Abandoned:
+class PoisonedMemory:
     """Poisons an arena and the tensors beside it; buffers that must start as zeros are put back afterwards."""
 
     def __init__(self, arena: Arena, tensors: CaseTensors) -> None:
@@ -26,7 +26,7 @@ class Abandoned:
         for one in (*self._arena.values(), *self._given.values()):
             bits_of(one).fill_(POISON_BYTE)
 
-    def hold(self, when: str) -> None:
+    def assert_untouched(self, when: str) -> None:
         """Everything is poison still; then what must start as zeros is as it was.
 
         Raises:
