@@ -89,7 +89,7 @@ def followed(wheel, environment, tmp_path):
 
 
 def test_the_first_step_works_as_printed(followed, tmp_path):
-    """Found, examined, sized and judged: one case of each rule, of which none fails and none is left unjudged."""
+    """The new package is found, sized and judged; in one case of each rule nothing fails or is unjudged."""
     installed, (begin, *rest) = printed(0)
     assert begin == "draftmark new-backend tugboat" and installed.pop() == "./draftmark-tugboat[test]"
     installed.remove("-e")
@@ -150,11 +150,11 @@ def test_the_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
 
 
 def test_the_page_of_judging_counts_todays_rules():
-    """The rules that vLLM's interface can be asked and the others are all that there are."""
-    told = re.search(
-        r"Of the contract's (\d+) rules vLLM's interface can be asked (\d+)\. The other (\d+)",
+    """The page's two counts of rules add up to the number of rules."""
+    found = re.search(
+        r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
     )
-    assert told is not None
-    every, asked, others = map(int, told.groups())
-    assert every == len(rules()) == asked + others
+    assert found is not None
+    every, applicable, others = map(int, found.groups())
+    assert every == len(rules()) == applicable + others
