@@ -1,4 +1,4 @@
-"""What tests of every distribution may ask for."""
+"""Fixtures for the tests of every distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], AbstractContextManager[Path]]:
-    """name → a folder that a run's workers share, entered by one at a time."""
+    """Return a function that locks and yields a folder, by name, shared by all workers of a test run."""
     run = tmp_path_factory.getbasetemp()
     run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
 

@@ -1,7 +1,8 @@
-"""Shared fixtures: small geometries, and scenes (one forward, drawn by hand or by hypothesis, with its truth).
+"""Shared fixtures of core's tests: small geometries, command lines, throw-away plugins, and scenes.
 
-A scene is plain Python: committed lengths, tail slots, who sees whom. Its brute force (`visible`) shares no
-helper with the package; `Stage` lays it out in pages and runs it through a backend's four methods.
+A scene describes one forward in plain Python: committed lengths, tail slots, and the slots that each row sees. Its
+brute-force visibility (`Scene.visible`) shares no code with the package. `PagedScene` lays a scene out in KV pages and
+runs a backend's four methods on it.
 """
 
 from __future__ import annotations
@@ -68,19 +69,19 @@ def _make_geometry(**fields: Any) -> Geometry:
 
 @pytest.fixture(scope="session")
 def make_geometry() -> Callable[..., Geometry]:
-    """A small valid float32 geometry that serves all modes; keywords replace single fields of any of its parts."""
+    """Return a function that makes a small float32 geometry with all modes; keywords replace fields of any part."""
     return _make_geometry
 
 
 @pytest.fixture(scope="session")
 def reference() -> draftmark.LoadedBackend:
-    """The reference backend, loaded through its entry point."""
+    """Return the reference backend, loaded through its entry point."""
     return draftmark.load("reference")
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Tensors here are tiny: on a busy machine a second thread makes them five times slower."""
+    """Limit torch to one thread: for tiny tensors on a busy machine a second thread is five times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -89,7 +90,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Process:
-    """A finished Python subprocess."""
+    """Result of a finished Python subprocess."""
 
     returncode: int
     out: str
@@ -98,7 +99,7 @@ class Process:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., Process]:
-    """Run a snippet in a fresh interpreter, with some folders first on its path."""
+    """Return a function that runs a snippet in a new interpreter, with extra folders first on its path."""
 
     def run(code: str, *first_on_path: Path, **env: str) -> Process:
         path = os.pathsep.join([*map(str, first_on_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -115,7 +116,7 @@ def run_python() -> Callable[..., Process]:
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """What a command line did."""
+    """Exit code and output of a command line."""
 
     code: int
     out: str
@@ -123,11 +124,11 @@ class CommandOutcome:
 
     @property
     def json(self) -> Any:
-        """Its output, read as one JSON object."""
+        """Standard output, parsed as one JSON object."""
         return json.loads(self.out)
 
-    def is_one_sentence(self, code: int, cause: str) -> None:
-        """It refused: one line on stderr that names the cause, and no traceback."""
+    def assert_one_line_error(self, code: int, cause: str) -> None:
+        """Assert that the command failed with one line on stderr that contains `cause`, and no traceback."""
         assert cause in self.err
         assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self.err
         assert "Traceback" not in self.err and "this is a bug" not in self.err
@@ -135,7 +136,7 @@ class CommandOutcome:
 
 @pytest.fixture(name="draftmark")
 def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutcome]:
-    """Run a command line in this process."""
+    """Return a function that runs a command line in this process."""
 
     def run(*argv: object) -> CommandOutcome:
         code = main([str(word) for word in argv])
@@ -146,20 +147,21 @@ def _draftmark(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutco
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it is given."""
+    """Text stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
+        """Return True."""
         return True
 
     @property
     def plain(self) -> str:
-        """What it shows, without colours."""
+        """Text of the terminal, without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Terminal]:
-    """(stream, columns) → a terminal in the place of stdout or stderr."""
+    """Return a function (stream, columns) that replaces stdout or stderr by a terminal."""
 
     def make(stream: str, columns: int) -> Terminal:
         made = Terminal()
@@ -173,7 +175,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Terminal]:
 
 @pytest.fixture
 def broken_torch(tmp_path: Path) -> Path:
-    """A folder whose `torch` raises on import."""
+    """Return a folder with a module `torch` that raises on import."""
     folder = tmp_path / "broken-torch"
     folder.mkdir()
     (folder / "torch.py").write_text("raise RuntimeError('libascend_hal.so: cannot open shared object file')\n")
@@ -190,15 +192,15 @@ globals().update({{name: getattr(reference, name) for name in dir(reference) if 
 def draftmark_describe():
     return BackendInfo(**{info!r})
 """
-"""A whole backend: the reference's hooks under another name. Tests append what breaks it."""
+"""Module of a whole backend: the reference's hooks under another name. Tests append code that breaks it."""
 
 
 @pytest.fixture
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Make a throw-away installed distribution that registers a backend; returns the folder that is on the path.
+    """Return a function that makes a temporary installed distribution with a backend, and returns its folder.
 
-    `source` replaces the module's text, `extra` is appended to it, `info` replaces fields of its BackendInfo; `entries`
-    replaces entry_points.txt, which names the module, or the class Plugin of a source that has one.
+    `source` replaces the module's text, `extra` is appended to it, `info` replaces fields of its BackendInfo. `entries`
+    replaces entry_points.txt, which by default names the module, or its class Plugin if it has one.
     """
     made: list[str] = []
 
@@ -220,8 +222,8 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         folder = site / f"{project.replace('-', '_')}-1.0.dist-info"
         folder.mkdir(parents=True)
         (site / module).mkdir()
-        told = {"name": backend, "device": "any", "contract_minor": 0, "host_kernels": True} | info
-        text = (BACKEND_SOURCE.format(info=told) if source is None else source) + "\n" + extra
+        fields = {"name": backend, "device": "any", "contract_minor": 0, "host_kernels": True} | info
+        text = (BACKEND_SOURCE.format(info=fields) if source is None else source) + "\n" + extra
         (site / module / "__init__.py").write_text(text)
         if metadata:
             (folder / "METADATA").write_text(metadata.format(project=project))
@@ -240,24 +242,24 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
 @dataclass(frozen=True)
 class Slot:
-    """A tail slot: how deep it sits, and which tail slots (itself among them) its row sees."""
+    """A tail slot: its depth, and the tail slots that its row sees, its own included."""
 
     depth: int
     sees: frozenset[int]
 
 
 def chain(n: int) -> tuple[Slot, ...]:
-    """n tokens one behind the other."""
+    """Return a chain of n tokens; each sees itself and all earlier tokens."""
     return tuple(Slot(s, frozenset(range(s + 1))) for s in range(n))
 
 
 def block(n: int) -> tuple[Slot, ...]:
-    """n tokens one behind the other, each of which sees all of them."""
+    """Return a block of n tokens; each sees all n."""
     return tuple(Slot(s, frozenset(range(n))) for s in range(n))
 
 
 def tree(parents: list[int | None]) -> tuple[Slot, ...]:
-    """Slots by parent; each sees its ancestors and itself."""
+    """Return tree slots from the parent of each slot; each sees its ancestors and itself."""
     slots = []
     for slot, parent in enumerate(parents):
         path = [slot]
@@ -270,7 +272,7 @@ def tree(parents: list[int | None]) -> tuple[Slot, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """One live request: `prefix` committed tokens, a tail, and the query rows, which are its last slots."""
+    """One live request: `prefix` committed tokens and a tail. The last `rows` slots of the tail are query rows."""
 
     prefix: int
     tail: tuple[Slot, ...]
@@ -278,12 +280,13 @@ class Request:
 
     @property
     def total(self) -> int:
+        """KV length: prefix plus tail slots."""
         return self.prefix + len(self.tail)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One forward. `host` is what the host knows: exact, upper_bound or unknown."""
+    """One forward. `host` selects the host's view of the lengths: exact, upper_bound or unknown."""
 
     geometry: Geometry
     mode: Mode
@@ -295,7 +298,7 @@ class Scene:
     seed: int = 0
 
     def visible(self, request: int, row: int) -> list[int]:
-        """KV indices that a row sees: brute force over every key, from the definition alone."""
+        """Return the KV indices that a row sees, by a brute-force check of every key."""
         r = self.requests[request]
         window = self.geometry.attention.window_left
         own = len(r.tail) - r.rows + row
@@ -311,17 +314,17 @@ class Scene:
         return seen
 
     def rows(self) -> list[tuple[int, int]]:
-        """(request, row) of every live query row, in batch order."""
+        """Return (request, row) of every live query row, in batch order."""
         return [(i, j) for i, r in enumerate(self.requests) for j in range(r.rows)]
 
 
-class Stage:
-    """A scene laid out in shuffled pages, with NaN wherever no key lives and stale numbers behind the live part.
+class PagedScene:
+    """A scene in shuffled KV pages, with NaN in all unused KV and stale numbers after the live part of each buffer.
 
     Attributes:
-        batch: over dirty static buffers.
-        cache: prefix and older tail slots are stored; this forward's own rows are not yet.
-        k, v: one ``[L + T, num_kv_heads, head_dim]`` tensor per request, the truth.
+        batch: the forward, over buffers that start with invalid numbers.
+        cache: KV of prefix and older tail slots; the rows of this forward are not stored yet.
+        k, v: expected KV, one ``[L + T, num_kv_heads, head_dim]`` tensor per request.
     """
 
     def __init__(self, scene: Scene, k: list[torch.Tensor], v: list[torch.Tensor]) -> None:
@@ -342,19 +345,19 @@ class Stage:
                     pages.view(-1, *shape[2:])[self.slots(i, range(old))] = truth[i][:old].to(pages.dtype)
 
     def slots(self, request: int, keys: range) -> torch.Tensor:
-        """KV slots of a request's keys."""
+        """Return the KV slots of a request's keys."""
         size = self.scene.geometry.attention.page_size
         return torch.tensor([self.table[request][key // size] * size + key % size for key in keys])
 
     def own_rows(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of this forward's rows, as `write_kv` takes them; padded rows get arbitrary finite numbers."""
+        """Return K and V of this forward's rows for `write_kv`; padding rows get arbitrary finite numbers."""
         pad = torch.ones(self.batch.num_rows - len(self.scene.rows()), *self.k[0].shape[1:])
         own = [[t[i][r.total - r.rows :] for i, r in enumerate(self.scene.requests)] for t in (self.k, self.v)]
         k, v = (torch.cat([*part, pad]).to(dtype) for part in own)
         return k, v
 
     def run(self, backend: AttentionBackend, q: torch.Tensor) -> torch.Tensor:
-        """All four methods; `out` starts as NaN."""
+        """Call the backend's four methods and return `out`, which starts as NaN."""
         k, v = self.own_rows(q.dtype)
         out = torch.full_like(q, float("nan"))
         backend.plan(self.batch)
@@ -423,7 +426,7 @@ class Stage:
 
 
 def host_lengths(scene: Scene) -> HostLengths:
-    """What the host knows of the live prefixes, in the kind the scene names."""
+    """Return the host's view of the live prefix lengths, of the kind `scene.host`."""
     limit = scene.geometry.max_prefix_len
     true = tuple(r.prefix for r in scene.requests)
     if scene.host == "unknown":
@@ -434,12 +437,12 @@ def host_lengths(scene: Scene) -> HostLengths:
 
 
 TAILS = (1, 2, 3, 5, 8, 31, 32, 33, 40)
-"""num_draft_tokens on both sides of a mask word."""
+"""Values of num_draft_tokens, with sizes around multiples of a 32-bit mask word."""
 
 
 @st.composite
 def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields: Any) -> Scene:
-    """Legal forwards of one mode. Lengths are drawn; trees and pages come from one drawn seed, which is cheaper."""
+    """Draw a legal forward of one mode. Trees and pages come from one drawn seed, which is faster to draw."""
     k = draw(st.sampled_from((1, 2, 3, 4)))
     steps = draw(st.integers(2 if mode is Mode.DRAFT else 1, 4))
     d = draw(st.sampled_from(tails))
@@ -491,7 +494,7 @@ def scenes(draw: st.DrawFn, mode: Mode, tails: tuple[int, ...] = TAILS, **fields
 
 
 def _beams(rng: random.Random, k: int, step: int) -> tuple[Slot, ...]:
-    """k slots a level; each has any parent of the level above, as a beam search that changes its mind."""
+    """Return k slots per level, each with a random parent in the level before, like a beam search."""
     parents: list[int | None] = [None] * k
     for level in range(1, step + 1):
         parents += [rng.randrange((level - 1) * k, level * k) for _ in range(k)]
@@ -499,7 +502,7 @@ def _beams(rng: random.Random, k: int, step: int) -> tuple[Slot, ...]:
 
 
 def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
-    """A random tree whose last rows may be unused (parent root), or bits and depths that form no tree at all."""
+    """Return a random tree with unused last rows (parent root), or arbitrary bits and depths that form no tree."""
     if shape == "arbitrary":
         bits = [frozenset({s} | {t for t in range(n) if rng.random() < 0.5}) for s in range(n)]
         return tuple(Slot(rng.randrange(n), seen) for seen in bits)
@@ -508,16 +511,23 @@ def _drafted(rng: random.Random, n: int, shape: str) -> tuple[Slot, ...]:
 
 
 @pytest.fixture(scope="session")
-def scenery() -> SimpleNamespace:
-    """The builders above, for tests: with `--import-mode=importlib` no test module imports another."""
+def scene_types() -> SimpleNamespace:
+    """Return the scene builders of this file: with `--import-mode=importlib` a test module cannot import another."""
     return SimpleNamespace(
-        Request=Request, Scene=Scene, Stage=Stage, Slot=Slot, block=block, chain=chain, tree=tree, scenes=scenes
+        Request=Request,
+        Scene=Scene,
+        PagedScene=PagedScene,
+        Slot=Slot,
+        block=block,
+        chain=chain,
+        tree=tree,
+        scenes=scenes,
     )
 
 
 @pytest.fixture(scope="session")
-def truth() -> Callable[..., np.ndarray]:
-    """Attention of every live row in float64, one dot product at a time: ``[rows, num_qo_heads, head_dim]``."""
+def expected_attention() -> Callable[..., np.ndarray]:
+    """Return a float64 attention of every live row, one dot product at a time: ``[rows, num_qo_heads, head_dim]``."""
 
     def attend(scene: Scene, q: torch.Tensor, k: list[torch.Tensor], v: list[torch.Tensor]) -> np.ndarray:
         a = scene.geometry.attention
@@ -541,25 +551,25 @@ def truth() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def random_stage() -> Callable[[Scene], tuple[Stage, torch.Tensor]]:
-    """A stage with random K and V in the geometry's dtype, and random q for all its rows."""
+def random_paged_scene() -> Callable[[Scene], tuple[PagedScene, torch.Tensor]]:
+    """Return a function that makes a paged scene with random K and V, and random q for all its rows."""
 
-    def make(scene: Scene) -> tuple[Stage, torch.Tensor]:
+    def make(scene: Scene) -> tuple[PagedScene, torch.Tensor]:
         a, dice = scene.geometry.attention, torch.Generator().manual_seed(scene.seed)
 
         def numbers(rows: int, heads: int) -> torch.Tensor:
             return torch.randn(rows, heads, a.head_dim, generator=dice).to(getattr(torch, a.q_dtype))
 
         k, v = ([numbers(r.total, a.num_kv_heads) for r in scene.requests] for _ in range(2))
-        stage = Stage(scene, k, v)
-        return stage, numbers(stage.batch.num_rows, a.num_qo_heads)
+        paged = PagedScene(scene, k, v)
+        return paged, numbers(paged.batch.num_rows, a.num_qo_heads)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def open_reference(reference: draftmark.LoadedBackend) -> Callable[[Geometry], tuple[AttentionBackend, Arena]]:
-    """The reference bound to a guarded arena (fresh memory is poison), and that arena."""
+    """Return a function that binds the reference to a guarded arena with poisoned memory, and returns both."""
 
     def opened(geometry: Geometry) -> tuple[AttentionBackend, Arena]:
         arena = Arena.allocate(reference.buffers(geometry), "cpu", guard=True)

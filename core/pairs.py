@@ -1,4 +1,4 @@
-"""Which of many settings `make test` meets: as few as show each value beside each value of the others."""
+"""Selection of test settings: a small subset that contains every pair of values, and the rest marked slow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 
 
 def quick(settings: Iterable[tuple[Any, ...]], together: int = 2) -> list[Any]:
-    """Every setting as a pytest parameter; those that show no new values together are marked slow.
+    """Return every setting as a pytest parameter; settings without new value pairs are marked slow.
 
-    An error of the loop needs one value or two that meet (a tree and a late round), hardly ever three: a few settings
-    that hold every pair find what all of them find. Each time the setting with most pairs that are still missing is
-    taken, the first of equals.
+    A bug of the decoding loop needs one value, or two together (e.g. a tree and a late step), rarely three. A few
+    settings with every pair of values find almost all bugs. The selection is greedy: each step takes the setting with
+    the most missing pairs, the first of equal ones.
 
     Args:
-        together: how many values have to meet; 1 where each needs to be seen once.
+        settings: tuples of values, one value per parameter.
+        together: size of the value groups to cover: 2 for pairs, 1 to cover each single value.
     """
     every = list(settings)
     groups = [set(combinations(enumerate(one), together)) for one in every]

@@ -1,4 +1,4 @@
-"""Tests import their helpers from this folder."""
+"""Path setup: tests import helper modules from this folder."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The public API as text: every public name of `draftmark` and `draftmark.runtime` with its signature.
 
-``python core/draftmark/tests/public_api.py`` writes ``public_api.txt`` anew; the diff is what changed for users.
+``python core/draftmark/tests/public_api.py`` rewrites ``public_api.txt``; its diff shows what changed for users.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import Any
 
 MODULES = ("draftmark", "draftmark.runtime")
-"""The public modules; every other one is internal."""
+"""Public modules; all other modules are internal."""
 OPERATORS = ("__getitem__", "__iter__")
-"""Of the special methods, those that a caller uses by their operator."""
+"""Special methods that callers use through their operators."""
 FILE = Path(__file__).with_name("public_api.txt")
 
 
 def api_text() -> str:
-    """The whole API, one name a line."""
+    """Return the whole API, one name per line."""
     modules = [importlib.import_module(name) for name in MODULES]
     counts = ", ".join(f"{len(module.__all__)} names in {module.__name__}" for module in modules)
     head = f"# {counts}; written by core/draftmark/tests/public_api.py"
@@ -45,7 +45,7 @@ def _name(name: str, value: Any) -> str:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """What the class itself defines; what it inherits stands with its base, and hooks with `draftmark.hookspecs`."""
+    """Yield the members that the class defines itself; inherited members and hooks are listed elsewhere."""
     fields = getattr(kind, "_fields", ())
     if fields:
         yield f"fields: {', '.join(fields)}"
@@ -66,7 +66,7 @@ def _annotation(value: property) -> str:
 
 
 class _Bare(str):
-    """An annotation that is a string already, shown without quotes."""
+    """An annotation that is already a string, printed without quotes."""
 
     __repr__ = str.__str__
 

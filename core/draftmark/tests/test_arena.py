@@ -1,4 +1,4 @@
-"""The arena: one allocation place, fixed addresses, guard words that name the buffer, poison that shows."""
+"""Arena: declared shapes, fixed addresses, guard words that name the buffer, and poison in uninitialized memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftmark.errors import BufferError, DraftmarkError, GuardError
 
 
 def spec(name, shape, dtype="int32", **fields):
-    """A buffer whose role does not matter here."""
+    """Return a buffer specification with an arbitrary role."""
     return BufferSpec(name, Role.WORKSPACE, shape, dtype, Unit.BYTES, "by hand", **fields)
 
 
@@ -38,13 +38,13 @@ NAMES = [s.name for s in SPECS]
 
 @pytest.fixture
 def arena():
-    """All kinds of buffers, guarded."""
+    """Return a guarded arena with all kinds of buffers."""
     return Arena.allocate(SPECS, "cpu", guard=True)
 
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_buffers_have_their_declared_shape_and_dtype(guard):
-    """Each buffer comes back contiguous in its declared form, guarded or not, in order of declaration."""
+    """Each buffer is contiguous in its declared shape and dtype, guarded or not, in order of declaration."""
     arena = Arena.allocate(SPECS, "cpu", guard=guard)
     assert list(arena) == NAMES
     assert arena.specs == SPECS
@@ -56,19 +56,19 @@ def test_buffers_have_their_declared_shape_and_dtype(guard):
 
 
 @pytest.mark.parametrize("device", ["sails", None, 3.5, "", "meta"])
-def test_a_device_that_is_none_is_named(device):
-    """By the arena, before torch allocates anything."""
+def test_an_invalid_device_is_named_in_the_error(device):
+    """The arena rejects an invalid device before torch allocates anything."""
     with pytest.raises(BufferError, match=f"an arena's device is {device!r}, but torch"):
         Arena.allocate([], device)
 
 
 def test_zeros_start_as_zeros_in_guard_mode_too(arena):
-    """`init=zeros` is kept; only uninitialised memory is poisoned."""
+    """`init=zeros` buffers are zero; only uninitialized memory is poisoned."""
     assert not arena["zeroed"].any() and not arena["flags"].any()
 
 
 def test_fresh_memory_is_poison(arena):
-    """Uninitialised floats are NaN and signed integers are -1: never a value, a slot, a page or a length."""
+    """Uninitialized floats are NaN and signed integers are -1, which is never a valid value, slot, page or length."""
     for name in ("partial", "staging", "half"):
         assert arena[name].isnan().all(), name
     assert arena["quantised"].float().isnan().all()
@@ -77,8 +77,8 @@ def test_fresh_memory_is_poison(arena):
 
 
 @pytest.mark.parametrize("guard", [False, True])
-def test_poison_overwrites_what_a_step_left_but_not_zeros(guard):
-    """poison() turns written `empty` buffers back into poison, and leaves `zeros` buffers and guards alone."""
+def test_poison_overwrites_empty_buffers_but_not_zeros(guard):
+    """poison() fills written `empty` buffers with poison again, and does not change `zeros` buffers and guards."""
     arena = Arena.allocate(SPECS, "cpu", guard=guard)
     arena["partial"].fill_(1.0)
     arena["slots"].fill_(7)
@@ -90,8 +90,8 @@ def test_poison_overwrites_what_a_step_left_but_not_zeros(guard):
     arena.check()
 
 
-def test_poison_does_not_overtake_a_copy_out_of_pinned_memory(monkeypatch):
-    """What a device has yet to copy from the host arrives as it was written, and the buffer is poison afterwards."""
+def test_poison_waits_for_copies_from_pinned_memory(monkeypatch):
+    """A pending copy from pinned memory gets the contents before poison(); the buffer is poison afterwards."""
     arena = Arena.allocate(SPECS, "cpu")
     queue, received = [lambda: received.append(arena["pinned"].tolist())], []
     monkeypatch.setattr("draftmark.arena.synchronize", lambda device: queue.pop()())
@@ -104,7 +104,7 @@ def test_poison_does_not_overtake_a_copy_out_of_pinned_memory(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("waits", [True, False])
 def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
-    """The same on a GPU, from another stream than the current one; without the wait poison is what arrives."""
+    """On a GPU a copy on another stream gets the old contents; without the wait it gets poison."""
     if not waits:
         monkeypatch.setattr("draftmark.arena.synchronize", lambda device: None)
     arena = Arena.allocate([spec("staging", (64,), memory=Memory.PINNED)], "cuda")
@@ -122,7 +122,7 @@ def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_element_past_the_end_is_found_and_named(arena, name):
-    """A kernel that writes entry numel of a buffer is caught by check(), which names that buffer and no other."""
+    """check() detects a write to entry numel of a buffer, and names only that buffer."""
     buffer = arena[name]
     beyond = torch.as_strided(buffer, (buffer.numel() + 1,), (1,), buffer.storage_offset())
     arena.check()
@@ -135,7 +135,7 @@ def test_one_element_past_the_end_is_found_and_named(arena, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_byte_before_the_start_is_found_and_named(arena, name):
-    """A kernel that writes entry -1 of a buffer is caught by check(), which names that buffer and no other."""
+    """check() detects a write to the byte before a buffer, and names only that buffer."""
     buffer = arena[name].view(-1).view(torch.uint8)
     start = buffer.storage_offset()
     torch.as_strided(buffer, (start,), (1,), 0)[start - 1] ^= 1
@@ -144,8 +144,8 @@ def test_one_byte_before_the_start_is_found_and_named(arena, name):
     assert caught.value.names == (name,)
 
 
-def test_the_last_guard_byte_counts_and_all_victims_are_named(arena):
-    """An overrun anywhere in the guard is found, and two victims are both named."""
+def test_the_last_guard_byte_counts_and_both_buffers_are_named(arena):
+    """check() detects a write to the last guard byte, and names both damaged buffers."""
     for name in ("indices", "half"):
         buffer = arena[name].view(-1).view(torch.uint8)
         torch.as_strided(buffer, (buffer.numel() + GUARD_BYTES,), (1,), buffer.storage_offset())[-1] ^= 1
@@ -155,14 +155,14 @@ def test_the_last_guard_byte_counts_and_all_victims_are_named(arena):
 
 
 def test_writes_inside_every_buffer_are_no_overrun(arena):
-    """Filling each buffer to its last entry leaves all guards whole."""
+    """Filling each buffer up to its last entry changes no guard byte."""
     for name in NAMES:
         arena[name].fill_(1)
     arena.check()
 
 
 def test_addresses_never_move(arena):
-    """Data pointers are the same before and after writes, poison and checks, and no two buffers overlap."""
+    """Data pointers are equal before and after writes, poison and checks, and no two buffers overlap."""
     before = arena.addresses()
     for name in NAMES:
         arena[name].fill_(1)
@@ -174,8 +174,8 @@ def test_addresses_never_move(arena):
 
 
 @pytest.mark.parametrize(("guard", "extra"), [(False, 0), (True, 2 * GUARD_BYTES)])
-def test_the_table_of_bytes_is_what_is_allocated(guard, extra):
-    """Each line's bytes are those of the tensor, the total is their sum, and storage is that plus guards only."""
+def test_the_table_lists_the_allocated_bytes(guard, extra):
+    """Each line has its tensor's bytes, the total is the sum, and each storage adds only the guards."""
     arena = Arena.allocate(SPECS, "cpu", guard=guard)
     lines = arena.table().splitlines()
     assert len(lines) == len(SPECS) + 1
@@ -189,8 +189,8 @@ def test_the_table_of_bytes_is_what_is_allocated(guard, extra):
     assert lines[-1].split() == ["total", f"{total:,}"]
 
 
-def test_an_unknown_name_says_what_there_is(arena):
-    """A misspelt buffer is a BufferError that lists the arena's buffers and the remedy, not a KeyError."""
+def test_an_unknown_name_lists_the_buffers(arena):
+    """An unknown buffer name raises a BufferError with the arena's buffers and the remedy, not a KeyError."""
     with pytest.raises(BufferError, match=r"'indexes' is not in the arena, which has indices, slots.*declare it"):
         arena["indexes"]
     with pytest.raises(BufferError, match="has none"):
@@ -200,7 +200,7 @@ def test_an_unknown_name_says_what_there_is(arena):
 
 @pytest.mark.parametrize(("value", "guarded"), [(None, False), ("", False), ("0", False), ("1", True)])
 def test_the_environment_turns_guards_on(monkeypatch, value, guarded):
-    """DRAFTMARK_GUARD=1 guards; unset, empty and 0 do not."""
+    """DRAFTMARK_GUARD=1 turns guards on; unset, empty and 0 do not."""
     if value is None:
         monkeypatch.delenv(GUARD_VARIABLE, raising=False)
     else:
@@ -210,13 +210,13 @@ def test_the_environment_turns_guards_on(monkeypatch, value, guarded):
 
 
 def test_a_malformed_spec_allocates_nothing():
-    """allocate() validates before it takes memory."""
+    """allocate() validates all specifications before it allocates memory."""
     with pytest.raises(BufferError, match="declared twice"):
         Arena.allocate([SPECS[0], SPECS[0]], "cpu")
 
 
 def test_guards_find_a_backend_with_too_few_entries(make_geometry, open_reference):
-    """The reference's own buffers, one entry short, are caught when the write goes one past the end."""
+    """check() detects a write one entry after the end of the reference backend's buffer."""
     _, arena = open_reference(make_geometry())
     slots = arena["slot_mapping"]
     torch.as_strided(slots, (slots.numel() + 1,), (1,), slots.storage_offset()).fill_(0)

@@ -1,4 +1,4 @@
-"""Forward batches: what validate() refuses, what uniform and ragged batches hold, and addresses that stay."""
+"""Forward batches: errors of validate(), contents of uniform and ragged batches, and fixed addresses."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from draftmark.lengths import Exact, Unknown, UpperBound
 
 @pytest.fixture
 def geometry(make_geometry):
-    """Trees of 5 in up to 6 padded requests; two draft steps of 3 branches."""
+    """Return a geometry with trees of 5 in up to 6 padded requests, and two draft steps of 3 branches."""
     return make_geometry(num_draft_tokens=5, topk=3, num_steps=3, max_num_reqs=4, capture_batch_sizes=(6,), page_size=4)
 
 
 @pytest.fixture
 def verify(geometry):
-    """Two live requests padded to three, verifying trees."""
+    """Return a batch of two live requests padded to three, which verifies trees."""
     return BatchBuffers(geometry, "cpu").uniform(Mode.VERIFY, 0, 3, 2, Exact((9, 4)), tree=True)
 
 
 @pytest.fixture
 def extend(geometry):
-    """Three requests that bring 4, 1 and 3 tokens."""
+    """Return an EXTEND batch of three requests with 4, 1 and 3 new tokens."""
     return extend_batch(geometry, (4, 1, 3), (0, 7, 2))
 
 
 def extend_batch(geometry, q_lens, prefixes, host=None, num_reqs=None):
-    """An EXTEND batch over a page table of zeros."""
+    """Return an EXTEND batch with a page table of zeros."""
     table = torch.zeros(len(q_lens), geometry.max_pages_per_req, dtype=torch.int32)
     lens = torch.tensor(prefixes, dtype=torch.int32)
     host = host or Exact(tuple(prefixes[:num_reqs]))
@@ -40,7 +40,7 @@ def extend_batch(geometry, q_lens, prefixes, host=None, num_reqs=None):
 
 
 def test_good_batches_are_returned(geometry, verify, extend):
-    """validate() hands the batch back, in every mode and kind of host lengths."""
+    """validate() returns the batch, in every mode and with every kind of host lengths."""
     assert validate(verify, geometry) is verify
     assert validate(extend, geometry) is extend
     buffers = BatchBuffers(geometry, "cpu")
@@ -50,7 +50,7 @@ def test_good_batches_are_returned(geometry, verify, extend):
 
 
 def grown(tensor):
-    """The tensor with one row more."""
+    """Return the tensor with one more row."""
     return torch.cat([tensor, tensor[:1]])
 
 
@@ -111,8 +111,8 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_a_contradiction_is_refused_on_one_line(geometry, verify, name):
-    """One tensor or host number that contradicts the others is a BatchError with got, limit and remedy."""
+def test_a_contradiction_raises_one_line(geometry, verify, name):
+    """A tensor or host number that contradicts the others raises BatchError with value, limit and remedy."""
     break_it, words = CONTRADICTIONS[name]
     with pytest.raises(BatchError) as caught:
         validate(break_it(verify), geometry)
@@ -121,33 +121,33 @@ def test_a_contradiction_is_refused_on_one_line(geometry, verify, name):
     assert "\n" not in text
 
 
-def test_a_mode_that_the_geometry_does_not_serve_is_refused(make_geometry, geometry, verify):
-    """A draft model's geometry does not verify; the message lists what it serves."""
+def test_a_mode_outside_the_geometry_is_refused(make_geometry, geometry, verify):
+    """A draft model's geometry rejects VERIFY; the error lists the modes that it serves."""
     with pytest.raises(BatchError, match="mode is verify, but the geometry serves extend, draft"):
         validate(verify, replace(geometry, modes=(Mode.EXTEND, Mode.DRAFT)))
 
 
 def test_extend_past_the_row_limit_is_refused(geometry):
-    """Seventeen tokens where 16 are allowed name both and the remedy."""
+    """An EXTEND batch of 17 tokens, with 16 allowed, raises both numbers and the remedy."""
     with pytest.raises(BatchError, match="17 tokens, but max_extend_tokens is 16; split"):
         extend_batch(geometry, (9, 8), (0, 0))
 
 
 @pytest.mark.parametrize("q_lens", [(5, -1), (-1,)])
 def test_negative_new_tokens_are_refused(geometry, q_lens):
-    """A negative count is one sentence, not a torch error."""
+    """A negative number of new tokens raises BatchError, not a torch error."""
     with pytest.raises(BatchError, match="-1"):
         validate(extend_batch(geometry, q_lens, (0,) * len(q_lens)), geometry)
 
 
-def test_extend_tails_are_its_rows(geometry, extend):
-    """An EXTEND batch whose tail differs from its rows is refused: row j is tail slot T - q + j with q = T."""
+def test_an_extend_tail_must_equal_its_rows(geometry, extend):
+    """An EXTEND batch with different tail_lens and q_lens is refused: every new token is a row and a tail slot."""
     with pytest.raises(BatchError):
         validate(replace(extend, tail_lens=(5, 1, 3)), geometry)
 
 
-def test_uniform_batches_have_an_arithmetic_indptr_and_the_extent_of_the_mode(geometry):
-    """q_indptr steps by the rows of a request; extents, rows and padding come from the geometry."""
+def test_uniform_batches_follow_the_extent_of_the_mode(geometry):
+    """q_indptr steps by the rows of a request; row counts and padding come from the geometry."""
     buffers = BatchBuffers(geometry, "cpu")
     for mode, step, q, t in [
         (Mode.DECODE, 0, 1, 1), (Mode.DRAFT, 1, 3, 6), (Mode.VERIFY, 0, 5, 5), (Mode.DRAFT_EXTEND, 0, 5, 5)
@@ -162,7 +162,7 @@ def test_uniform_batches_have_an_arithmetic_indptr_and_the_extent_of_the_mode(ge
 
 
 def test_ragged_batches_concatenate_their_rows(geometry, extend):
-    """q_indptr is the running sum, positions go on from each prefix, and the batch never counts as uniform."""
+    """q_indptr is the running sum, positions continue each prefix, and the batch is never uniform."""
     assert extend.q_indptr.tolist() == [0, 4, 5, 8]
     assert extend.positions.tolist() == [0, 1, 2, 3, 7, 2, 3, 4]
     assert (extend.q_indptr.dtype, extend.positions.dtype) == (torch.int32, torch.int64)
@@ -170,27 +170,27 @@ def test_ragged_batches_concatenate_their_rows(geometry, extend):
     assert extend_batch(geometry, (2, 2), (0, 0)).uniform is None
 
 
-def test_padded_requests_of_a_ragged_batch_own_no_rows(geometry):
-    """Live requests come first; a padded one has an empty range and host lengths cover only the live ones."""
+def test_padded_requests_of_a_ragged_batch_have_no_rows(geometry):
+    """Live requests come first; a padded request has an empty range, and host lengths cover only live requests."""
     batch = validate(extend_batch(geometry, (3, 2, 0, 0), (1, 0, 0, 0), num_reqs=2), geometry)
     assert batch.q_indptr.tolist() == [0, 3, 5, 5, 5]
     assert batch.positions.tolist() == [1, 2, 3, 0, 1]
 
 
-def test_an_extend_batch_of_padding_alone_has_no_rows(geometry):
-    """All requests padded is a legal, empty forward."""
+def test_an_extend_batch_of_padding_only_has_no_rows(geometry):
+    """A forward with padded requests only is legal and empty."""
     batch = validate(extend_batch(geometry, (0, 0), (0, 0), num_reqs=0), geometry)
     assert (batch.num_rows, batch.positions.tolist()) == (0, [])
 
 
-def test_positions_stop_at_the_last_position_of_the_context(geometry):
-    """Position inputs never pass C - 1, where the model's tables end."""
+def test_positions_are_clamped_to_the_context(geometry):
+    """Positions never exceed C - 1, the end of the model's rotary tables."""
     batch = extend_batch(geometry, (4,), (30,))
     assert batch.positions.tolist() == [30, 31, 31, 31]
 
 
-def test_two_batches_of_one_padded_size_share_their_addresses(geometry):
-    """Whatever is live, the tensors of one padded size are the same memory, so a captured graph stays valid."""
+def test_batches_of_one_padded_size_share_addresses(geometry):
+    """For any number of live requests, tensors of one padded size have equal addresses, so graphs stay valid."""
     buffers = BatchBuffers(geometry, "cpu")
 
     def addresses(num_reqs, padded=6):
@@ -204,8 +204,8 @@ def test_two_batches_of_one_padded_size_share_their_addresses(geometry):
     assert [pointer for pointer, _ in addresses(4, padded=4)] == [pointer for pointer, _ in first]
 
 
-def test_the_static_buffers_hold_the_largest_batch_of_every_mode(make_geometry):
-    """Padded to the largest captured size, each mode and draft step is a valid batch, with many mask words too."""
+def test_static_buffers_hold_the_largest_batch_of_each_mode(make_geometry):
+    """Each mode and draft step gives a valid batch at the largest captured size, also with several mask words."""
     geometry = make_geometry(num_draft_tokens=40, topk=3, num_steps=4, capture_batch_sizes=(2, 7), max_extend_tokens=5)
     buffers = BatchBuffers(geometry, "cpu")
     for mode, steps in [(Mode.DECODE, 1), (Mode.DRAFT, 3), (Mode.VERIFY, 1), (Mode.DRAFT_EXTEND, 1)]:
@@ -215,15 +215,15 @@ def test_the_static_buffers_hold_the_largest_batch_of_every_mode(make_geometry):
 
 
 def test_a_batch_cannot_be_made_without_host_lengths(verify):
-    """`host` has no default, like every other field: leaving it out is a TypeError where the batch is made."""
+    """`host` has no default, like every other field: a batch without it raises TypeError at construction."""
     assert not [f.name for f in fields(ForwardBatch) if f.default is not MISSING or f.default_factory is not MISSING]
     kept = {f.name: getattr(verify, f.name) for f in fields(verify) if f.name != "host"}
     with pytest.raises(TypeError, match="host"):
         ForwardBatch(**kept)
 
 
-def test_stale_memory_behind_the_live_part_is_not_in_the_batch(geometry):
-    """A batch of three over buffers that held six shows three: no tensor reaches into the other rows."""
+def test_stale_memory_after_the_live_part_is_not_in_the_batch(geometry):
+    """A batch of three over buffers that held six has three requests: no tensor reaches the other rows."""
     buffers = BatchBuffers(geometry, "cpu")
     full = buffers.uniform(Mode.VERIFY, 0, 6, 6, Exact((0,) * 6), tree=True)
     for tensor in (full.prefix_lens, full.page_table, full.positions, full.tail.mask, full.tail.depth):

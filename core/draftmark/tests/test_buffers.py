@@ -1,4 +1,4 @@
-"""Buffer specifications: sizes are products, and what cannot be allocated is refused by name."""
+"""Buffer specifications: sizes are products, and an invalid specification raises an error with the buffer's name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from draftmark.geometry import DTYPE_BYTES
 GOOD = BufferSpec("kv_lens", Role.KV_LENS, (3, 4), "int32", Unit.TOKENS, "max_reqs")
 
 
-def test_bytes_are_the_product_of_the_shape_times_the_element():
-    """12 int32 are 48 bytes; a scalar is one element; an empty extent makes none."""
+def test_bytes_are_shape_times_element_size():
+    """12 int32 have 48 bytes; a scalar is one element; an empty extent gives 0 bytes."""
     assert (GOOD.numel, GOOD.nbytes) == (12, 48)
     assert replace(GOOD, shape=()).nbytes == 4
     assert replace(GOOD, shape=(0, 4)).nbytes == 0
@@ -28,12 +28,12 @@ def test_dtype_bytes_are_torchs(dtype):
 
 
 def test_a_size_past_int32_is_exact():
-    """Sizing is Python integers: 8 GiB does not wrap."""
+    """Sizes are Python integers: 8 GiB does not overflow."""
     assert replace(GOOD, shape=(2**20, 2**11)).nbytes == 2**33
 
 
 def test_good_specs_pass():
-    """Distinct names, known dtypes and non-negative extents are accepted, scalars and empties included."""
+    """Distinct names, known dtypes and non-negative extents are accepted, scalars and empty shapes included."""
     validate_specs([])
     validate_specs([GOOD, replace(GOOD, name="b", shape=()), replace(GOOD, name="c", shape=(0,))])
 
@@ -43,7 +43,7 @@ def test_good_specs_pass():
     [
         ([GOOD, GOOD], ("'kv_lens'", "declared twice", "unique")),
         ([replace(GOOD, dtype="int33")], ("'kv_lens'", "'int33'", "int32")),
-        ([replace(GOOD, dtype="torch.int32")], ("'torch.int32'", "torch dtype's name")),
+        ([replace(GOOD, dtype="torch.int32")], ("'torch.int32'", "torch dtype name")),
         ([replace(GOOD, shape=(3, -1))], ("'kv_lens'", "(3, -1)", ">= 0")),
         ([replace(GOOD, shape=(3.0,))], ("'kv_lens'", "(3.0,)", "integers")),
         ([replace(GOOD, shape=(True,))], ("'kv_lens'", "(True,)", "integers")),
@@ -66,7 +66,7 @@ def test_good_specs_pass():
     ],
 )
 def test_a_malformed_spec_is_refused_by_name(specs, words):
-    """Each fault raises BufferError with the buffer's name, what was got, and what is allowed."""
+    """Each fault raises BufferError with the buffer's name, the value, and the allowed values."""
     with pytest.raises(BufferError) as caught:
         validate_specs(specs)
     text = str(caught.value)
@@ -77,17 +77,17 @@ def test_a_malformed_spec_is_refused_by_name(specs, words):
 @pytest.mark.parametrize(
     ("field", "value"), [("role", "kv_lens"), ("unit", "tokens"), ("memory", "device"), ("init", "zeros")]
 )
-def test_a_plain_string_where_an_enum_is_meant_is_refused(field, value):
-    """`memory="device"` is not `Memory.DEVICE`: it must not silently become host memory, nor "zeros" become garbage."""
+def test_a_plain_string_instead_of_an_enum_is_refused(field, value):
+    """`memory="device"` is not `Memory.DEVICE` and must not silently select host memory."""
     with pytest.raises(BufferError, match=field):
         validate_specs([replace(GOOD, **{field: value})])
 
 
-def test_own_roles_are_the_ones_whose_need_only_the_plugin_knows():
-    """Index roles are the core's to check; schedules, partial results and workspaces are the plugin's."""
+def test_own_roles_are_those_that_only_the_plugin_can_size():
+    """The core sizes index roles; the plugin sizes schedules, partial results and workspaces."""
     assert {Role.SPLIT_SCHEDULE, Role.PARTIAL_OUT, Role.PARTIAL_LSE, Role.WORKSPACE} == OWN_ROLES
 
 
-def test_defaults_are_device_memory_that_lives_as_long_as_a_graph():
-    """A spec that says nothing else is uninitialised device memory."""
+def test_the_default_is_uninitialized_device_memory():
+    """A specification without memory and init is uninitialized device memory."""
     assert (GOOD.memory, GOOD.init) == (Memory.DEVICE, Init.EMPTY)

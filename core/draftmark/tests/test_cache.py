@@ -1,4 +1,4 @@
-"""The KV pool: null pages, views by layer, compaction that overlaps, and slots past 2**31."""
+"""KV pool and sinks: null pages, layer views, overlapping moves, and slots above 2**31."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYERS, PAGES = 3, 6
 
 @pytest.fixture
 def pool(make_geometry):
-    """Three layers of six pages of four slots, whose K and V name their layer and slot."""
+    """Return three layers of six pages of four slots; K and V encode their layer and slot."""
     pool = KVPool(make_geometry(page_size=4, num_kv_heads=2, head_dim=8), LAYERS, PAGES, 1, "cpu")
     slots = torch.arange(LAYERS * PAGES * 4, dtype=torch.float32).view(LAYERS, PAGES, 4, 1, 1)
     pool.k.copy_(slots.expand_as(pool.k))
@@ -25,12 +25,12 @@ def pool(make_geometry):
 
 
 def by_slot(tensor):
-    """[layers][slots] of the first number in each slot."""
+    """Return the first number of each slot, as [layers][slots]."""
     return tensor.flatten(1, 2)[:, :, 0, 0].tolist()
 
 
 def test_layers_are_views_of_the_pool(pool):
-    """Writing through a layer's cache writes the pool; each layer is contiguous and its own."""
+    """A write to a layer's cache changes only that layer of the pool; each layer is contiguous."""
     pool.layers[1].k[2, 3] = 5.0
     assert (pool.k[1, 2, 3] == 5.0).all() and (pool.k[0, 2, 3] != 5.0).all()
     for cache in pool.layers:
@@ -41,13 +41,13 @@ def test_layers_are_views_of_the_pool(pool):
 
 @pytest.mark.parametrize("null_pages", [1, 3])
 def test_null_pages_start_as_zeros(make_geometry, null_pages):
-    """What no request owns is finite from the start, in every layer."""
+    """Null pages are zero after allocation, in every layer."""
     pool = KVPool(make_geometry(), LAYERS, PAGES, null_pages, "cpu")
     assert not pool.k[:, :null_pages].any() and not pool.v[:, :null_pages].any()
 
 
-def test_quantised_pools_carry_unit_scales(make_geometry):
-    """fp8 KV has float32 scales of one element each."""
+def test_fp8_pools_have_unit_scales(make_geometry):
+    """fp8 KV has float32 scales of one element with the value 1."""
     pool = KVPool(make_geometry(kv_dtype="float8_e4m3fn"), 1, 2, 1, "cpu")
     scale = pool.layers[0].k_scale
     assert (scale.dtype, scale.tolist()) == (torch.float32, [1.0])
@@ -55,47 +55,47 @@ def test_quantised_pools_carry_unit_scales(make_geometry):
 
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
 def test_scales_belong_to_fp8(name):
-    """No kernel reads a scale of 16-bit KV: a cache with one is refused by name; of fp8 KV either may stand alone."""
+    """A scale for 16-bit KV is refused by name, because no kernel reads it; fp8 KV may have either scale."""
     pages, scale = torch.zeros(2, 4, 1, 8, dtype=torch.bfloat16), {name: torch.ones(1)}
     with pytest.raises(BatchError, match=f"{name} is given for a cache of torch.bfloat16"):
         KVCache(pages, pages, **scale)
-    narrow = pages.to(torch.float8_e4m3fn)
-    assert getattr(KVCache(narrow, narrow, **scale), name) is scale[name]
+    fp8 = pages.to(torch.float8_e4m3fn)
+    assert getattr(KVCache(fp8, fp8, **scale), name) is scale[name]
 
 
 @pytest.mark.parametrize(
     "sinks", [torch.zeros(8, dtype=torch.bfloat16), torch.zeros(1, 8), torch.zeros(16)[::2]], ids=["bf16", "2d", "gaps"]
 )
-def test_sinks_of_another_form_are_refused(sinks):
-    """Kernels read contiguous float32, one a query head; the sentence says what came."""
+def test_sinks_of_a_wrong_dtype_or_shape_are_refused(sinks):
+    """Kernels read contiguous float32, one value per query head; the error contains the actual dtype and shape."""
     pages = torch.zeros(2, 4, 1, 8)
     with pytest.raises(BatchError, match=r"sinks are .* kernels read contiguous float32 \[num_qo_heads\]"):
         KVCache(pages, pages, sinks=sinks)
 
 
-def test_sinks_are_where_the_pages_are():
-    """Sinks on another device are refused when the cache is made, not in a kernel."""
+def test_sinks_must_be_on_the_device_of_the_pages():
+    """Sinks on another device are refused when the cache is created, not in a kernel."""
     pages = torch.zeros(2, 4, 1, 8)
     with pytest.raises(BatchError, match="sinks are on meta, but the pages are on cpu"):
         KVCache(pages, pages, sinks=torch.zeros(8, device="meta"))
 
 
-def test_sinks_that_a_geometry_does_not_expect_raise(make_geometry):
-    """Missing, of another layer's heads, or of a layer that has none: one sentence each; what fits is handed on."""
+def test_sinks_must_match_the_geometry(make_geometry):
+    """Missing sinks, unexpected sinks and a wrong number of sinks each raise; matching sinks are returned."""
     without, with_sinks = make_geometry(), make_geometry(sinks=True)
     pages, heads = torch.zeros(2, 4, 1, 8), with_sinks.attention.num_qo_heads
     plain, right = KVCache(pages, pages), KVCache(pages, pages, sinks=torch.zeros(heads))
     assert sinks_of(plain, without) is None and sinks_of(right, with_sinks) is right.sinks
     with pytest.raises(BatchError, match=r"KVCache\.sinks is None"):
         sinks_of(plain, with_sinks)
-    with pytest.raises(BatchError, match="the geometry has none"):
+    with pytest.raises(BatchError, match="the geometry has no sinks"):
         sinks_of(right, without)
     with pytest.raises(BatchError, match=f"has {heads + 1} logits, but the layer has {heads} query heads"):
         sinks_of(KVCache(pages, pages, sinks=torch.zeros(heads + 1)), with_sinks)
 
 
-def test_quantised_kv_moves(make_geometry):
-    """fp8 pages move bit by bit, though torch itself indexes no fp8."""
+def test_fp8_kv_moves(make_geometry):
+    """fp8 pages move bit by bit, although torch cannot index fp8 tensors."""
     pool = KVPool(make_geometry(kv_dtype="float8_e4m3fn", page_size=4), 1, 2, 1, "cpu")
     bits = pool.k.view(torch.uint8)
     bits.copy_(torch.arange(bits.numel()).view(bits.shape))
@@ -118,7 +118,7 @@ def test_quantised_kv_moves(make_geometry):
     ids=["down", "up", "reversed", "rotated", "fan out", "in place", "nothing"],
 )
 def test_a_move_reads_everything_before_it_writes(pool, source, target):
-    """Where source and target overlap, every target gets the old content of its source, in all layers, K and V."""
+    """With overlapping source and target every target gets its source's old contents, in all layers, K and V."""
     old_k, old_v = by_slot(pool.k), by_slot(pool.v)
     pool.move(torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64))
     for old, new in ((old_k, by_slot(pool.k)), (old_v, by_slot(pool.v))):
@@ -130,7 +130,7 @@ def test_a_move_reads_everything_before_it_writes(pool, source, target):
 
 
 def test_random_overlapping_moves_equal_a_copy_by_hand(pool):
-    """Two hundred random moves, checked against Python lists."""
+    """Two hundred random moves equal the same moves on Python lists."""
     dice = random.Random(0)
     want = by_slot(pool.k)
     for _ in range(200):
@@ -142,8 +142,8 @@ def test_random_overlapping_moves_equal_a_copy_by_hand(pool):
     assert by_slot(pool.k) == want
 
 
-def test_rejected_slots_of_padded_requests_may_all_move_to_the_null_page(pool):
-    """Padded entries share null slots as their target; nothing else changes."""
+def test_slots_of_padded_requests_may_all_move_to_a_null_page(pool):
+    """Padded entries may share null slots as targets; nothing else changes."""
     before = by_slot(pool.k)
     pool.move(torch.tensor([9, 2, 2]), torch.tensor([8, 0, 0]))
     after = by_slot(pool.k)
@@ -152,34 +152,34 @@ def test_rejected_slots_of_padded_requests_may_all_move_to_the_null_page(pool):
 
 
 def test_moves_keep_addresses(pool):
-    """Compaction is in place, so it can be captured."""
+    """Moves are in place, so a graph can capture them."""
     before = pool.k.data_ptr(), pool.v.data_ptr()
     pool.move(torch.tensor([9]), torch.tensor([8]))
     assert (pool.k.data_ptr(), pool.v.data_ptr()) == before
 
 
 def test_slots_follow_the_page_table():
-    """Position p lies in page p // P of its own request, at offset p % P."""
+    """Position p is in page p // P of its own request, at offset p % P."""
     table = torch.tensor([[7, 2, 5], [1, 3, 0]], dtype=torch.int32)
     slots = slots_of(table, torch.tensor([[0, 5, 8], [3, 4, 11]]), 4)
     assert slots.tolist() == [[28, 9, 20], [7, 12, 3]]
 
 
-def test_slots_past_two_to_the_31_do_not_wrap():
-    """A page id near the end of a large pool times the page size needs 64 bits (vllm#47671)."""
+def test_slots_above_two_to_the_31_do_not_overflow():
+    """A page id near the end of a large pool, multiplied by the page size, needs 64 bits (vllm#47671)."""
     page = 2**31 - 1
     slots = slots_of(torch.tensor([[0, page]], dtype=torch.int32), torch.tensor([[128 + 5]]), 128)
     assert slots.dtype == torch.int64
     assert slots.tolist() == [[page * 128 + 5]]
 
 
-def test_the_reference_writes_64_bit_slots(make_geometry, scenery, open_reference):
-    """slot_mapping holds page · P + offset for a page id whose product passes 2**31."""
+def test_the_reference_writes_64_bit_slots(make_geometry, scene_types, open_reference):
+    """slot_mapping contains page · P + offset for a product above 2**31."""
     geometry = make_geometry(page_size=16)
-    scene = scenery.Scene(geometry, Mode.DECODE, (scenery.Request(5, scenery.chain(1), 1),))
-    stage = scenery.Stage(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])
-    stage.batch.page_table[0, 0] = 2**31 - 1
+    scene = scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(5, scene_types.chain(1), 1),))
+    paged = scene_types.PagedScene(scene, [torch.zeros(6, 2, 8)], [torch.zeros(6, 2, 8)])
+    paged.batch.page_table[0, 0] = 2**31 - 1
     backend, arena = open_reference(geometry)
-    backend.plan(stage.batch)
-    backend.write_metadata(stage.batch)
+    backend.plan(paged.batch)
+    backend.write_metadata(paged.batch)
     assert arena["slot_mapping"][0] == (2**31 - 1) * 16 + 5

@@ -1,4 +1,4 @@
-"""Errors: what every one of them promises."""
+"""Errors: properties that every error class has."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS = sorted(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_an_error_comes_home_from_another_process(kind: type[DraftmarkError]) -> None:
-    """Pickled and back: the same class, sentence and attributes."""
+def test_an_error_survives_pickling(kind: type[DraftmarkError]) -> None:
+    """A pickled error has the same class, message and attributes."""
     error = kind(*ARGUMENTS.get(kind.__name__, ("pages is 3, but 2 are free; wait",)))
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind

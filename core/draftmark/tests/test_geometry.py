@@ -1,4 +1,4 @@
-"""Every length formula, against worked examples and against brute force over all forwards."""
+"""Every length formula, compared with worked examples and with brute force over all forwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ small_fields = st.fixed_dictionaries(
 
 
 def forwards(f, modes):
-    """(mode, step, rows of one request, tail slots of one request), from the table in the documentation."""
+    """Yield (mode, step, rows of one request, tail slots of one request), from the table in the documentation."""
     k, d = f["topk"], f["num_draft_tokens"]
     longest_chunk = min(f["max_extend_tokens"], f["max_context_len"])
     for mode in modes:
@@ -48,7 +48,7 @@ def forwards(f, modes):
 
 
 def longest_prefix(f, mode, tail):
-    """Committed tokens that a forward may meet: up to the wall, one unseen round more with overlap."""
+    """Return the longest prefix of a forward: the context limit, plus one unseen step with overlap."""
     wall = f["max_context_len"]
     if mode is Mode.EXTEND:
         return wall - tail
@@ -65,12 +65,12 @@ def longest_prefix(f, mode, tail):
         pytest.param(
             {"num_draft_tokens": 5, "max_context_len": 8192, "page_size": 64},
             {"max_tail": 5, "max_kv_len": 8197, "max_pages_per_req": 129},
-            id="sglang#22778: the wall is page-aligned, the tail needs one page more",
+            id="sglang#22778: the context is page-aligned, the tail needs one page more",
         ),
         pytest.param(
             {"topk": 4, "num_steps": 5, "num_draft_tokens": 8},
             {"max_tail": 16, "max_kv_len": 48, "max_pages_per_req": 12, "num_draft_steps": 4},
-            id="sglang#27338: the draft tail carries the topk factor",
+            id="sglang#27338: the draft tail has the factor topk",
         ),
         pytest.param(
             {"topk": 8, "num_steps": 5, "num_draft_tokens": 64, "max_num_reqs": 256, "max_context_len": 131072}
@@ -81,22 +81,22 @@ def longest_prefix(f, mode, tail):
         pytest.param(
             {"num_draft_tokens": 6, "overlap": True},
             {"max_prefix_len": 38, "max_kv_len": 44},
-            id="overlap: the device may be one round ahead",
+            id="overlap: the device may be one step ahead",
         ),
         pytest.param({"max_num_reqs": 5, "capture_batch_sizes": (8, 4)}, {"max_reqs": 8}, id="padding above the limit"),
         pytest.param({"max_num_reqs": 9, "capture_batch_sizes": (8, 4)}, {"max_reqs": 9}, id="padding below the limit"),
         pytest.param({"num_draft_tokens": 32}, {"mask_words": 1}, id="32 slots fit one word"),
-        pytest.param({"num_draft_tokens": 33}, {"mask_words": 2}, id="33 slots do not"),
+        pytest.param({"num_draft_tokens": 33}, {"mask_words": 2}, id="33 slots need two words"),
         pytest.param(
             {"page_size": 16, "num_kv_heads": 2, "head_dim": 128, "kv_dtype": "bfloat16"},
             {"page_bytes": 2 * 16 * 2 * 128 * 2},
             id="a page holds K and V",
         ),
-        pytest.param({"kv_dtype": "float8_e4m3fn"}, {"page_bytes": 2 * 4 * 2 * 8}, id="one byte an fp8 number"),
+        pytest.param({"kv_dtype": "float8_e4m3fn"}, {"page_bytes": 2 * 4 * 2 * 8}, id="one byte per fp8 number"),
     ],
 )
 def test_worked_examples(make_geometry, fields, expected):
-    """Formulas give the numbers worked out by hand."""
+    """Formulas give numbers that were worked out by hand."""
     geometry = make_geometry(**fields)
     assert {name: getattr(geometry, name) for name in expected} == expected
 
@@ -114,7 +114,7 @@ def test_worked_examples(make_geometry, fields, expected):
     ],
 )
 def test_extent_of_each_mode(make_geometry, mode, step, rows, tail):
-    """Rows and tail slots a request are those of the mode table; only DRAFT depends on the step."""
+    """Rows and tail slots of a request follow the mode table; only DRAFT depends on the step."""
     geometry = make_geometry(topk=3, num_steps=4, num_draft_tokens=7)
     extent = geometry.extent(mode, step)
     assert (extent.q_len, extent.tail_len) == (rows, tail)
@@ -123,7 +123,7 @@ def test_extent_of_each_mode(make_geometry, mode, step, rows, tail):
 
 
 def test_an_extend_chunk_is_no_longer_than_the_context(make_geometry):
-    """One request cannot bring more tokens than the context holds, whatever the batch may."""
+    """A request's chunk is at most max_context_len, even if the batch may have more tokens."""
     geometry = make_geometry(max_context_len=10, max_extend_tokens=64)
     assert geometry.extent(Mode.EXTEND).q_len == 10
     assert geometry.max_rows(Mode.EXTEND) == 64
@@ -131,8 +131,8 @@ def test_an_extend_chunk_is_no_longer_than_the_context(make_geometry):
 
 @SETTINGS
 @given(f=small_fields)
-def test_the_page_table_has_a_column_for_every_addressable_position(make_geometry, f):
-    """Every position that a legal forward reads or writes lies in a column, and the last column is reachable."""
+def test_the_page_table_covers_every_addressable_position(make_geometry, f):
+    """Every position of a legal forward is in a column, and some forward reaches the last column."""
     geometry = make_geometry(**f)
     wanted = 0
     for mode, _, _, tail in forwards(f, Mode):
@@ -143,7 +143,7 @@ def test_the_page_table_has_a_column_for_every_addressable_position(make_geometr
 
 @SETTINGS
 @given(f=small_fields)
-def test_pages_for_counts_the_pages_that_positions_touch(make_geometry, f):
+def test_pages_for_counts_the_pages_of_all_positions(make_geometry, f):
     """pages_for(L, T) is the number of distinct pages under positions 0 … L+T-1."""
     geometry = make_geometry(**f)
     prefix, tail = f["max_context_len"], f["num_draft_tokens"]
@@ -155,7 +155,7 @@ def test_pages_for_counts_the_pages_that_positions_touch(make_geometry, f):
 @SETTINGS
 @given(f=small_fields)
 def test_max_rows_is_the_largest_legal_forward(make_geometry, f):
-    """max_rows and max_rows_any equal the most query rows over all batches of the geometry's own modes."""
+    """max_rows and max_rows_any are the largest number of query rows over all batches of the geometry's modes."""
     geometry = make_geometry(**f)
     largest = max([f["max_num_reqs"], *f["capture_batch_sizes"]])
     assert geometry.max_reqs == largest
@@ -172,7 +172,7 @@ def test_max_rows_is_the_largest_legal_forward(make_geometry, f):
 @SETTINGS
 @given(f=small_fields)
 def test_a_mask_row_has_a_bit_for_every_tail_slot(make_geometry, f):
-    """mask_words is the fewest 32-bit words that hold the largest tail of any non-ragged forward."""
+    """mask_words is the smallest number of 32-bit words for the largest tail of any mode except EXTEND."""
     geometry = make_geometry(**f)
     slots = max(tail for mode, _, _, tail in forwards(f, [m for m in Mode if m is not Mode.EXTEND]))
     words = 0
@@ -183,8 +183,8 @@ def test_a_mask_row_has_a_bit_for_every_tail_slot(make_geometry, f):
 
 @SETTINGS
 @given(f=small_fields)
-def test_null_pages_give_every_padded_row_a_slot_of_its_own(make_geometry, f):
-    """With unique_slots the largest batch of padded requests writes no slot twice; without, one page serves all."""
+def test_null_pages_give_each_padded_row_its_own_slot(make_geometry, f):
+    """With unique_slots no two padded rows of the largest batch share a slot; without it one page serves all rows."""
     geometry = make_geometry(**f)
     assert geometry.null_pages() == 1
     pages = geometry.null_pages(unique_slots=True)
@@ -200,20 +200,20 @@ def test_null_pages_give_every_padded_row_a_slot_of_its_own(make_geometry, f):
 
 @given(a=st.integers(0, 10**6), b=st.integers(1, 10**4))
 def test_ceil_div_is_the_smallest_cover(a, b):
-    """ceil_div(a, b) groups of b cover a, one group less does not."""
+    """ceil_div(a, b) groups of b cover a; one group less does not."""
     groups = ceil_div(a, b)
     assert groups * b >= a > (groups - 1) * b
 
 
 @given(values=st.lists(st.integers(), min_size=1, max_size=5))
 def test_maximum_and_minimum_of_ints_are_pythons(values):
-    """On plain ints they are max and min, one argument included."""
+    """For plain ints, maximum and minimum equal max and min, also with one argument."""
     assert maximum(*values) == sorted(values)[-1]
     assert minimum(*values) == sorted(values)[0]
 
 
 def test_create_resolves_the_scale_and_orders_capture_sizes(make_geometry):
-    """softmax_scale None becomes head_dim ** -0.5, an own scale stays; capture sizes are sorted and distinct."""
+    """softmax_scale None becomes head_dim ** -0.5, another value stays; capture sizes are sorted and distinct."""
     geometry = make_geometry(head_dim=64, capture_batch_sizes=(8, 1, 8, 4))
     assert geometry.attention.softmax_scale == 0.125
     assert geometry.limits.capture_batch_sizes == (1, 4, 8)
@@ -221,11 +221,11 @@ def test_create_resolves_the_scale_and_orders_capture_sizes(make_geometry):
 
 
 def test_the_draft_model_does_not_decode_or_verify():
-    """Target and draft model serve three modes each and share only EXTEND."""
+    """Target and draft model have three modes each and share only EXTEND."""
     assert set(TARGET_MODES) & set(DRAFT_MODES) == {Mode.EXTEND}
     assert set(TARGET_MODES) | set(DRAFT_MODES) == set(CORE_MODES)
 
 
 def test_group_size_is_query_heads_per_kv_head(make_geometry):
-    """8 query heads over 2 KV heads share in groups of 4."""
+    """8 query heads over 2 KV heads give groups of 4."""
     assert make_geometry(num_qo_heads=8, num_kv_heads=2).attention.group_size == 4

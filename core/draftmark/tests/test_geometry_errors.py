@@ -1,4 +1,4 @@
-"""Invalid geometries: one GeometryError that names the field, the value, the limit and the remedy."""
+"""Invalid geometries raise one GeometryError with the field, the value, the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("field", "value"), INVALID, ids=[f"{field}={value!r}" for field, value in INVALID])
-def test_an_invalid_field_is_named_with_value_limit_and_remedy(make_geometry, field, value):
-    """Each bad field raises GeometryError whose text is `field is value, but limit; remedy`, on one line."""
+def test_an_invalid_field_raises_value_limit_and_remedy(make_geometry, field, value):
+    """Each invalid field raises GeometryError with the text `field is value, but limit; remedy`, on one line."""
     with pytest.raises(GeometryError) as caught:
         make_geometry(**{field.split(".")[-1]: value})
     error, text = caught.value, str(caught.value)
@@ -65,45 +65,45 @@ def test_an_invalid_field_is_named_with_value_limit_and_remedy(make_geometry, fi
 @pytest.mark.parametrize("value", [3, "a", [1], None])
 @pytest.mark.parametrize("part", ["attention", "limits", "draft", "device"])
 def test_a_part_of_another_type_is_named(make_geometry, part, value):
-    """A number, a text or a list in place of a shape; None stands for the default of the last two."""
+    """A number, string or list instead of a part is refused; None selects the default draft shape or device."""
     geometry = make_geometry()
     parts = {name: getattr(geometry, name) for name in ("attention", "limits", "draft", "device")} | {part: value}
     if value is None and part in ("draft", "device"):
         Geometry.create(**parts)
         return
-    with pytest.raises(GeometryError, match=f"^{part} is .* but it must be of ") as caught:
+    with pytest.raises(GeometryError, match=f"^{part} is .* but it must be an instance of ") as caught:
         Geometry.create(**parts)
     assert caught.value.field == part
 
 
-def test_the_value_is_shown(make_geometry):
-    """The message carries the offending value itself."""
+def test_the_error_contains_the_value(make_geometry):
+    """The message and the attribute `value` contain the invalid value."""
     with pytest.raises(GeometryError, match=r"attention\.page_size is -7, but it must be >= 1") as caught:
         make_geometry(page_size=-7)
     assert caught.value.value == -7
 
 
-def test_heads_that_do_not_divide_name_both_counts(make_geometry):
-    """32 query heads over 5 KV heads says both numbers."""
+def test_indivisible_heads_name_both_counts(make_geometry):
+    """The error for 32 query heads over 5 KV heads contains both numbers."""
     with pytest.raises(GeometryError, match=r"num_qo_heads is 32.*num_kv_heads = 5"):
         make_geometry(num_qo_heads=32, num_kv_heads=5)
 
 
-def test_positions_past_int32_are_refused_with_the_tail_counted(make_geometry):
-    """A context that fits int32 alone, but not with its tail, is refused; 3 · max_tail below it is served."""
+def test_positions_above_int32_are_refused_with_the_tail(make_geometry):
+    """A context that fits int32 only without its tail is refused; one that is 3 · max_tail shorter is accepted."""
     make_geometry(max_context_len=2**31 - 1 - 3 * 8, num_draft_tokens=8)
     with pytest.raises(GeometryError, match="int32"):
         make_geometry(max_context_len=2**31 - 8, num_draft_tokens=8)
 
 
 @pytest.mark.parametrize("value", [0.0, 30.0, 50])
-def test_a_soft_cap_of_zero_or_more_is_served(make_geometry, value):
-    """0 means none; integers are numbers."""
+def test_a_soft_cap_of_zero_or_more_is_accepted(make_geometry, value):
+    """0 means no cap; integers are accepted."""
     assert make_geometry(logits_soft_cap=value).attention.logits_soft_cap == value
 
 
-def test_the_first_bad_field_is_reported_alone(make_geometry):
-    """Two bad fields raise one error for one of them."""
+def test_only_the_first_bad_field_is_reported(make_geometry):
+    """A geometry with two invalid fields raises one error, for the first field."""
     with pytest.raises(GeometryError) as caught:
         make_geometry(topk=0, page_size=0)
     assert caught.value.field == "attention.page_size"
@@ -121,14 +121,14 @@ def test_the_first_bad_field_is_reported_alone(make_geometry):
     ],
 )
 def test_a_pair_shares_draft_shape_limits_and_page_size(make_geometry, difference, field):
-    """A draft model that disagrees with its target in anything shared is refused, by field."""
+    """A draft geometry with a different value in a shared field is refused with the field's name."""
     with pytest.raises(GeometryError) as caught:
         GeometryPair(make_geometry(), make_geometry(**difference))
     assert caught.value.field == field
 
 
-def test_a_pair_may_differ_in_everything_that_is_its_own(make_geometry):
-    """Heads, head_dim, dtypes and window are each model's own."""
+def test_a_pair_may_differ_in_fields_of_each_model(make_geometry):
+    """Heads, head_dim, dtypes and window may differ between target and draft model."""
     target = make_geometry()
     other = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 20, "kv_dtype": "float16", "window_left": 5}
     pair = GeometryPair(target, make_geometry(**other, num_sms=132))
@@ -137,7 +137,7 @@ def test_a_pair_may_differ_in_everything_that_is_its_own(make_geometry):
 
 
 FACTS = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32", "rotary_len": 32}
-"""What the model of `make_geometry()` says of itself."""
+"""Facts of a model that matches `make_geometry()`."""
 
 
 @pytest.mark.parametrize(
@@ -151,21 +151,21 @@ FACTS = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32"
         ({"rotary_len": 31}, "pair.draft.rotary_len"),
     ],
 )
-def test_a_draft_geometry_is_its_own_models(make_geometry, difference, field):
-    """A geometry made from another model than the one that runs (the target's, say) is refused, by field."""
+def test_a_draft_geometry_must_match_its_model(make_geometry, difference, field):
+    """A geometry made from another model than the one that runs, e.g. the target, is refused with the field's name."""
     GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS))
     with pytest.raises(GeometryError) as caught:
         GeometryPair(make_geometry(), make_geometry(), ModelFacts(**FACTS), ModelFacts(**FACTS | difference))
     assert caught.value.field == field
 
 
-def test_capture_sizes_in_another_order_are_the_same_limits(make_geometry):
-    """create() normalises, so (4, 8) and (8, 4, 4) agree."""
+def test_capture_sizes_are_compared_without_order(make_geometry):
+    """create() sorts and deduplicates, so (4, 8) and (8, 4, 4) are equal limits."""
     GeometryPair(make_geometry(capture_batch_sizes=(4, 8)), make_geometry(capture_batch_sizes=(8, 4, 4)))
 
 
 def test_a_geometry_is_immutable_and_hashable(make_geometry):
-    """Equal fields are equal keys; a change is a new object."""
+    """Geometries with equal fields have equal hashes; a change makes a new object."""
     geometry = make_geometry()
     assert hash(geometry) == hash(make_geometry())
     with pytest.raises(AttributeError):

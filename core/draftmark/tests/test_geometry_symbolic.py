@@ -1,4 +1,4 @@
-"""No formula branches on a value: all of them run on symbols that have no truth value."""
+"""No formula branches on a value: all formulas run on symbols that have no truth value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": oper
 
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """A leaf with a name, or an operator over two operands. Comparing it, or asking whether it is true, raises."""
+    """A named leaf, or an operator with two operands. A comparison or a truth test raises TypeError."""
 
     op: str
     args: tuple[Any, ...]
@@ -28,7 +28,7 @@ class Symbol:
     __index__ = __int__ = __hash__ = __bool__  # type: ignore[assignment]
 
     def value(self, names: dict[str, int]) -> int:
-        """The expression with numbers for its names."""
+        """Return the value of the expression for the numbers in `names`."""
         if self.op == "name":
             return names[self.args[0]]
         return OPERATORS[self.op](*(a.value(names) if isinstance(a, Symbol) else a for a in self.args))
@@ -64,7 +64,7 @@ FORMULAS = {
 
 
 def geometry_of(n: dict[str, Any], overlap: bool) -> Geometry:
-    """A geometry whose fields are taken from `n`, unvalidated."""
+    """Return a geometry with its fields taken from `n`, without validation."""
     return Geometry(
         AttentionShape(n["heads"] * 2, n["heads"], n["dim"], n["P"], "float32", "float32", 1.0),
         DraftShape(n["k"], n["S"], n["D"]),
@@ -79,23 +79,23 @@ SYMBOLS = {name: Symbol("name", (name,)) for name in NUMBERS}
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_formula_on_symbols_is_the_formula_on_ints(name, overlap):
-    """Each formula builds an expression without asking for a truth value, and it evaluates to the int's result."""
+def test_a_formula_on_symbols_equals_the_formula_on_ints(name, overlap):
+    """Each formula builds an expression without a truth test; its value equals the result for plain ints."""
     formula = FORMULAS[name]
     result = formula(geometry_of(SYMBOLS, overlap), SYMBOLS["step"])
     number = formula(geometry_of(NUMBERS, overlap), NUMBERS["step"])
     assert (result.value(NUMBERS) if isinstance(result, Symbol) else result) == number
 
 
-def test_the_references_sizing_runs_on_symbols():
-    """The reference names its buffers' shapes and bytes from symbolic integers."""
+def test_the_reference_sizing_runs_on_symbols():
+    """The reference backend computes buffer shapes and bytes from symbolic integers."""
     specs = sizing.buffers(geometry_of(SYMBOLS, True))
     numbers = sizing.buffers(geometry_of(NUMBERS, True))
     assert [spec.nbytes.value(NUMBERS) for spec in specs] == [spec.nbytes for spec in numbers]
 
 
 def test_a_symbol_has_no_truth_value():
-    """The stand-in itself refuses to branch, so the tests above cannot pass by luck."""
+    """A symbol raises on every branch, so the tests above cannot pass by accident."""
     s = SYMBOLS["k"]
     for branch in (bool, int, lambda s: s > 1, lambda s: s == 1, lambda s: max(s, 1), lambda s: range(s)):
         with pytest.raises(TypeError):
@@ -103,7 +103,7 @@ def test_a_symbol_has_no_truth_value():
 
 
 def test_maximum_and_minimum_mix_ints_and_symbols():
-    """A symbol on either side takes part; ints before it are folded first."""
+    """A symbol may be any argument; ints before it are combined first."""
     s = SYMBOLS["k"]
     assert maximum(1, 9, s, 2).value({"k": 4}) == 9
     assert minimum(s, 3).value({"k": 4}) == 3

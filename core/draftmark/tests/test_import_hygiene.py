@@ -1,4 +1,4 @@
-"""What `import draftmark` costs, and what works where torch cannot be imported."""
+"""Cost of `import draftmark`, and functions that work without torch."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ print("torch" in sys.modules)
 
 @pytest.fixture
 def broken_torch(tmp_path):
-    """A folder with a torch that raises when imported, as torch-npu without CANN makes it."""
+    """Return a folder with a torch that raises on import, like torch-npu without CANN."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
     return tmp_path
 
 
-def test_import_is_quick_and_brings_in_no_dependency(run_python):
-    """`import draftmark` loads fewer than 80 modules, the standard library's included, and no torch, pluggy or rich."""
+def test_import_is_quick_and_imports_no_dependency(run_python):
+    """`import draftmark` loads fewer than 80 modules, standard library included, and no torch, pluggy or rich."""
     done = run_python(COUNT_IMPORTS)
     assert done.returncode == 0, done.err
     count, heavy = done.out.splitlines()
     assert (int(count) < 80, heavy) == (True, "[]"), done.out
 
 
-def test_listing_and_sizing_work_where_import_torch_raises(run_python, broken_torch):
-    """available(), load, supports, buffers, requirements and require need integers only."""
+def test_listing_and_sizing_work_with_a_broken_torch(run_python, broken_torch):
+    """available(), load, supports, buffers, requirements and require do not import torch."""
     assert run_python("import torch", broken_torch).returncode != 0
     done = run_python(SIZE_SNIPPET, broken_torch)
     assert done.returncode == 0, done.err
@@ -54,8 +54,8 @@ def test_listing_and_sizing_work_where_import_torch_raises(run_python, broken_to
     assert torch_seen == "False"
 
 
-def test_opening_where_import_torch_raises_is_one_error(run_python, broken_torch):
-    """open() without a working torch is a BackendLoadError that names the cause, not a bare ImportError."""
+def test_open_with_a_broken_torch_raises_a_load_error(run_python, broken_torch):
+    """open() without a working torch raises a BackendLoadError with the cause, not a bare ImportError."""
     snippet = SIZE_SNIPPET + (
         "from draftmark.errors import BackendLoadError\n"
         "try:\n    backend.open(geometry, 'cpu')\n"
@@ -67,7 +67,7 @@ def test_opening_where_import_torch_raises_is_one_error(run_python, broken_torch
 
 
 def test_every_public_name_resolves(run_python):
-    """Each name in __all__ is there, lazy ones included, and an unknown one is an AttributeError."""
+    """Each name in __all__ exists, lazy ones included, and an unknown name raises AttributeError."""
     snippet = (
         "import draftmark\n"
         "assert not [n for n in draftmark.__all__ if getattr(draftmark, n) is None]\n"

@@ -1,4 +1,4 @@
-"""What is wrong with a plugin is one error: BackendLoadError before it is loaded, BackendHookError in service."""
+"""Faults of a plugin raise BackendLoadError while it loads, and BackendHookError afterwards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from draftmark.errors import BackendError, BackendHookError, BackendLoadError, B
 
 
 def hook(name, body, arguments="geometry"):
-    """Source of one replaced hook."""
+    """Return the source of one replaced hook."""
     return f"@hookimpl\ndef draftmark_{name}({arguments}):\n    {body}\n"
 
 
 def assert_load_error(error, failure, *words):
-    """The right class of failure, on one line that holds name, cause and remedy."""
+    """Assert the kind of failure, and one line with name, cause and remedy."""
     text = str(error)
     assert error.failure is failure, text
     assert text == f"backend {error.name!r} cannot be loaded ({failure.value}): {error.cause}; {error.remedy}"
@@ -26,36 +26,44 @@ def assert_load_error(error, failure, *words):
 
 
 def assert_hook_error(error, hook, failure, *words):
-    """A hook of a loaded backend: the error names it, and does not say that the backend cannot be loaded."""
+    """Assert that the error names the hook of a loaded backend, and is not a load error."""
     text = str(error)
     assert (error.hook, error.failure) == (hook, failure), text
-    assert text == f"backend {error.name!r} failed in service: its hook {hook}() {error.cause}; {error.remedy}"
+    assert text == f"backend {error.name!r} failed: its hook {hook}() {error.cause}; {error.remedy}"
     assert len(error.remedy) > 8 and "\n" not in text and "cannot be loaded" not in text
     assert all(word in text for word in words), text
     assert isinstance(error, BackendError)
 
 
 def load_error(name):
-    """The error that load raises."""
+    """Return the error that load raises."""
     with pytest.raises(BackendLoadError) as caught:
         draftmark.load(name)
     return caught.value
 
 
-def test_entry_point_missing_names_what_is_installed():
-    """An unknown name lists the installed backends and the pip command to try."""
+def test_an_unknown_name_lists_the_installed_backends():
+    """An unknown name raises an error with the installed backends and a pip command."""
     error = load_error("no_such_backend")
     assert_load_error(error, LoadFailure.ENTRY_POINT_MISSING, "reference", "pip install", "draftmark-no-such-backend")
 
 
+@pytest.mark.parametrize("name", ["refrence", "Reference", "references"])
+def test_a_misspelt_name_suggests_the_installed_backend(name):
+    """A name close to an installed backend gets that name as the remedy, and no pip command."""
+    error = load_error(name)
+    assert_load_error(error, LoadFailure.ENTRY_POINT_MISSING, "did you mean reference?")
+    assert "pip" not in error.remedy
+
+
 @pytest.mark.parametrize("name", [3, ["reference"], b"reference", object])
-def test_a_name_is_a_text(name):
-    """Anything else is told how a backend is named."""
-    assert_load_error(load_error(name), LoadFailure.ENTRY_POINT_MISSING, "named by a text", "`draftmark list`")
+def test_a_name_must_be_a_string(name):
+    """A name of another type raises an error with the command that lists names."""
+    assert_load_error(load_error(name), LoadFailure.ENTRY_POINT_MISSING, "is a string", "`draftmark list`")
 
 
 def test_two_distributions_with_one_name_are_refused(distribution):
-    """Neither wins; both owners are named, and the remedy is to remove one."""
+    """Neither distribution loads; the error names both, and the remedy is to uninstall one."""
     distribution("shared", project="vendor-one")
     distribution("shared", project="vendor-two")
     error = load_error("shared")
@@ -63,7 +71,7 @@ def test_two_distributions_with_one_name_are_refused(distribution):
 
 
 def test_a_second_reference_is_a_duplicate_too(distribution):
-    """A plugin cannot take the core's name silently."""
+    """A plugin cannot replace the core's reference backend by its name."""
     distribution("reference", project="impostor")
     with pytest.raises(BackendLoadError) as caught:
         draftmark.load("reference")
@@ -72,15 +80,15 @@ def test_a_second_reference_is_a_duplicate_too(distribution):
 
 
 @pytest.mark.parametrize("major", [0, 2, 11])
-def test_wrong_contract_major(distribution, major):
-    """A plugin for another major says both majors, and asks for another release."""
+def test_another_contract_major_is_refused(distribution, major):
+    """The error for another contract major contains both majors and asks for another release."""
     distribution("foreign", group=f"draftmark.backends.v{major}")
     error = load_error("foreign")
     assert_load_error(error, LoadFailure.WRONG_CONTRACT_MAJOR, f"contract v{major}", "v1", "draftmark-foreign")
 
 
-def test_the_release_for_our_major_wins_over_foreign_ones(distribution):
-    """One name under v1 and v2 in two distributions loads the v1 one."""
+def test_the_release_for_our_contract_major_is_loaded(distribution):
+    """With one name under v1 and v2 in two distributions, the v1 backend loads."""
     distribution("both", project="both-old")
     distribution("both", project="both-new", group="draftmark.backends.v2", source="raise RuntimeError('v2')")
     assert draftmark.load("both").name == "both"
@@ -97,48 +105,48 @@ def test_the_release_for_our_major_wins_over_foreign_ones(distribution):
     ],
     ids=["missing module", "OSError", "SyntaxError", "many lines", "SystemExit"],
 )
-def test_import_error(distribution, source, words):
-    """Whatever a plugin raises while it is imported, sys.exit included, becomes an import error with its text."""
+def test_any_exception_during_import_is_an_import_error(distribution, source, words):
+    """Any exception during import, SystemExit included, becomes an import error with its text."""
     distribution("sunken", source=source)
     assert_load_error(load_error("sunken"), LoadFailure.IMPORT_ERROR, *words)
 
 
-def test_a_keyboard_interrupt_during_import_is_the_users(distribution):
-    """Ctrl-C is not a property of the plugin and passes through."""
+def test_a_keyboard_interrupt_during_import_passes_through(distribution):
+    """Ctrl-C during import is not turned into a load error."""
     distribution("slow", source="raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         draftmark.load("slow")
 
 
-def test_an_entry_point_to_a_missing_attribute_is_an_import_error(distribution):
-    """`module:NAME` without NAME is the plugin's packaging fault, named as such."""
+def test_an_entry_point_to_a_missing_name_is_an_import_error(distribution):
+    """`module:NAME` without NAME in the module raises an import error with the name."""
     distribution("pointless", entries="[draftmark.backends.v1]\npointless = throwaway_draftmark_pointless:NAME\n")
     assert_load_error(load_error("pointless"), LoadFailure.IMPORT_ERROR, "NAME")
 
 
 def test_missing_hooks_are_all_named(distribution):
-    """Two hooks absent are two names in the cause."""
+    """The error names both missing hooks."""
     distribution("partial", extra="del draftmark_requirements, draftmark_buffers")
     error = load_error("partial")
     assert_load_error(error, LoadFailure.MISSING_HOOK, "draftmark_requirements", "draftmark_buffers", "hookimpl")
 
 
 def test_a_hook_without_the_decorator_is_missing(distribution):
-    """A function of the right name that lacks hookimpl does not count, and the remedy says what to do."""
+    """A function with the right name but without hookimpl does not count; the remedy names the decorator."""
     distribution("bare", extra="def draftmark_supports(geometry):\n    return []\n")
     assert_load_error(load_error("bare"), LoadFailure.MISSING_HOOK, "draftmark_supports", "decorate")
 
 
 def test_an_empty_module_misses_all_six_hooks(distribution):
-    """A module with nothing in it is no backend."""
+    """A module without any hook raises an error with all six."""
     distribution("empty", source="")
     error = load_error("empty")
     assert_load_error(error, LoadFailure.MISSING_HOOK)
     assert error.cause.count("draftmark_") == 6
 
 
-def test_an_unknown_hook_is_named_with_the_known_ones(distribution):
-    """A misspelt hook is found by pluggy's own check; the remedy lists the contract's hooks."""
+def test_an_unknown_hook_lists_the_known_ones(distribution):
+    """pluggy's own check finds a misspelt hook; the remedy lists the contract's hooks."""
     distribution("misspelt", extra=hook("typo", "return []"))
     error = load_error("misspelt")
     assert_load_error(
@@ -147,15 +155,15 @@ def test_an_unknown_hook_is_named_with_the_known_ones(distribution):
 
 
 @pytest.mark.parametrize("arguments", ["geometry, device", "geom"])
-def test_a_wrong_signature_shows_the_right_ones(distribution, arguments):
-    """An argument the contract does not have is named; the remedy shows the signatures."""
+def test_a_wrong_signature_lists_the_right_ones(distribution, arguments):
+    """The error names the wrong argument; the remedy lists the signatures."""
     distribution("crooked", extra=hook("supports", "return []", arguments))
     error = load_error("crooked")
     assert_load_error(error, LoadFailure.WRONG_SIGNATURE, "draftmark_supports", "draftmark_supports(geometry)")
 
 
 def test_a_hook_may_take_fewer_arguments(distribution, make_geometry):
-    """pluggy passes what is asked for, so dataclasses and hooks can grow."""
+    """pluggy passes only the arguments that a hook has, so hooks can get more arguments later."""
     distribution("modest", extra=hook("supports", "return []", ""))
     assert draftmark.load("modest").supports(make_geometry()) == []
 
@@ -164,20 +172,20 @@ def test_a_hook_may_take_fewer_arguments(distribution, make_geometry):
     "body", ["raise RuntimeError('aground')", "import sys; sys.exit('aground')"], ids=["RuntimeError", "SystemExit"]
 )
 def test_describe_that_raises_is_a_load_error(distribution, body):
-    """A hook that fails at start-up is named with its error."""
+    """An exception of describe() raises a load error with the hook and the exception."""
     distribution("angry", extra=hook("describe", body, ""))
     assert_load_error(load_error("angry"), LoadFailure.HOOK_RAISED, "describe()", "aground")
 
 
 @pytest.mark.parametrize("body", ["return None", "return 'angry'", "pass"])
 def test_describe_must_return_backend_info(distribution, body):
-    """Anything but a BackendInfo is refused."""
+    """A return value of describe() that is no BackendInfo is refused."""
     distribution("angry", extra=hook("describe", body, ""))
     assert_load_error(load_error("angry"), LoadFailure.WRONG_RETURN, "describe()", "BackendInfo")
 
 
-def test_describe_must_agree_with_the_entry_point(distribution):
-    """A backend that calls itself by another name is refused, with both names."""
+def test_the_described_name_must_equal_the_entry_point(distribution):
+    """A BackendInfo with another name than the entry point is refused; the error contains both names."""
     distribution("alias", extra=hook("describe", "return BackendInfo('other', 'any', 0, True)", ""))
     assert_load_error(load_error("alias"), LoadFailure.WRONG_RETURN, "'alias'", "'other'")
 
@@ -201,12 +209,14 @@ def test_describe_must_agree_with_the_entry_point(distribution):
         ("forms", None),
     ],
 )
-def test_a_field_of_another_type_is_named(distribution, field, value):
-    """A text where a tuple is meant would be read letter by letter."""
+def test_a_field_of_a_wrong_type_is_named(distribution, field, value):
+    """A wrong type is refused at load; a string in place of a tuple would otherwise be read letter by letter."""
     usual = {"name": "odd", "device": "any", "contract_minor": 0, "host_kernels": True}
-    said = "(__import__('torch'),)" if value == (torch,) else repr(value)
-    distribution("odd", extra=hook("describe", f"return BackendInfo(**{usual} | {{{field!r}: {said}}})", ""))
-    assert_load_error(load_error("odd"), LoadFailure.WRONG_RETURN, "describe()", f"whose {field} is ", "fix the plugin")
+    source = "(__import__('torch'),)" if value == (torch,) else repr(value)
+    distribution("odd", extra=hook("describe", f"return BackendInfo(**{usual} | {{{field!r}: {source}}})", ""))
+    assert_load_error(
+        load_error("odd"), LoadFailure.WRONG_RETURN, "describe()", f"in which {field} is ", "fix the plugin"
+    )
 
 
 CALLS = {
@@ -220,8 +230,8 @@ ARGUMENTS = {"open_backend": "geometry, arena", "graph_state": "geometry, device
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_hook_that_raises_is_named_with_its_error(distribution, make_geometry, name):
-    """Each of the five later hooks turns its exception into `hook raised`, and load itself still works."""
+def test_a_hook_that_raises_is_named_with_its_exception(distribution, make_geometry, name):
+    """An exception of any hook after describe() raises BackendHookError; the backend itself loads."""
     distribution("angry", extra=hook(name, "raise KeyError('aground')", ARGUMENTS.get(name, "geometry")))
     backend = draftmark.load("angry")
     with pytest.raises(BackendHookError) as caught:
@@ -254,8 +264,8 @@ def test_a_hook_that_raises_is_named_with_its_error(distribution, make_geometry,
         ("graph_state", "return object()"),
     ],
 )  # fmt: skip
-def test_a_wrong_return_type_is_named_with_what_was_expected(distribution, make_geometry, name, body):
-    """Each hook's result is checked, so that a wrong one fails at start-up by name and not later by accident."""
+def test_a_wrong_return_type_is_refused_by_the_hook_name(distribution, make_geometry, name, body):
+    """Each hook's return value is checked, so that a wrong one fails at start-up with the hook's name."""
     distribution("vague", extra=hook(name, body, ARGUMENTS.get(name, "geometry")))
     backend = draftmark.load("vague")
     with pytest.raises(BackendHookError) as caught:
@@ -264,25 +274,25 @@ def test_a_wrong_return_type_is_named_with_what_was_expected(distribution, make_
 
 
 def info(**fields):
-    """A describe hook with other fields."""
-    given = {"name": "vendor", "device": "any", "contract_minor": 0, "host_kernels": True} | fields
-    return hook("describe", f"return BackendInfo(**{given!r})", "")
+    """Return the source of a describe hook with some fields replaced."""
+    fields = {"name": "vendor", "device": "any", "contract_minor": 0, "host_kernels": True} | fields
+    return hook("describe", f"return BackendInfo(**{fields!r})", "")
 
 
-def test_a_plugin_that_claims_no_sinks_never_meets_one(distribution, make_geometry):
-    """A plugin of an older contract knows nothing of sinks; the core refuses such layers for it, and no others."""
+def test_the_core_refuses_sinks_for_a_plugin_without_them(distribution, make_geometry):
+    """The core refuses layers with sinks for a plugin that does not declare them, and accepts other layers."""
     distribution("vendor", extra=info())
     backend = draftmark.load("vendor")
     assert backend.supports(make_geometry()) == []
     (reason,) = backend.supports(make_geometry(sinks=True))
-    assert reason == "attention sinks are not served: BackendInfo.sinks is not set"
+    assert reason == "attention sinks are not served: BackendInfo.sinks is False"
     with pytest.raises(BackendRefusal, match="attention sinks are not served"):
         backend.allocate(make_geometry(sinks=True), "cpu")
 
 
 @pytest.mark.parametrize("runtime", ["vendor_runtime_not_here", "vendor_runtime_not_here.kernels"])
-def test_an_absent_vendor_runtime_gives_the_pip_command(distribution, make_geometry, runtime):
-    """The backend loads, sizes and lists without its runtime; open() names what is missing and how to get it."""
+def test_an_absent_vendor_package_gives_the_pip_command(distribution, make_geometry, runtime):
+    """The backend loads and sizes without its vendor package; open() names the package and the pip command."""
     distribution("vendor", extra=info(runtime=(runtime,), install="pip install 'draftmark-vendor[runtime]'"))
     backend = draftmark.load("vendor")
     assert backend.buffers(make_geometry())
@@ -291,22 +301,22 @@ def test_an_absent_vendor_runtime_gives_the_pip_command(distribution, make_geome
     assert_load_error(caught.value, LoadFailure.RUNTIME_ABSENT, runtime, "pip install 'draftmark-vendor[runtime]'")
 
 
-def test_a_present_runtime_is_found_without_importing_it(distribution, make_geometry):
-    """Looking for the runtime does not run it."""
+def test_an_installed_vendor_package_is_not_imported(distribution, make_geometry):
+    """The check for a vendor package does not import it."""
     site = distribution("vendor", extra=info(runtime=("throwaway_runtime",)))
     (site / "throwaway_runtime.py").write_text("raise RuntimeError('must not be imported')")
     draftmark.load("vendor").open(make_geometry(), "cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_an_absent_device_is_said_before_anything_is_allocated(make_geometry, reference):
-    """The reference on cuda, on a machine without one."""
+def test_an_absent_device_is_reported_before_allocation(make_geometry, reference):
+    """The reference backend on cuda, on a machine without CUDA, raises a load error."""
     with pytest.raises(BackendLoadError) as caught:
         reference.open(make_geometry(), "cuda")
     assert_load_error(caught.value, LoadFailure.DEVICE_ABSENT, "no cuda device")
 
 
-def test_a_device_of_the_wrong_kind_names_the_right_one(distribution, make_geometry):
+def test_a_wrong_device_type_names_the_right_one(distribution, make_geometry):
     """A CUDA backend without host kernels refuses the CPU."""
     distribution("vendor", extra=info(device="cuda", host_kernels=False))
     with pytest.raises(BackendLoadError) as caught:
@@ -315,21 +325,21 @@ def test_a_device_of_the_wrong_kind_names_the_right_one(distribution, make_geome
 
 
 def test_host_kernels_open_on_the_cpu(distribution, make_geometry):
-    """A CUDA backend whose kernels also run on CPU tensors may be opened there."""
+    """A CUDA backend with kernels that also run on CPU tensors opens on the CPU."""
     distribution("vendor", extra=info(device="cuda", host_kernels=True))
     draftmark.load("vendor").open(make_geometry(), "cpu")
 
 
 @pytest.mark.parametrize("device", ["meta", "warp_drive"])
 def test_a_device_that_torch_cannot_run_on_is_absent(make_geometry, reference, device):
-    """A device name that means no hardware, or nothing at all, is the same one kind of error."""
+    """A device name without hardware, or unknown to torch, raises the same kind of error."""
     with pytest.raises(BackendLoadError) as caught:
         reference.open(make_geometry(), device)
     assert_load_error(caught.value, LoadFailure.DEVICE_ABSENT, device)
 
 
-def test_a_refusal_carries_the_backends_own_reasons(make_geometry, reference):
-    """open() on an unsupported geometry is a BackendRefusal with every reason, not a load error."""
+def test_a_refusal_contains_the_backends_reasons(make_geometry, reference):
+    """open() with an unsupported geometry raises BackendRefusal with every reason, not a load error."""
     geometry = make_geometry(kv_dtype="float8_e4m3fn")
     assert reference.supports(geometry)
     with pytest.raises(BackendRefusal, match="float8_e4m3fn is not served") as caught:
@@ -344,8 +354,8 @@ EXACT = hook(
 )
 
 
-def test_exact_host_lengths_under_overlap_are_refused_with_the_remedy(distribution, make_geometry):
-    """A backend that needs exact lengths cannot be opened where the device may be ahead of the host."""
+def test_exact_host_lengths_with_overlap_are_refused(distribution, make_geometry):
+    """A backend that needs exact lengths cannot be opened if the device may be ahead of the host."""
     distribution("exacting", extra=EXACT)
     backend = draftmark.load("exacting")
     backend.open(make_geometry(), "cpu")
@@ -353,8 +363,8 @@ def test_exact_host_lengths_under_overlap_are_refused_with_the_remedy(distributi
         backend.open(make_geometry(overlap=True), "cpu")
 
 
-def test_a_hooks_own_draftmark_error_is_not_disguised(distribution, make_geometry):
-    """A BackendRefusal that a plugin raises itself arrives as it is."""
+def test_a_draftmark_error_of_a_hook_is_not_changed(distribution, make_geometry):
+    """A BackendRefusal that a plugin raises itself reaches the caller unchanged."""
     body = "from draftmark.errors import BackendRefusal; raise BackendRefusal('frank', ['too deep'])"
     distribution("frank", extra=hook("open_backend", body, "geometry, arena"))
     with pytest.raises(BackendRefusal, match="too deep"):

@@ -1,4 +1,4 @@
-"""A plugin as a class: what it must give, what it gets, and what is said when it is wrong."""
+"""A plugin as a class: required members, defaults, and errors for wrong classes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Plugin(BackendPlugin):
 
 @pytest.fixture
 def load_class(distribution):
-    """Load a backend named classy whose entry point names the class Plugin of some source."""
+    """Return a function that loads a backend named classy from source with a class Plugin."""
 
     def load(source):
         distribution(
@@ -50,7 +50,7 @@ def load_class(distribution):
 
 
 def test_three_members_are_enough(load_class, make_geometry):
-    """The defaults: everything is served, nothing is required, torch brings graphs and tree operations, no notes."""
+    """By default all geometries are served, nothing is required, and graphs and tree operations use torch."""
     backend, geometry = load_class(CLASS), make_geometry()
     assert backend.supports(geometry) == [] and backend.buffers(geometry) == []
     assert backend.requirements(geometry) == Requirements(HostLengthsNeed.NONE, unique_slots=False)
@@ -60,8 +60,8 @@ def test_three_members_are_enough(load_class, make_geometry):
 
 
 @pytest.mark.parametrize("missing", ["buffers", "open_backend"])
-def test_a_class_that_lacks_a_method_is_refused_by_its_name(load_class, missing):
-    """Not a TypeError of Python's, but the backend, what it lacks, and where to look."""
+def test_a_class_without_a_required_method_is_refused(load_class, missing):
+    """The error has the missing method and the base class, instead of Python's TypeError."""
     with pytest.raises(
         BackendLoadError, match=f"Plugin does not define {missing}; see draftmark.BackendPlugin"
     ) as caught:
@@ -69,34 +69,34 @@ def test_a_class_that_lacks_a_method_is_refused_by_its_name(load_class, missing)
     assert caught.value.failure is LoadFailure.MISSING_HOOK
 
 
-def test_a_method_with_other_arguments_is_refused_with_the_right_ones(load_class):
-    """pluggy sees the marked hook alone, so the plain method's arguments are checked at load as well."""
+def test_a_method_with_wrong_arguments_is_refused(load_class):
+    """pluggy checks only the marked hooks, so load checks the arguments of the plain methods too."""
     with pytest.raises(BackendLoadError, match=r"Plugin\.buffers.*write buffers\(self, geometry\)") as caught:
         load_class(CLASS.replace("buffers(self, geometry)", "buffers(self)"))
     assert caught.value.failure is LoadFailure.WRONG_SIGNATURE
 
 
 def test_a_class_without_info_is_refused(load_class):
-    """Who the backend is has no default."""
+    """`info` has no default, so a class without it raises a load error."""
     with pytest.raises(BackendLoadError, match=r"describe\(\) raised AttributeError.*info"):
         load_class(CLASS.replace("info = ", "about = "))
 
 
 def test_a_constructor_that_raises_is_an_import_error(load_class):
-    """A plugin's class takes no arguments and does nothing yet."""
+    """An exception of the plugin class constructor is an import error."""
     with pytest.raises(BackendLoadError, match=r"Plugin\(\) raised KeyError: 'aground'") as caught:
         load_class(CLASS + "\n    def __init__(self):\n        raise KeyError('aground')\n")
     assert caught.value.failure is LoadFailure.IMPORT_ERROR
 
 
-def test_a_loaded_backend_knows_the_module_that_defines_it(load_class):
-    """Of a class its own module, whatever it inherits from; the contract's files stand beside it."""
+def test_a_loaded_backend_has_the_module_of_its_class(load_class):
+    """`module` is the module of the plugin's own class, not of a base class."""
     assert load_class(CLASS).module == "throwaway_draftmark_classy"
     assert LoadedBackend("reference", ReferencePlugin()).module == "draftmark.reference"
 
 
-def test_contract_notes_are_the_module_beside_the_plugin(monkeypatch):
-    """The first class of the family whose package has a module `contract` gives it; a single module has none."""
+def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
+    """The notes are module `contract` in the package of the first class that has one; a single module has none."""
     lonely = ModuleType("lonely_plugin")
     monkeypatch.setitem(sys.modules, "lonely_plugin", lonely)
 

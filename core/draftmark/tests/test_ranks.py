@@ -1,4 +1,4 @@
-"""Digests of a step: what changes them, what does not, and what a guard says when ranks differ."""
+"""Digests of a step: contents that change them, contents that do not, and the guard's error when ranks differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftmark.ranks import PARTS, step_digest
 
 @pytest.fixture
 def filled(make_geometry):
-    """A VERIFY and a RAGGED_VERIFY batch of two live requests and a padded one, with stale memory behind them."""
+    """Return a VERIFY and a RAGGED_VERIFY batch of two live requests and a padded one, with stale memory after them."""
     geometry = make_geometry(num_draft_tokens=4, topk=2, max_num_reqs=3, modes=tuple(Mode), block_size=1)
     batches = {}
     for mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
@@ -37,7 +37,7 @@ def filled(make_geometry):
 
 
 def changed(batch, of_batch):
-    """Names of the parts whose digest differs between two batches."""
+    """Return the names of the parts with different digests in two batches."""
     first, second = (step_digest(one, 4).tolist() for one in (batch, of_batch))
     return [part for part, a, b in zip(PARTS, first, second, strict=True) if a != b]
 
@@ -53,8 +53,8 @@ def changed(batch, of_batch):
     ],
 )
 @pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.RAGGED_VERIFY], ids=str)
-def test_every_part_that_ranks_must_agree_on_changes_the_digest(filled, mode, change, part):
-    """One number changed in one tensor shows in the digest's own part."""
+def test_every_part_changes_the_digest(filled, mode, change, part):
+    """One changed number in a tensor changes the digest of that tensor's part."""
     before = step_digest(filled[mode], 4).clone()
     change(filled[mode])
     after = step_digest(filled[mode], 4)
@@ -62,15 +62,15 @@ def test_every_part_that_ranks_must_agree_on_changes_the_digest(filled, mode, ch
     assert part in parts and set(parts) <= {part, "pages"}, parts
 
 
-def test_swapped_values_are_another_step(filled):
-    """A digest depends on where a value stands, not only on which values there are."""
+def test_swapped_values_change_the_digest(filled):
+    """A digest depends on the index of each value, not only on the set of values."""
     batch = filled[Mode.VERIFY]
     swapped = replace(batch, prefix_lens=batch.prefix_lens[[1, 0, 2]])
     assert "prefix lengths" in changed(batch, swapped)
 
 
-def test_stale_memory_is_left_out(filled):
-    """Pages behind a request's last token, and rows behind the last request's, differ between ranks and may."""
+def test_stale_memory_does_not_change_the_digest(filled):
+    """Pages after a request's last token and rows after the last request may differ between ranks."""
     batch = filled[Mode.RAGGED_VERIFY]
     before = step_digest(batch, 4).clone()
     batch.page_table[0, 3:] = 77
@@ -80,14 +80,14 @@ def test_stale_memory_is_left_out(filled):
     assert torch.equal(step_digest(batch, 4), before)
 
 
-def test_another_mode_another_digest(filled):
-    """The kind of forward counts, so a rank that drafts where another does not is seen."""
+def test_another_mode_changes_the_digest(filled):
+    """The digest includes the mode, so ranks with different kinds of forwards are detected."""
     batch = filled[Mode.VERIFY]
     assert changed(batch, replace(batch, mode=Mode.DRAFT_EXTEND)) == [PARTS[0]]
     assert isinstance(batch.tail, Tree)
 
 
-def _rank(rank, port, said):
+def _rank(rank, port, results):
     import torch.distributed as dist
 
     from draftmark.errors import RanksDisagree
@@ -103,25 +103,25 @@ def _rank(rank, port, said):
                     digest[3] = 99
                 guard.observe(digest)
             guard.finish()
-            said.put((differ, "agree"))
+            results.put((differ, "agree"))
         except RanksDisagree as error:
-            said.put((differ, str(error)))
+            results.put((differ, str(error)))
     dist.destroy_process_group()
 
 
-def test_a_guard_names_who_differs_in_what_and_when():
-    """Two processes: all is quiet while they agree, and both raise the same sentence when one differs."""
+def test_a_guard_names_the_rank_the_part_and_the_step():
+    """Two processes raise nothing while they agree, and both raise the same error when one differs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    said = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, said)) for rank in range(2)]
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
     for one in ranks:
         one.start()
-    answers = sorted(said.get() for _ in range(2 * len(ranks)))
+    answers = sorted(results.get() for _ in range(2 * len(ranks)))
     for one in ranks:
         one.join()
     assert answers[:2] == [(False, "agree")] * 2
-    want = "ranks 1 disagree with rank 0 about the pages of step 2"
+    want = "ranks 1 differ from rank 0 in the pages of step 2"
     assert all(differ and answer.startswith(want) for differ, answer in answers[2:]), answers

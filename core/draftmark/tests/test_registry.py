@@ -1,4 +1,4 @@
-"""Finding backends: from installed metadata only, and by exact name."""
+"""Discovery of backends, from installed metadata only and by exact name."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from draftmark.registry import BACKEND_VARIABLE, available
 
 
 def rows(name):
-    """The entries of one name."""
+    """Return the entries with one name."""
     return [row for row in available() if row.name == name]
 
 
 def test_the_reference_is_registered_like_any_other():
-    """The core's own backend comes through the same entry-point group."""
+    """The reference backend uses the same entry-point group as plugins."""
     (row,) = rows("reference")
     assert (row.module, row.distribution, row.contract_major) == ("draftmark.reference:ReferencePlugin", "draftmark", 1)
     assert row.version == draftmark.__version__
 
 
 def test_available_reads_metadata_and_imports_nothing(distribution):
-    """A backend whose import would fail is listed with module, distribution and version, and is not imported."""
+    """A backend with a failing import is listed with module, distribution and version, and is not imported."""
     distribution("sunken", source="raise RuntimeError('must not be imported')")
     (row,) = rows("sunken")
     assert (row.module, row.distribution, row.version) == ("throwaway_draftmark_sunken", "draftmark-sunken", "1.0")
@@ -32,13 +32,13 @@ def test_available_reads_metadata_and_imports_nothing(distribution):
 
 
 def test_available_lists_other_contract_majors(distribution):
-    """A plugin for contract v2 is shown with its major, so that the user sees why it cannot be loaded."""
+    """A plugin for contract v2 is listed with its major."""
     distribution("future", group="draftmark.backends.v2")
     assert [row.contract_major for row in rows("future")] == [2]
 
 
 def test_available_is_sorted_and_ignores_other_groups(distribution):
-    """Rows come by name; entry points of unrelated groups, or of a group that only looks alike, are no backends."""
+    """Rows are sorted by name; entry points of other groups, also of similar names, are not backends."""
     distribution("zulu")
     distribution("alpha")
     distribution("script", group="console_scripts")
@@ -49,46 +49,46 @@ def test_available_is_sorted_and_ignores_other_groups(distribution):
     assert not {"script", "similar"} & set(names)
 
 
-def test_one_distribution_found_twice_on_the_path_is_one_backend(distribution):
-    """An editable install beside a copy is not a conflict, however its name is spelled."""
+def test_a_distribution_found_twice_is_one_backend(distribution):
+    """An editable install and a copy of one distribution are not a conflict, also with another spelling of its name."""
     distribution("twice", project="draftmark-twice")
     distribution("twice", project="draftmark_twice")
     assert len(rows("twice")) == 1
     assert draftmark.load("twice").name == "twice"
 
 
-def test_a_distribution_without_metadata_does_not_hide_the_others(distribution):
+def test_a_distribution_without_metadata_hides_no_others(distribution):
     """A half-removed dist-info (entry points, no METADATA) does not hide other backends."""
     distribution("halfgone", metadata="")
     assert rows("reference")
     assert draftmark.load("reference").name == "reference"
 
 
-def test_a_garbled_entry_point_file_does_not_hide_the_others(distribution):
-    """A line that is no entry point, in one distribution, does not hide other backends."""
+def test_a_malformed_entry_point_file_hides_no_others(distribution):
+    """A malformed line in one distribution's entry points does not hide other backends."""
     distribution("garbled", entries="[draftmark.backends.v1]\nthis line is no entry point\n")
     assert rows("reference")
     assert draftmark.load("reference").name == "reference"
 
 
 def test_load_takes_the_name_from_the_environment(monkeypatch, distribution):
-    """DRAFTMARK_BACKEND names the backend when the caller does not; the caller wins."""
+    """DRAFTMARK_BACKEND names the backend if the caller does not; the caller's name has priority."""
     distribution("chosen")
     monkeypatch.setenv(BACKEND_VARIABLE, "chosen")
     assert draftmark.load().name == "chosen"
     assert draftmark.load("reference").name == "reference"
 
 
-def test_load_without_any_name_chooses_nothing(monkeypatch):
-    """No name and no variable is an error, not a choice of hardware, though a backend is installed."""
+def test_load_without_a_name_selects_no_backend(monkeypatch):
+    """Without a name and a variable load raises an error, although a backend is installed."""
     monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     with pytest.raises(BackendLoadError) as caught:
         draftmark.load()
     assert caught.value.failure is LoadFailure.ENTRY_POINT_MISSING
 
 
-def test_two_loads_are_two_plugin_managers(distribution):
-    """Loading is isolated: each load has its own manager, so registering one backend never touches another."""
+def test_each_load_has_its_own_plugin_manager(distribution):
+    """Each load has its own manager, so registering one backend never affects another."""
     distribution("left")
     distribution("right")
     first, second, again = draftmark.load("left"), draftmark.load("right"), draftmark.load("left")
@@ -97,7 +97,7 @@ def test_two_loads_are_two_plugin_managers(distribution):
 
 
 def test_an_object_can_be_a_backend(distribution):
-    """An entry point may name an object whose methods are the hooks."""
+    """An entry point may name an object with the hooks as methods."""
     distribution(
         "object",
         entries="[draftmark.backends.v1]\nobject = throwaway_draftmark_object:PLUGIN\n",

@@ -1,4 +1,4 @@
-"""Tree operations: the core's own, and those that a backend offers through the optional hook."""
+"""Tree operations: the core's own, and those that a backend returns from the optional hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def offering(ops):
-    """The reference with `tree_ops` that gives `ops`."""
+    """Return the reference backend with a `tree_ops` hook that returns, or raises, `ops`."""
 
     class Offering(ReferencePlugin):
         def tree_ops(self, geometry, device):
@@ -31,8 +31,8 @@ def offering(ops):
     return LoadedBackend("reference", Offering())
 
 
-def test_a_backend_without_the_hook_gets_the_cores_operations(make_geometry):
-    """Without an implementation, since the hook is not among the required ones."""
+def test_a_backend_without_the_hook_gets_torch_operations(make_geometry):
+    """A plugin without the optional hook loads and gets torch operations."""
     assert "draftmark_tree_ops" not in HOOKS
     reference = ReferencePlugin()
     bare = SimpleNamespace(**{name: getattr(reference, name) for name in HOOKS})
@@ -40,13 +40,13 @@ def test_a_backend_without_the_hook_gets_the_cores_operations(make_geometry):
         assert isinstance(LoadedBackend("reference", plugin).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
 
-def test_a_backend_that_has_none_for_a_device_gets_the_cores_operations(make_geometry):
-    """None means that the kernels do not run there."""
+def test_a_hook_that_returns_none_gets_torch_operations(make_geometry):
+    """None means that the backend has no tree kernels for the device."""
     assert isinstance(offering(None).tree_ops(make_geometry(), CPU), TorchTreeOps)
 
 
-def test_an_offer_is_taken(make_geometry):
-    """The very object that the hook returned."""
+def test_tree_ops_of_the_hook_are_returned(make_geometry):
+    """`tree_ops` returns the object of the hook unchanged."""
     own = TorchTreeOps(make_geometry())
     assert isinstance(own, TreeOps)
     assert offering(own).tree_ops(make_geometry(), CPU) is own
@@ -59,15 +59,15 @@ def test_an_offer_is_taken(make_geometry):
         (RuntimeError("no compiler"), LoadFailure.HOOK_RAISED, "no compiler"),
     ],
 )
-def test_a_broken_offer_is_an_error_of_its_hook(make_geometry, offer, failure, says):
-    """It reads like the failure of any other hook."""
+def test_a_broken_tree_ops_hook_raises_a_hook_error(make_geometry, offer, failure, says):
+    """A wrong type or an exception of tree_ops raises the same error as for any other hook."""
     with pytest.raises(BackendHookError, match=says) as caught:
         offering(offer).tree_ops(make_geometry(), CPU)
     assert (caught.value.hook, caught.value.failure) == ("tree_ops", failure)
 
 
-def test_a_draft_steps_rows_are_its_last_slots(make_geometry):
-    """Step 1 of topk 2: slots 2 and 3 continue slots 1 and 0 of a forest, and only they have rows."""
+def test_rows_of_a_draft_step_are_its_last_slots(make_geometry):
+    """In step 1 of topk 2, slots 2 and 3 continue slots 1 and 0 of a forest, and only they are rows."""
     from draftmark import DRAFT_MODES
 
     geometry = make_geometry(topk=2, num_steps=3, num_draft_tokens=4, modes=DRAFT_MODES)

@@ -1,4 +1,4 @@
-"""Trees on the device and the walk, against brute force in plain Python."""
+"""Draft trees and their verification, compared with brute force in plain Python."""
 
 import torch
 from hypothesis import given, settings
@@ -9,13 +9,13 @@ from draftmark.tree import ancestors, depths, pack_bits, verify_tree
 
 @st.composite
 def trees(draw, max_nodes=40):
-    """Parents of a random tree: parents precede children, the root's is -1."""
+    """Draw the parents of a random tree: parents have lower indices than children, the root has parent -1."""
     nodes = draw(st.integers(1, max_nodes))
     return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, nodes)]
 
 
 def line_of(parents, node):
-    """A node and its ancestors."""
+    """Return a node and its ancestors."""
     line = {node}
     while parents[node] >= 0:
         node = parents[node]
@@ -26,7 +26,7 @@ def line_of(parents, node):
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(trees())
 def test_ancestors_and_depths(parents):
-    """Reach by matrix squaring equals following parents one by one."""
+    """Ancestors by matrix squaring equal those found by following parents one by one."""
     reach = ancestors(torch.tensor([parents]))
     want = [[other in line_of(parents, node) for other in range(len(parents))] for node in range(len(parents))]
     assert reach[0].tolist() == want
@@ -36,7 +36,7 @@ def test_ancestors_and_depths(parents):
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.integers(0, 2))
 def test_pack_bits(bits, spare):
-    """Bit j lies in word j // 32 at j % 32, sign bit included, and the rest is zero."""
+    """Bit j is bit j % 32 of word j // 32, sign bit included, and unused bits are zero."""
     words = -(-len(bits) // 32) + spare
     packed = pack_bits(torch.tensor([bits]), words)
     assert packed.dtype == torch.int32 and packed.shape == (1, words)
@@ -46,8 +46,8 @@ def test_pack_bits(bits, spare):
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(st.data())
-def test_walk_keeps_the_path_the_target_takes(data):
-    """Per request: from the root, a child is kept while it carries the target's token; unused rows never match."""
+def test_verify_tree_accepts_the_path_of_the_target(data):
+    """From the root, a child is accepted while it matches the target's token; unused nodes never match."""
     requests, nodes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
     rows = st.lists(st.integers(0, 2), min_size=nodes, max_size=nodes)
     parents, drafts, targets = [], [], data.draw(st.lists(rows, min_size=requests, max_size=requests))
@@ -55,7 +55,7 @@ def test_walk_keeps_the_path_the_target_takes(data):
         line = [-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, nodes)]
         tokens = data.draw(st.lists(st.integers(-1, 2), min_size=nodes, max_size=nodes))
         seen = set()
-        for node in range(1, nodes):  # siblings differ, as DraftTree makes them
+        for node in range(1, nodes):  # siblings have different tokens, as in DraftTree
             if (line[node], tokens[node]) in seen:
                 tokens[node] = -1
             seen.add((line[node], tokens[node]))

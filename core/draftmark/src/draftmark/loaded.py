@@ -70,7 +70,7 @@ class LoadedBackend:
         for field, kind, words in INFO_FIELDS:
             value = getattr(self.info, field)
             if not _is_of(value, kind):
-                raise self._wrong_return("describe", f"a BackendInfo whose {field} is {words}", value)
+                raise self._wrong_return("describe", f"a BackendInfo in which {field} is {words}", value)
 
     @classmethod
     def from_entry_point(cls, entry: md.EntryPoint) -> LoadedBackend:

@@ -97,12 +97,18 @@ def _find(name: str) -> md.EntryPoint:
             f"but this core supports v{CONTRACT_MAJOR}",
             f"install a release of {rows[0].distribution} for contract v{CONTRACT_MAJOR}",
         )
-    known = ", ".join(row.name for row in installed) or "none"
+    from difflib import get_close_matches  # takes longer to import than this module
+
+    names = [row.name for row in installed]
+    close = get_close_matches(name, names, n=1, cutoff=0.8)  # cuda_trtllm is not close to cuda_triton (0.73)
+    package = (
+        f"pip install its package, e.g. draftmark-{name.replace('_', '-') or 'NAME'}, or name an installed backend"
+    )
     raise BackendLoadError(
         name,
         LoadFailure.ENTRY_POINT_MISSING,
-        f"no installed distribution registers it (installed: {known})",
-        f"pip install its package, e.g. draftmark-{name.replace('_', '-') or 'NAME'}, or name an installed backend",
+        f"no installed distribution registers it (installed: {', '.join(names) or 'none'})",
+        f"did you mean {close[0]}?" if close else package,
     )
 
 

@@ -1,4 +1,4 @@
-"""Bad input: one sentence on stderr, nothing on stdout, the right exit code, no traceback."""
+"""Bad arguments of `draftmark size`: one line on stderr, no output, the exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ SIZE = {
     "negative window": (("reference", "--window-left", -2), 2, "attention.window_left is -2"),
     "no request": (("reference", "--max-num-reqs", 0), 2, "limits.max_num_reqs is 0"),
     "captured 0": (("reference", "--capture-batch-sizes", "0,4"), 2, "limits.capture_batch_sizes is 0"),
-    "captured words": (("reference", "--capture-batch-sizes", "a,b"), 2, "is not integers separated by commas"),
+    "captured words": (("reference", "--capture-batch-sizes", "a,b"), 2, "is not a list of integers"),
     "NaN cap": (("reference", "--logits-soft-cap", "nan"), 2, "attention.logits_soft_cap is nan"),
     "unknown dtype": (("reference", "--dtype", "int4"), 2, "attention.q_dtype is 'int4'"),
+    "short dtype": (("reference", "--dtype", "bf16"), 2, "is an unknown dtype; write bfloat16 (or float16, float32)"),
+    "misspelt backend": (("refrence",), 1, "did you mean reference?"),
     "no multiprocessor": (("reference", "--num-sms", 0), 2, "device.num_sms is 0"),
     "no device": (("reference", "--device", ""), 2, "--device is ''"),
     "a device that is a number": (("reference", "--device", "3"), 2, "--device is '3'"),
     "negative compute capability": (("reference", "--arch", -1), 2, "--arch is -1"),
     "no KV dtype": (("reference", "--kv-dtype", ""), 2, "attention.kv_dtype is ''"),
-    "a hole among captured sizes": (("reference", "--capture-batch-sizes", "1,,2"), 2, "is not integers separated"),
+    "a hole among captured sizes": (("reference", "--capture-batch-sizes", "1,,2"), 2, "is not a list of integers"),
     "context beyond int32": (("reference", "--max-context-len", 2**31), 2, "must fit int32"),
 }
 
 
 @pytest.mark.parametrize("kind", SIZE)
-def test_size_refuses_in_one_sentence(draftmark: Run, kind: str) -> None:
-    """`size` names the field, the value and the limit."""
+def test_size_reports_bad_input_on_one_line(draftmark: Run, kind: str) -> None:
+    """`size` prints the field, the value and the limit."""
     argv, code, cause = SIZE[kind]
-    draftmark("size", *argv).is_one_sentence(code, cause)
+    draftmark("size", *argv).assert_one_line_error(code, cause)
 
 
 def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A name that two packages register cannot be used by any command; the sentence names both."""
+    """A name that two distributions register is an error that names both distributions."""
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
-    draftmark("size", "twin").is_one_sentence(1, "vendor-a 1.0 and vendor-b 1.0 both register it")
+    draftmark("size", "twin").assert_one_line_error(1, "vendor-a 1.0 and vendor-b 1.0 both register it")

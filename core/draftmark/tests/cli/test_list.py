@@ -1,4 +1,4 @@
-"""`draftmark list`."""
+"""The command `draftmark list`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Run = Callable[..., Any]
 
 
 def test_reference_is_listed(draftmark: Run) -> None:
-    """The embedded backend is there, with its package and contract."""
+    """The list contains the reference backend, with its package and contract."""
     done = draftmark("list")
     assert done.code == 0
     row = next(line for line in done.out.splitlines() if line.startswith("reference"))
@@ -18,14 +18,14 @@ def test_reference_is_listed(draftmark: Run) -> None:
 
 
 def test_json_has_a_schema_number(draftmark: Run) -> None:
-    """`--json` is one object with a schema number and a row per backend."""
+    """`--json` prints one object with a schema number and a row per backend."""
     found = draftmark("list", "--json").json
     assert found["schema"] == 1
     assert {"name", "module", "distribution", "version", "contract_major", "note"} <= set(found["backends"][0])
 
 
-def test_two_distributions_with_one_name_are_pointed_out(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A name that two packages register carries the remedy in both rows."""
+def test_two_distributions_with_one_name_get_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """Both rows of a name that two distributions register have a note with the remedy."""
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
     rows = [row for row in draftmark("list", "--json").json["backends"] if row["name"] == "twin"]
@@ -33,20 +33,20 @@ def test_two_distributions_with_one_name_are_pointed_out(draftmark: Run, distrib
     assert all("uninstall all but one" in row["note"] for row in rows)
 
 
-def test_another_contract_major_is_pointed_out(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A backend for a later contract is listed with what to install."""
+def test_another_contract_major_gets_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """A backend for a later contract is listed with a note that names the release to install."""
     distribution("tomorrow", group="draftmark.backends.v2")
-    assert "this core speaks contract v1" in draftmark("list").out
+    assert "this core supports contract v1" in draftmark("list").out
 
 
 def test_no_plugin_is_imported(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A plugin that ends the process when it is imported is still only a row."""
+    """A plugin that would end the process during import is listed."""
     distribution("fatal", source="import os; os._exit(9)")
     assert "fatal" in draftmark("list").out
 
 
-def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None:
-    """`list` and every help succeed where `import torch` raises, and import no torch."""
+def test_list_works_with_a_broken_torch(run_python: Run, broken_torch: Path) -> None:
+    """`list` and every --help succeed when `import torch` raises, and do not import torch."""
     code = (
         "import sys; from draftmark.cli import main\n"
         "codes = [main(a) for a in (['list'], ['list', '--json'], ['--help'], ['generate', '--help'])]\n"

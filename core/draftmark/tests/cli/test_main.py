@@ -1,4 +1,4 @@
-"""The frame around every command: help, version, exit codes, one-sentence errors."""
+"""Behaviour of every command: help, version, exit codes, one-line errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 COMMANDS = installed()
 
 
-def test_version_names_the_contract_too(draftmark: Run) -> None:
+def test_version_includes_the_contract(draftmark: Run) -> None:
     """`--version` prints the release and the contract, and succeeds."""
     done = draftmark("--version")
     assert (done.code, done.out) == (0, f"draftmark {__version__} (contract v1.4)\n")
@@ -27,7 +27,7 @@ def test_version_names_the_contract_too(draftmark: Run) -> None:
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_has_examples(draftmark: Run, name: str) -> None:
-    """Every `--help` succeeds and ends in examples that start with the program's name."""
+    """Every `--help` succeeds and ends with examples that start with the program's name."""
     done = draftmark(*filter(None, [name]), "--help")
     assert done.code == 0
     assert f"examples:\n  draftmark {name}".rstrip() in done.out
@@ -35,18 +35,18 @@ def test_help_has_examples(draftmark: Run, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_fits_a_terminal(draftmark: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 80 columns no line is longer, examples included; a default of 0 is shown and an empty one is not."""
+    """Help lines have at most 80 columns; a default of 0 is printed, an empty default is not."""
     monkeypatch.setenv("COLUMNS", "80")
     shown = draftmark(*filter(None, [name]), "--help").out
     assert [line for line in shown.splitlines() if len(line) > 80] == []
     assert "(default: ())" not in shown and "(default: (" not in shown
     if name == "size":
-        assert "0 means none (default: 0.0)" in " ".join(shown.split())
+        assert "0 means no cap (default: 0.0)" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_are_real_command_lines(name: str) -> None:
-    """What the help shows as an example is accepted by the parser."""
+    """The parser accepts every example in the help."""
     import shlex
 
     from draftmark.cli.parser import parse
@@ -60,10 +60,10 @@ def test_examples_are_real_command_lines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_is_absent_is_named_with_its_pip_line(
+def test_an_absent_command_is_named_with_its_pip_line(
     draftmark: Run, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the distribution that brings a command, one line says what installs it, and the help lists it."""
+    """A command of a distribution that is not installed prints one line with the pip command; the help lists it."""
     without = {key: entry for key, entry in COMMANDS.items() if key != name}
     monkeypatch.setattr("draftmark.cli.parser.installed", lambda: without)
     done = draftmark(name, "anything")
@@ -84,7 +84,7 @@ def test_no_command_is_a_wrong_argument(draftmark: Run) -> None:
     [("sail",), ("list", "--no-such"), ("size",), ("size", "reference", "--topk", "two"), ("generate", "--topk")],
 )
 def test_wrong_arguments_take_one_line(draftmark: Run, argv: tuple[str, ...]) -> None:
-    """argparse's errors are one line that names the help, with exit code 2."""
+    """Wrong arguments print one line that names the help command, with exit code 2."""
     done = draftmark(*argv)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "--help`" in done.err
@@ -104,8 +104,8 @@ def test_interrupt_is_quiet(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert (done.code, done.out, done.err) == (130, "", "")
 
 
-def test_a_bug_is_one_sentence(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that nobody meant is one line that asks for --debug, with exit code 1."""
+def test_an_unexpected_error_takes_one_line(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected exception prints one line that recommends --debug, with exit code 1."""
     _raising(monkeypatch, KeyError("depth"))
     done = draftmark("list")
     assert done.code == 1
@@ -114,14 +114,14 @@ def test_a_bug_is_one_sentence(draftmark: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_debug_shows_the_traceback(draftmark: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --debug the traceback comes before the sentence."""
+    """With --debug the traceback is printed before the error line."""
     _raising(monkeypatch, KeyError("depth"))
     done = draftmark("list", "--debug")
     assert done.code == 1
     assert done.err.startswith("Traceback")
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     """A closed pipe (`draftmark size … | true`) prints nothing on stderr."""
     line = f"{sys.executable} -m draftmark.cli size reference --json | true"
     done = subprocess.run(line, shell=True, capture_output=True, text=True)
@@ -129,7 +129,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 def test_narrow_encodings_do_not_end_a_command() -> None:
-    """A terminal that knows ASCII only gets question marks, not a UnicodeEncodeError."""
+    """An ASCII terminal gets question marks, not a UnicodeEncodeError."""
     import os
 
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -149,8 +149,8 @@ def test_narrow_encodings_do_not_end_a_command() -> None:
     ],
     ids=["disk", "python", "cpu", "device"],
 )
-def test_what_runs_out_is_no_bug(error: Exception) -> None:
-    """A full disk and memory that is used up are said as such, with what to do."""
-    told = sentence(error)
-    assert "this is a bug" not in told
-    assert "make room" in told or (told.startswith("out of memory") and "take fewer requests" in told)
+def test_a_full_disk_or_memory_is_no_bug(error: Exception) -> None:
+    """Errors of a full disk and of full memory contain a remedy instead of a bug report."""
+    text = sentence(error)
+    assert "this is a bug" not in text
+    assert "free space" in text or (text.startswith("out of memory") and "use fewer requests" in text)

@@ -1,4 +1,4 @@
-"""`draftmark size`."""
+"""The command `draftmark size`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = ("--max-num-reqs", 256, "--max-context-len", 131072, "--topk", 8, "--num
 
 
 def test_every_buffer_with_its_formula(draftmark: Run) -> None:
-    """The table names each buffer's role, shape, dtype, unit, bytes and formula, and their total."""
+    """The table has each buffer's role, shape, dtype, unit, bytes and formula, and the total."""
     done = draftmark("size", "reference", *LARGE)
     assert done.code == 0
     row = next(line for line in done.out.splitlines() if line.startswith("slot_mapping"))
@@ -30,7 +30,7 @@ def test_every_buffer_with_its_formula(draftmark: Run) -> None:
 
 
 def test_json_agrees_with_itself(draftmark: Run) -> None:
-    """Bytes are shape times element size, the total is their sum, and lengths are the geometry's."""
+    """Bytes are shape times element size, the total is the sum, and lengths equal the geometry's."""
     found = draftmark("size", "reference", *LARGE, "--json").json
     assert found["schema"] == 1
     for line in found["buffers"] + found["batch"]:
@@ -41,7 +41,7 @@ def test_json_agrees_with_itself(draftmark: Run) -> None:
 
 
 def test_draft_model_and_overlap(draftmark: Run) -> None:
-    """`--modes draft` and `--overlap` reach the geometry: the tail is k·(S−1), the headroom is there twice."""
+    """`--modes draft` and `--overlap` reach the geometry: the tail is k·(S−1), and KV has room for two tails."""
     argv = ("--modes", "draft", "--num-steps", 5, "--topk", 4, "--overlap", "--max-context-len", 100)
     found = draftmark("size", "reference", *argv, "--json").json
     assert found["lengths"]["max_tail"] == 16
@@ -50,13 +50,13 @@ def test_draft_model_and_overlap(draftmark: Run) -> None:
 
 
 def test_captured_padding_counts(draftmark: Run) -> None:
-    """A captured size above the live limit sizes every buffer (sglang#25124)."""
+    """A captured size above max_num_reqs determines every buffer's size (sglang#25124)."""
     found = draftmark("size", "reference", "--max-num-reqs", 3, "--capture-batch-sizes", "1,2,4", "--json").json
     assert found["buffers"][0]["shape"] == [4]
 
 
-def test_device_profile_of_cuda_is_a_hopper_unless_told(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A CUDA backend is sized for sm_90 without asking a driver; --arch and --num-sms say otherwise."""
+def test_cuda_backends_default_to_a_hopper_profile(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """A CUDA backend is sized for sm_90 without a driver; --arch and --num-sms replace the default."""
     distribution("metal", device="cuda", host_kernels=False)
     device = draftmark("size", "metal", "--json").json["geometry"]["device"]
     assert device == {"kind": "cuda", "arch": 90, "num_sms": 132}
@@ -65,8 +65,8 @@ def test_device_profile_of_cuda_is_a_hopper_unless_told(draftmark: Run, distribu
 
 
 @pytest.mark.parametrize("modes", [TARGET_MODES, DRAFT_MODES])
-def test_batch_tensors_of_the_table_are_those_of_the_batch(make_geometry: Callable[..., Geometry], modes: Any) -> None:
-    """Every tensor that BatchBuffers holds is in the torch-free list, byte for byte."""
+def test_size_lists_every_tensor_of_batch_buffers(make_geometry: Callable[..., Geometry], modes: Any) -> None:
+    """The torch-free list contains every tensor of BatchBuffers, with equal sizes in bytes."""
     fields = {"topk": 3, "num_steps": 13, "num_draft_tokens": 5, "capture_batch_sizes": (1, 7)}
     geometry = make_geometry(modes=modes, **fields)
     buffers = BatchBuffers(geometry, "cpu")
@@ -77,15 +77,15 @@ def test_batch_tensors_of_the_table_are_those_of_the_batch(make_geometry: Callab
         assert lines[name].nbytes == tensor.nbytes, name
 
 
-def test_a_refusal_is_the_backends_own_sentence(draftmark: Run) -> None:
-    """A geometry that the backend refuses ends in its reasons, with exit code 1."""
+def test_a_refusal_prints_the_backends_reasons(draftmark: Run) -> None:
+    """A geometry that the backend does not serve prints the backend's reasons, with exit code 1."""
     done = draftmark("size", "reference", "--kv-dtype", "float8_e4m3fn")
     assert (done.code, done.out) == (1, "")
     assert "reference stores KV as float32, float16 or bfloat16" in done.err
 
 
-def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None:
-    """`size` succeeds where `import torch` raises, and imports no torch."""
+def test_size_works_with_a_broken_torch(run_python: Run, broken_torch: Path) -> None:
+    """`size` succeeds when `import torch` raises, and does not import torch."""
     code = (
         "import sys; from draftmark.cli import main\n"
         "code = main(['size', 'reference']); assert 'torch' not in sys.modules; sys.exit(code)"
@@ -95,8 +95,8 @@ def test_works_where_torch_does_not(run_python: Run, broken_torch: Path) -> None
     assert "slot_mapping" in done.out
 
 
-def test_a_plugin_that_prints_does_not_spoil_the_object(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """What a plugin prints when it is loaded goes to stderr."""
+def test_output_of_a_plugin_does_not_damage_json(draftmark: Run, distribution: Callable[..., Path]) -> None:
+    """Text that a plugin prints while it loads goes to stderr."""
     distribution("chatty", extra="print('hello from the vendor')")
     done = draftmark("size", "chatty", "--json")
     assert done.json["backend"] == "chatty" and done.err == "hello from the vendor\n"

@@ -1,7 +1,7 @@
-"""The rules of a recorded graph against the real thing: every scenario must go alike in a CUDA graph.
+"""Recorded graphs compared with CUDA graphs: every scenario must have the same outcome in both.
 
-A scenario is a step with its static tensors, and what the caller does between replays. `outcome` plays it on one graph
-state; the host tests fix what a recorded graph shows, and the device tests demand the same of `CudaGraphState`.
+A scenario is a step with its static tensors, and the caller's changes between replays. `outcome` runs a scenario on one
+graph state. The host tests check the outcome of recorded graphs; the device tests require it of `CudaGraphState`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ on_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @dataclass
 class Setting:
-    """Static tensors of a scenario on one device, and a Python number that the caller changes between replays."""
+    """Static tensors of a scenario on one device, and a Python number that changes between replays."""
 
     device: torch.device
 
@@ -40,9 +40,9 @@ class Setting:
         self.turn(0)
 
     def turn(self, number: int) -> None:
-        """Fill the static tensors for replay `number`. Small integers: their sums are exact on every device."""
+        """Fill the static tensors for replay `number` with small integers, which add exactly on every device."""
         self.number = number
-        # From the host, outside the region: the factories of the two devices must not matter.
+        # Created on the host, outside the region, so that differences between the devices' factories do not matter.
         self.x.copy_(torch.arange(32.0).view(4, 8) - 7 * number)
         self.lens.copy_(torch.tensor([0, 1, 2, 3], dtype=torch.int32) + number % 3)
         self.table.copy_(torch.arange(48.0).view(6, 8) * (number + 1))
@@ -91,7 +91,7 @@ GOOD: dict[str, Step] = {
 
 
 def reallocated(s: Setting) -> torch.Tensor:
-    # The caller makes a new tensor each turn and keeps the old ones, so that nothing is freed.
+    # The caller makes a new tensor for each replay and keeps the old ones, so that none is freed.
     s.kept.append(s.x)
     y: torch.Tensor = s.x * 2
     s.x = s.x.clone()
@@ -127,7 +127,7 @@ REFUSED: dict[str, Step] = {
 
 
 def outcome(state: GraphState, device: torch.device, step: Step) -> list[list[torch.Tensor]] | str:
-    """Outputs and static tensors after each replay, on the host; ``"refused"`` where capture is."""
+    """Return outputs and static tensors after each replay, on the host; ``"refused"`` if the capture is refused."""
     setting = Setting(device)
     try:
         outputs = state.capture(KEY, lambda: step(setting))
@@ -159,14 +159,14 @@ def same(left: list[list[torch.Tensor]] | str, right: list[list[torch.Tensor]] |
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_step_is_eager_in_a_recorded_graph(name: str) -> None:
-    """A capturable step gives eager's tensors in every replay."""
+def test_a_good_step_equals_eager_in_a_recorded_graph(name: str) -> None:
+    """A capturable step gives eager mode's tensors in every replay."""
     assert same(outcome(RecordedGraphState(), CPU, GOOD[name]), eager(GOOD[name]))
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_a_stale_step_departs_from_eager_in_a_recorded_graph(name: str) -> None:
-    """A step that depends on Python state captures, and then goes wrong."""
+def test_a_stale_step_differs_from_eager_in_a_recorded_graph(name: str) -> None:
+    """A step that depends on Python state captures, and its replays differ from eager mode."""
     recorded = outcome(RecordedGraphState(), CPU, STALE[name])
     assert recorded != "refused"
     assert not same(recorded, eager(STALE[name]))
@@ -178,12 +178,12 @@ def test_a_forbidden_step_is_refused_by_a_recorded_graph(name: str) -> None:
     assert outcome(RecordedGraphState(), CPU, REFUSED[name]) == "refused"
 
 
-# The refused come last: a failed capture may disturb the process's CUDA random state.
+# Refused steps come last: a failed capture may disturb the process's CUDA random state.
 @pytest.mark.device
 @on_device
 @pytest.mark.parametrize("name", [*GOOD, *STALE, *REFUSED])
-def test_a_cuda_graph_goes_the_way_of_a_recorded_graph(name: str) -> None:
-    """Refused by both, or the same tensors in every replay, right or wrong."""
+def test_a_cuda_graph_behaves_like_a_recorded_graph(name: str) -> None:
+    """Both graphs refuse a step, or both give the same tensors in every replay."""
     step = {**GOOD, **STALE, **REFUSED}[name]
     recorded = outcome(RecordedGraphState(), CPU, step)
     real = outcome(graph_state_for(CUDA), CUDA, step)
@@ -193,7 +193,7 @@ def test_a_cuda_graph_goes_the_way_of_a_recorded_graph(name: str) -> None:
 @pytest.mark.device
 @on_device
 def test_cuda_random_numbers_advance_with_each_replay() -> None:
-    """As in a recorded graph, a replay draws from the default generator."""
+    """Each replay draws from the default generator, as in a recorded graph."""
     state = graph_state_for(CUDA)
     outputs = state.capture(KEY, lambda: torch.rand(64, device=CUDA))
     state.replay(KEY)
@@ -204,8 +204,8 @@ def test_cuda_random_numbers_advance_with_each_replay() -> None:
 
 @pytest.mark.device
 @on_device
-def test_cuda_graphs_share_one_pool_and_keep_their_outputs_apart() -> None:
-    """Replaying one graph leaves another's outputs alone; the pool is counted, and the static tensors are not."""
+def test_cuda_graphs_share_a_pool_and_keep_outputs_separate() -> None:
+    """A replay does not change another graph's outputs; pool_bytes counts the pool without the static tensors."""
     state = graph_state_for(CUDA)
     x = torch.ones(1 << 20, device=CUDA)
     small = state.capture(GraphKey(Program.DECODE, 1), lambda: x[:1024] + 1)
@@ -219,8 +219,8 @@ def test_cuda_graphs_share_one_pool_and_keep_their_outputs_apart() -> None:
 
 @pytest.mark.device
 @on_device
-def test_cuda_misuse_reads_as_on_the_cpu() -> None:
-    """An unknown key and a key captured twice raise the sentences that a recorded graph state raises."""
+def test_cuda_misuse_raises_the_errors_of_the_cpu() -> None:
+    """An unknown key and a key captured twice raise the same text as a recorded graph state."""
     for misuse in (lambda s: s.replay(KEY), lambda s: [s.capture(KEY, lambda: None) for _ in range(2)]):
         sentences = []
         for state in (RecordedGraphState(), graph_state_for(CUDA)):
@@ -232,8 +232,8 @@ def test_cuda_misuse_reads_as_on_the_cpu() -> None:
 
 @pytest.mark.device
 @on_device
-def test_an_error_of_the_step_itself_comes_through_a_cuda_capture() -> None:
-    """What is not CUDA's refusal is not turned into a CaptureError, and the state can capture again."""
+def test_an_error_of_the_step_passes_through_a_cuda_capture() -> None:
+    """An exception of the step itself is not turned into a CaptureError, and the state can capture again."""
     state, x = graph_state_for(CUDA), torch.ones(4, device=CUDA)
 
     def step() -> torch.Tensor:
@@ -256,7 +256,7 @@ def write_one_element(s: Setting) -> torch.Tensor:
 
 @pytest.mark.device
 @on_device
-def test_known_difference_a_one_element_write_is_refused_by_cuda_only() -> None:
-    """`x[0, 0] = 5.` copies a host scalar (a row's would be filled): a recorded graph lets it pass, CUDA does not."""
+def test_known_difference_cuda_refuses_a_one_element_write() -> None:
+    """`x[0, 0] = 5.` copies a host scalar: a recorded graph accepts it, CUDA refuses it (a row would be filled)."""
     assert same(outcome(RecordedGraphState(), CPU, write_one_element), eager(write_one_element))
     assert outcome(graph_state_for(CUDA), CUDA, write_one_element) == "refused"

@@ -1,4 +1,4 @@
-"""Hand-launched kernels inside a recorded graph."""
+"""Kernels that torch does not dispatch, inside a recorded graph."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from draftmark.graphs import RecordedGraph, is_recording, record_call
 
 
 def scale_into(x: torch.Tensor, out: torch.Tensor, factor: float) -> None:
-    """A kernel that the dispatcher does not see."""
+    """Multiply with numpy, as a kernel that torch's dispatcher does not see."""
     np.multiply(x.detach().numpy(), factor, out=out.detach().numpy())
 
 
-def test_outside_a_recording_it_simply_calls() -> None:
-    """record_call is an ordinary call when nothing is being recorded."""
+def test_record_call_only_calls_outside_a_recording() -> None:
+    """record_call is an ordinary call while no graph is recorded."""
     x, out = torch.ones(2), torch.zeros(2)
     assert not is_recording()
     record_call(scale_into, x, out, 3.0, mutates=(out,))
@@ -24,7 +24,7 @@ def test_outside_a_recording_it_simply_calls() -> None:
 
 
 def test_the_call_is_replayed_on_the_same_tensors() -> None:
-    """Capture undoes the call's writes; each replay makes it again between the operators around it."""
+    """Capture undoes the call's writes; each replay repeats the call between the operators around it."""
     x, out = torch.ones(2), torch.zeros(2)
 
     def step() -> torch.Tensor:
@@ -40,8 +40,8 @@ def test_the_call_is_replayed_on_the_same_tensors() -> None:
         assert (out.tolist(), graph.outputs.tolist()) == ([6 * value] * 2, [6 * value + 1] * 2)
 
 
-def test_its_numbers_are_baked_in() -> None:
-    """A number among the arguments keeps its captured value, as a kernel argument does."""
+def test_numbers_in_arguments_keep_their_captured_value() -> None:
+    """A replay uses the captured value of a number, as for a kernel argument."""
     x, out, factor = torch.ones(2), torch.zeros(2), {"value": 3.0}
     graph = RecordedGraph(lambda: record_call(scale_into, x, out, factor["value"], mutates=(out,)))
     factor["value"] = 4.0
@@ -50,7 +50,7 @@ def test_its_numbers_are_baked_in() -> None:
 
 
 def test_the_kernel_may_use_torch_and_record_calls_itself() -> None:
-    """What happens inside the call is the kernel's own business: it is one entry on the tape."""
+    """Operations inside the call are not recorded: the call is one entry on the tape."""
     x, out = torch.ones(2), torch.zeros(2)
 
     def inner(x: torch.Tensor, out: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ def test_the_kernel_may_use_torch_and_record_calls_itself() -> None:
 
 
 def test_an_undeclared_write_is_refused_and_undone() -> None:
-    """A kernel that writes what it did not name would leave an effect behind at capture."""
+    """A kernel that writes a tensor outside mutates= is refused, and its write is undone."""
     x, out = torch.ones(2), torch.zeros(2)
     with pytest.raises(CaptureError, match=r"record_call\(scale_into\) wrote a torch.float32 tensor \[2\].*mutates="):
         RecordedGraph(lambda: record_call(scale_into, x, out, 3.0))
@@ -73,14 +73,14 @@ def test_an_undeclared_write_is_refused_and_undone() -> None:
 
 
 def test_a_mutated_tensor_must_be_an_argument() -> None:
-    """What the graph does not see it can neither restore nor watch."""
+    """A tensor in mutates= that is no argument is refused, because the graph could not restore or check it."""
     x, out = torch.ones(2), torch.zeros(2)
     with pytest.raises(CaptureError, match="not among its arguments"):
         RecordedGraph(lambda: record_call(lambda x: None, x, mutates=(out,)))
 
 
 def test_a_freed_argument_is_an_error_at_replay() -> None:
-    """Arguments of a recorded call are watched like any operand."""
+    """A replay checks the arguments of a recorded call like any operand."""
     out, holder = torch.zeros(2), {"x": torch.ones(2)}
     graph = RecordedGraph(lambda: record_call(scale_into, holder["x"], out, 3.0, mutates=(out,)))
     graph.replay()

@@ -1,6 +1,6 @@
 """Triton kernels, in Triton's interpreter, inside a recorded graph."""
 
-# No `from __future__ import annotations` here: Triton reads the annotation of a constexpr as an object.
+# No `from __future__ import annotations` here: Triton needs the annotation of a constexpr as an object.
 from typing import Any
 
 import pytest
@@ -20,14 +20,14 @@ def add_one_body(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-unt
 
 @pytest.fixture
 def add_one(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``out = x + 1``; decorated here, because Triton chooses its interpreter at decoration."""
+    """Return the kernel ``out = x + 1``; decorated here, because Triton selects its interpreter at decoration."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     return triton.jit(add_one_body)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_launch_replays_through_record_call(add_one: Any, mode: Any) -> None:
-    """A launch is recorded as one call, leaves no trace at capture, and reads present contents at each replay."""
+    """A launch is recorded as one call, has no effect at capture, and reads current contents at each replay."""
     with mode():
         x, out = torch.arange(6.0), torch.zeros(6)
 
@@ -42,8 +42,8 @@ def test_a_launch_replays_through_record_call(add_one: Any, mode: Any) -> None:
             assert out.tolist() == [factor * i + 1 for i in range(6)]
 
 
-def test_a_bare_launch_is_refused_with_the_way_out(add_one: Any) -> None:
-    """A launch that is not handed to record_call raises a sentence that names it, and writes nothing."""
+def test_a_launch_without_record_call_is_refused(add_one: Any) -> None:
+    """A launch outside record_call raises an error that names record_call, and writes nothing."""
     x, out = torch.arange(6.0), torch.zeros(6)
     with pytest.raises(CaptureError, match="record_call"):
         RecordedGraph(lambda: add_one[(2,)](x, out, 6, BLOCK=4))

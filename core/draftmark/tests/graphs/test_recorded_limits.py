@@ -1,6 +1,7 @@
-"""What a recorded graph does not catch: kept as tests, so that the list stays true.
+"""Errors that a recorded graph does not detect, as tests, so that the list stays correct.
 
-A device would refuse each of these, or go wrong. When one begins to fail, the limit is gone: move it to the rules.
+A device would refuse each of these steps or give wrong results. If one of these tests fails, the limit is gone: add
+a rule for the step instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BUFFER = bytearray(16)
 
 
 class Closure:
-    """A kernel that holds its tensor itself, instead of taking it as an argument."""
+    """A kernel that keeps its tensor as an attribute instead of taking it as an argument."""
 
     def __init__(self) -> None:
         self.x = torch.ones(2)
@@ -39,12 +40,12 @@ ESCAPES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_known_escape_captures_silently(name: str) -> None:
-    """The step captures, though a device would refuse it or bake in what the host saw."""
+    """The step captures, although a device would refuse it or keep the value of the capture."""
     RecordedGraph(ESCAPES[name])
 
 
-def test_known_escape_a_tensor_in_a_recorded_closure_is_not_restored() -> None:
-    """record_call sees arguments only: what a closure writes is neither undone nor watched."""
+def test_known_escape_a_tensor_in_a_closure_is_not_restored() -> None:
+    """record_call sees arguments only: writes of a closure are neither undone nor checked."""
     kernel = Closure()
     RecordedGraph(lambda: record_call(kernel))
     assert kernel.x.tolist() == [2, 2]
@@ -57,8 +58,8 @@ def test_known_escape_python_state_is_not_restored() -> None:
     assert calls == [1]
 
 
-def test_known_escape_a_tensor_that_something_else_holds_counts_as_alive() -> None:
-    """A static tensor that the caller dropped but a closure holds is read on, stale, without an error."""
+def test_known_escape_a_tensor_with_another_reference_is_alive() -> None:
+    """A static tensor that the caller dropped, but another object references, is read without an error."""
     holder = {"x": torch.ones(2)}
     forgotten = [holder["x"]]
     graph = RecordedGraph(lambda: holder["x"] + 1)
@@ -68,7 +69,7 @@ def test_known_escape_a_tensor_that_something_else_holds_counts_as_alive() -> No
 
 
 def test_known_escape_a_freed_intermediate_keeps_its_memory() -> None:
-    """A device's pool may reuse an intermediate's memory within and between graphs; here it stays readable."""
+    """A device may reuse an intermediate's memory within and between graphs; here it stays readable."""
     peek: list[int] = []
 
     def step() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A whole Hugging Face forward in a recorded graph."""
+"""A whole Hugging Face model forward in a recorded graph."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tiny_llama() -> Any:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_llama_decodes_in_replays_as_in_eager(mode: Callable[[], Any]) -> None:
-    """Self-feeding greedy steps over a static window of tokens give eager's logits, bit for bit."""
+def test_a_llama_decodes_in_replays_like_eager(mode: Callable[[], Any]) -> None:
+    """Greedy steps over a static window of tokens, each fed by the last, give eager mode's logits bit for bit."""
     model, length = tiny_llama(), 12
     tokens = torch.zeros(2, length, dtype=torch.int64)
     column = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Replays of a recorded graph equal eager, bit for bit."""
+"""Replays of a recorded graph equal eager mode bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 def statics() -> SimpleNamespace:
-    """Static tensors of a step: two matrices, a KV cache, indices, a mask, integers, and room for results."""
+    """Return the static tensors of a step: two matrices, a KV cache, indices, a mask, integers and outputs."""
     return SimpleNamespace(
         x=torch.zeros(4, 8),
         y=torch.zeros(4, 8),
@@ -115,7 +115,7 @@ STEPS: dict[str, Callable[[SimpleNamespace], Any]] = {
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("name", STEPS)
 def test_replays_equal_eager_bit_for_bit(name: str, mode: Callable[[], Any]) -> None:
-    """Outputs and static tensors after each of several replays equal an eager run on the same contents."""
+    """After each of several replays, outputs and static tensors equal an eager run on the same contents."""
     step = STEPS[name]
     with mode():
         captured, eager = statics(), statics()
@@ -133,7 +133,7 @@ def test_replays_equal_eager_bit_for_bit(name: str, mode: Callable[[], Any]) -> 
 
 
 def test_a_self_feeding_step_advances_on_every_replay() -> None:
-    """State kept in static tensors carries over from replay to replay, as lengths and positions do."""
+    """State in static tensors carries over from replay to replay, as lengths and positions do."""
     lens, tokens = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 5, dtype=torch.int32)
 
     def step() -> None:
@@ -148,7 +148,7 @@ def test_a_self_feeding_step_advances_on_every_replay() -> None:
 
 
 def test_views_and_allocations_cost_no_call() -> None:
-    """Only what a device would launch is on the tape."""
+    """The tape contains only calls that a device would launch."""
     x = torch.ones(4, 4)
     assert len(RecordedGraph(lambda: (x.view(16)[2:].unsqueeze(0), torch.empty(3)))) == 0
     assert len(RecordedGraph(lambda: x.view(16)[2:] + 1)) == 1

@@ -1,4 +1,4 @@
-"""What a recorded graph refuses, and in which words."""
+"""Operations that a recorded graph refuses, and the text of each error."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ REFUSED = [
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("name", "step", "why"), REFUSED, ids=[name for name, *_ in REFUSED])
-def test_a_host_read_or_an_unknown_size_is_refused(
+def test_a_host_read_or_a_dynamic_size_is_refused(
     name: str, step: Callable[[], Any], why: str, mode: Callable[[], Any]
 ) -> None:
-    """Named, in grad and in inference mode: what brings device memory to the host, or makes sizes depend on data."""
+    """The error names the operation that reads device memory on the host, or has a size that depends on data."""
     with mode(), pytest.raises(CaptureError) as caught:
         RecordedGraph(step)
     assert str(caught.value).startswith(name) and why in str(caught.value)
@@ -77,7 +77,7 @@ def test_a_host_read_or_an_unknown_size_is_refused(
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", PAGEABLE_COPIES)
 def test_a_pageable_copy_is_refused(name: str, mode: Callable[[], Any]) -> None:
-    """Data that enters from Python or numpy inside the region is a host-to-device copy."""
+    """A copy of Python or numpy data to the device inside the region is refused."""
     before = X.clone()
     with mode(), pytest.raises(CaptureError, match=r"pageable host memory.*fill a static tensor"):
         RecordedGraph(PAGEABLE_COPIES[name])
@@ -86,13 +86,13 @@ def test_a_pageable_copy_is_refused(name: str, mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("classes", [(), (3,)])
 def test_one_hot_is_refused(classes: tuple[int, ...]) -> None:
-    """one_hot reads its maximum on the host; with a class count CUDA would not, other devices do."""
+    """one_hot reads its maximum on the host; with a class count it does so on some devices, but not on CUDA."""
     with pytest.raises(CaptureError, match="cannot be captured"):
         RecordedGraph(lambda: F.one_hot(ROWS, *classes))
 
 
 def test_memory_marked_as_host_is_refused() -> None:
-    """A tensor that stands for a pageable host buffer cannot be touched inside the region, nor can its views."""
+    """A tensor marked as pageable host memory, or a view of one, cannot be used inside the region."""
     staging = torch.zeros(6)
     mark_host(staging)
     with pytest.raises(CaptureError, match=r"aten\..* on a tensor in host memory"):
@@ -100,14 +100,14 @@ def test_memory_marked_as_host_is_refused() -> None:
 
 
 def test_an_explicit_generator_is_refused() -> None:
-    """Random numbers come from the default generator, or from outside the graph."""
+    """An explicit generator is refused; random numbers come from the default generator or from outside the graph."""
     generator = torch.Generator()
     with pytest.raises(CaptureError, match=r"explicit torch\.Generator"):
         RecordedGraph(lambda: torch.rand(2, generator=generator))
 
 
-def test_repointing_a_tensor_is_refused_with_the_way_out() -> None:
-    """set_ is how Triton's interpreter moves data; the sentence leads to record_call."""
+def test_set_is_refused_with_record_call_as_remedy() -> None:
+    """Triton's interpreter moves data with set_, so the error recommends record_call."""
     with pytest.raises(CaptureError, match=r"aten\.set_.*record_call"):
         RecordedGraph(lambda: torch.empty(0).set_(X.untyped_storage()))
 
@@ -126,6 +126,6 @@ def test_repointing_a_tensor_is_refused_with_the_way_out() -> None:
         lambda: X[None, ..., :3],
     ],
 )
-def test_what_only_looks_like_a_host_read_passes(step: Callable[[], Any]) -> None:
-    """Scalars, shapes, addresses, integer indices and masked fills are capturable."""
+def test_operations_that_resemble_a_host_read_pass(step: Callable[[], Any]) -> None:
+    """Scalars, shapes, addresses, integer indices and masked fills can be captured."""
     RecordedGraph(step).replay()

@@ -1,4 +1,4 @@
-"""A recorded graph misbehaves by a device graph's rules, and its capture leaves no trace."""
+"""Rules of device graphs that a recorded graph follows; its capture has no side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark.graphs import RecordedGraph, is_recording
 
 
 def test_capture_changes_no_tensor_and_no_random_state() -> None:
-    """Writes to tensors that existed before, views and out= included, are undone; so is the generator."""
+    """Capture undoes writes to tensors that existed before, through views and out= too, and restores the generator."""
     x, y, out = torch.arange(4.0), torch.arange(6), torch.ones(4)
     random_state = torch.get_rng_state()
 
@@ -27,7 +27,7 @@ def test_capture_changes_no_tensor_and_no_random_state() -> None:
 
 
 def test_outputs_are_poison_until_the_first_replay() -> None:
-    """Between capture and replay floats are NaN and integers large; the replay makes them true."""
+    """After capture floats are NaN and integers are large; the first replay writes the real values."""
     x = torch.ones(3)
     graph = RecordedGraph(lambda: (x + 1, x.bfloat16(), x.int(), x > 0))
     floats, halves, integers, flags = graph.outputs
@@ -39,13 +39,13 @@ def test_outputs_are_poison_until_the_first_replay() -> None:
 
 
 def test_unwritten_memory_stays_poison() -> None:
-    """A step that reads what it never wrote shows NaN, not a lucky zero."""
+    """A step that reads uninitialized memory returns NaN, not zero."""
     graph = RecordedGraph(lambda: torch.empty(3) + 0)
     graph.replay()
     assert graph.outputs.isnan().all()
 
 
-def test_a_python_number_is_baked_in() -> None:
+def test_a_python_number_keeps_its_captured_value() -> None:
     """A number read from Python at capture keeps its value in every replay."""
     x, scale = torch.ones(2), {"value": 2}
     graph = RecordedGraph(lambda: x * scale["value"])
@@ -54,8 +54,8 @@ def test_a_python_number_is_baked_in() -> None:
     assert graph.outputs.tolist() == [2, 2]
 
 
-def test_a_branch_is_baked_in() -> None:
-    """The branch that Python took at capture is the one replayed."""
+def test_a_python_branch_keeps_its_captured_side() -> None:
+    """A replay runs the branch that Python took at capture."""
     x, flag = torch.ones(2), {"draft": True}
     graph = RecordedGraph(lambda: x + 1 if flag["draft"] else x - 1)
     flag["draft"] = False
@@ -74,7 +74,7 @@ def test_a_captured_slice_keeps_its_batch_size() -> None:
 
 
 def test_a_reallocated_tensor_is_not_seen() -> None:
-    """The graph goes on reading the tensor of the capture while something still holds it."""
+    """The graph still reads the tensor of the capture while another reference holds it."""
     holder = {"lens": torch.ones(2)}
     old = holder["lens"]
     graph = RecordedGraph(lambda: holder["lens"] * 10)
@@ -85,7 +85,7 @@ def test_a_reallocated_tensor_is_not_seen() -> None:
 
 
 def test_a_freed_tensor_is_an_error_at_replay() -> None:
-    """Dropping the last reference to a static tensor makes the next replay raise, with the tensor's shape."""
+    """After the last reference to a static tensor is dropped, the next replay raises with the tensor's shape."""
     holder: dict[str, Any] = {"lens": torch.ones(2, 3)}
     graph = RecordedGraph(lambda: holder["lens"][1:] * 10)
     graph.replay()
@@ -95,7 +95,7 @@ def test_a_freed_tensor_is_an_error_at_replay() -> None:
 
 
 def test_a_view_or_an_output_keeps_a_static_tensor_alive() -> None:
-    """Any holder of the storage will do: a view of the caller's, or the outputs that the state keeps."""
+    """Any reference to the storage keeps it alive: a view of the caller, or the outputs that the state keeps."""
     holder: dict[str, Any] = {"x": torch.ones(4)}
     graph = RecordedGraph(lambda: holder["x"].add_(1)[:2])
     holder.clear()
@@ -104,7 +104,7 @@ def test_a_view_or_an_output_keeps_a_static_tensor_alive() -> None:
 
 
 def test_a_temporary_of_the_caller_is_freed_after_capture() -> None:
-    """A tensor made before the step and held by nobody afterwards is caught at the first replay."""
+    """A tensor made before the step, without references after it, raises at the first replay."""
     x = torch.ones(2)
 
     def capture() -> RecordedGraph:
@@ -117,7 +117,7 @@ def test_a_temporary_of_the_caller_is_freed_after_capture() -> None:
 
 
 def test_a_static_tensor_that_grew_is_an_error_at_replay() -> None:
-    """Resizing a static tensor moves its memory away from under the graph."""
+    """A resized static tensor has a new address, which the graph does not use."""
     x = torch.ones(2)
     graph = RecordedGraph(lambda: x + 1)
     x.resize_(1 << 16)
@@ -126,7 +126,7 @@ def test_a_static_tensor_that_grew_is_an_error_at_replay() -> None:
 
 
 def test_growing_a_static_tensor_inside_the_region_is_refused() -> None:
-    """An out= tensor of the caller's that is too small would be re-allocated in the graph's pool."""
+    """An out= tensor of the caller that is too small would be re-allocated in the graph's pool."""
     x, out = torch.ones(64), torch.ones(1)
     refusal = r"aten\.add\.out cannot be captured: it re-allocates"
     with pytest.raises(CaptureError, match=refusal), pytest.warns(UserWarning):
@@ -134,7 +134,7 @@ def test_growing_a_static_tensor_inside_the_region_is_refused() -> None:
 
 
 def test_random_numbers_advance_with_each_replay() -> None:
-    """The default generator is read at replay: numbers differ, and follow the seed."""
+    """Each replay draws from the default generator: numbers differ, and follow the seed."""
     graph = RecordedGraph(lambda: torch.rand(8))
     torch.manual_seed(1)
     graph.replay()
@@ -146,21 +146,21 @@ def test_random_numbers_advance_with_each_replay() -> None:
 
 
 def test_captures_do_not_nest() -> None:
-    """A capture inside a capture is refused; one after it works."""
-    with pytest.raises(CaptureError, match="inside another's capture"):
+    """A capture inside a capture is refused; a later capture works."""
+    with pytest.raises(CaptureError, match="inside another capture"):
         RecordedGraph(lambda: RecordedGraph(lambda: None))
     assert not is_recording()
     RecordedGraph(lambda: None)
 
 
 def test_a_replay_inside_a_capture_is_an_error() -> None:
-    """A graph cannot be replayed into another."""
+    """A graph cannot be replayed while another is captured."""
     inner = RecordedGraph(lambda: None)
     with pytest.raises(GraphError, match="replayed inside a capture"):
         RecordedGraph(inner.replay)
 
 
-def test_an_error_in_the_step_leaves_everything_as_it_was() -> None:
+def test_an_error_in_the_step_restores_all_state() -> None:
     """Tensors, random state and the recording flag are restored when the step raises."""
     x = torch.ones(2)
     random_state = torch.get_rng_state()
@@ -178,8 +178,8 @@ def test_an_error_in_the_step_leaves_everything_as_it_was() -> None:
     assert (x + 1).tolist() == [2, 2]
 
 
-def test_a_refusal_that_the_step_swallows_still_ends_the_capture() -> None:
-    """Catching the error inside the step does not make the region capturable."""
+def test_a_caught_refusal_still_ends_the_capture() -> None:
+    """A step that catches the CaptureError is refused anyway."""
     x = torch.ones(2)
 
     def step() -> torch.Tensor:
@@ -192,8 +192,8 @@ def test_a_refusal_that_the_step_swallows_still_ends_the_capture() -> None:
         RecordedGraph(step)
 
 
-def test_a_host_scalar_changed_in_place_changes_at_capture_only() -> None:
-    """Arithmetic on a host scalar happens on the host: the graph has its result, once."""
+def test_a_host_scalar_changes_in_place_at_capture_only() -> None:
+    """Arithmetic on a host scalar runs on the host, once: the graph keeps its result."""
     x = torch.zeros(2)
 
     def step() -> torch.Tensor:
@@ -208,7 +208,7 @@ def test_a_host_scalar_changed_in_place_changes_at_capture_only() -> None:
 
 
 def test_inference_tensors_and_normal_tensors_replay_in_any_mode() -> None:
-    """Static tensors of either kind may be written, whatever mode the replay is called in."""
+    """Static tensors of either kind can be written, in every mode in which replay is called."""
     normal = torch.zeros(2)
     with torch.inference_mode():
         inference = torch.zeros(2)
@@ -220,7 +220,7 @@ def test_inference_tensors_and_normal_tensors_replay_in_any_mode() -> None:
 
 
 def test_parameters_that_require_grad_can_be_read() -> None:
-    """A step over a trainable module captures with gradients enabled too."""
+    """A step over a trainable module also captures with gradients enabled."""
     layer, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
     graph = RecordedGraph(lambda: layer(x))
     x.normal_()

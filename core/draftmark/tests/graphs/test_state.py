@@ -1,4 +1,4 @@
-"""Keys, padding, and what every graph state shares."""
+"""Graph keys, padding, and the behaviour that all graph states share."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ def test_keys_and_protocol_import_without_torch() -> None:
 
 
 def test_a_key_prints_as_program_and_size() -> None:
-    """A key reads as the program's name with its padded batch size."""
+    """The text of a key is the program's name with its padded batch size."""
     assert str(KEY) == "VERIFY[4]"
 
 
 def test_equal_keys_are_one_key() -> None:
-    """A key is a value: equal ones find the same graph, whoever made them."""
+    """Equal keys find the same graph."""
     assert {GraphKey(Program.VERIFY, 4): 1}[KEY] == 1
 
 
 @pytest.mark.parametrize(("num_reqs", "size"), [(0, 1), (1, 1), (2, 4), (4, 4), (8, 8), (9, None)])
 def test_padding_takes_the_smallest_size_that_holds_the_batch(num_reqs: int, size: int | None) -> None:
-    """A batch is padded to the smallest captured size, and one that exceeds all runs eagerly."""
+    """A batch is padded to the smallest captured size; a batch larger than all of them runs eagerly."""
     assert padded_batch_size(num_reqs, [8, 1, 4]) == size
 
 
 def test_without_captured_sizes_nothing_is_padded() -> None:
-    """No captured size means no graph."""
+    """Without captured sizes every batch runs eagerly."""
     assert padded_batch_size(1, []) is None
 
 
 def test_the_cpu_gets_recorded_graphs() -> None:
-    """torch's own graph state for the CPU is the recorded one, and it is a GraphState."""
+    """The graph state for the CPU is the recorded one, and it is a GraphState."""
     state = graph_state_for(torch.device("cpu"))
     assert isinstance(state, RecordedGraphState)
     assert isinstance(state, GraphState)
 
 
 def test_replay_returns_the_object_that_capture_returned() -> None:
-    """Outputs of any nest are kept, and replay hands back the same object with new contents."""
+    """A replay returns the object of the capture, of any nesting, with new contents."""
     x = torch.ones(3)
     state = RecordedGraphState()
     captured = state.capture(KEY, lambda: {"sum": (x + 1, None), "x": (x, x)})
@@ -70,7 +70,7 @@ def test_replay_returns_the_object_that_capture_returned() -> None:
 
 
 def test_replay_of_an_unknown_key_names_the_captured_ones() -> None:
-    """Replaying what was never captured is an error with the captured keys and the remedy."""
+    """A replay of a key without a graph raises an error with the captured keys and the remedy."""
     state = RecordedGraphState()
     state.capture(KEY, lambda: None)
     sentence = r"DECODE\[4\] was never captured \(captured: VERIFY\[4\]\).*padded_batch_size"
@@ -79,7 +79,7 @@ def test_replay_of_an_unknown_key_names_the_captured_ones() -> None:
 
 
 def test_capturing_a_key_twice_is_an_error() -> None:
-    """A key belongs to one graph."""
+    """Each key has at most one graph."""
     state = RecordedGraphState()
     state.capture(KEY, lambda: None)
     with pytest.raises(GraphError, match=r"VERIFY\[4\] is already captured"):
@@ -96,8 +96,8 @@ def test_a_failed_capture_leaves_its_key_free() -> None:
     state.capture(KEY, lambda: None)
 
 
-def test_keys_come_in_order_and_pool_bytes_add_up() -> None:
-    """`keys` is sorted; `pool_bytes` counts what the steps made and not the static tensors."""
+def test_keys_are_sorted_and_pool_bytes_add_up() -> None:
+    """`keys` is sorted; `pool_bytes` counts tensors that the steps allocate, without the static tensors."""
     x = torch.ones(256)
     state = RecordedGraphState()
     state.capture(GraphKey(Program.DECODE, 4), lambda: x + 1)

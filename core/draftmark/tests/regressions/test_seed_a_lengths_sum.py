@@ -1,8 +1,8 @@
 """Seed (a), sglang#26753: verify accepts tokens, `seq_lens` grows, `seq_lens_sum` does not.
 
-There the eager `kv_indices` were sized by the stale sum: too short, illegal memory access. Here `SequenceLengths`
-is the only owner of lengths: `advance` moves the device, `dispatched` and `settle` move the host, and every bound
-(so every sum) is derived from them when asked for. Without one of the moves the check below fails.
+In SGLang the eager `kv_indices` had the size of the stale sum: too short, so a kernel read out of bounds. Here
+`SequenceLengths` is the only owner of lengths. `advance` updates the device, `dispatched` and `settle` update the host,
+and every bound (so every sum) is computed from them on request. Without one of these updates the check below fails.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from draftmark.lengths import Exact, SequenceLengths, UpperBound
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ACCEPTED = ([3, 1], [5, 2], [1, 4])
-"""Tokens that two requests accept in three rounds, not uniform, of at most 5."""
+"""Tokens that two requests accept in three rounds; different numbers, at most 5."""
 
 
 @pytest.fixture
-def check_rounds(make_geometry, scenery, open_reference, random_stage, truth):
-    """Three rounds of accept-and-verify; every host view covers what the device holds, and attention is right."""
+def check_rounds(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+    """Return a check of three accept-and-verify rounds: host views bound the device's lengths, attention is correct."""
     geometry = make_geometry(num_draft_tokens=5, page_size=3, max_num_reqs=2)
     backend, _ = open_reference(geometry)
 
     def forward(lengths, true, host):
         planned, needed = sum(host.upper_bound()), sum(true)
         assert planned >= needed, f"kv indices sized for {planned} tokens, {needed} are read: {true}, {host}"
-        requests = tuple(scenery.Request(n, scenery.tree([None, 0, 0, 1, 1]), 5) for n in true)
-        scene = scenery.Scene(geometry, Mode.VERIFY, requests, causal=False)
-        stage, q = random_stage(scene)
-        stage.batch = replace(stage.batch, prefix_lens=lengths.device[:2].clone(), host=host)
-        out = stage.run(backend, q).numpy()
-        np.testing.assert_allclose(out, truth(scene, q, stage.k, stage.v), atol=1e-5, err_msg=str(scene))
+        requests = tuple(scene_types.Request(n, scene_types.tree([None, 0, 0, 1, 1]), 5) for n in true)
+        scene = scene_types.Scene(geometry, Mode.VERIFY, requests, causal=False)
+        paged, q = random_paged_scene(scene)
+        paged.batch = replace(paged.batch, prefix_lens=lengths.device[:2].clone(), host=host)
+        out = paged.run(backend, q).numpy()
+        np.testing.assert_allclose(out, expected_attention(scene, q, paged.k, paged.v), atol=1e-5, err_msg=str(scene))
 
     def check():
         lengths = SequenceLengths(geometry.max_reqs, geometry.max_prefix_len, "cpu")
@@ -54,32 +54,32 @@ def check_rounds(make_geometry, scenery, open_reference, random_stage, truth):
     return check
 
 
-def test_every_host_view_covers_what_verify_accepted(check_rounds):
-    """After each accept, sizes derived from the host's view cover the device, and attention is right."""
+def test_every_host_view_bounds_the_accepted_tokens(check_rounds):
+    """After each accept, sizes from the host's view are enough for the device, and attention is correct."""
     check_rounds()
 
 
 def keep_first(method):
-    """A host view computed once and kept, as the engine kept its sum."""
+    """Return a method that computes the host view once and then returns the stored copy, like the engine's sum."""
     kept = {}
     return lambda self, rows: kept.setdefault(tuple(rows), method(self, rows))
 
 
 REMOVED = {
-    "the device half does not move": {"advance": lambda self, rows, by: None},
-    "the host half is not told": {"dispatched": lambda *_: None, "settle": lambda *_: None},
-    "the host's bound is a kept copy": {"upper_bound": keep_first(SequenceLengths.upper_bound)},
-    "the host's length is a kept copy": {"exact": keep_first(SequenceLengths.exact)},
-    "the host forgets what is in flight": {
+    "the device is not advanced": {"advance": lambda self, rows, by: None},
+    "the host is not updated": {"dispatched": lambda *_: None, "settle": lambda *_: None},
+    "the host's bound is a stored copy": {"upper_bound": keep_first(SequenceLengths.upper_bound)},
+    "the host's length is a stored copy": {"exact": keep_first(SequenceLengths.exact)},
+    "the bound omits tokens in flight": {
         "upper_bound": lambda self, rows: UpperBound(tuple(self._settled[row] for row in rows))
     },
-    "the host settles but counts nothing": {"exact": lambda self, rows: Exact((0,) * len(rows))},
+    "settle does not count tokens": {"exact": lambda self, rows: Exact((0,) * len(rows))},
 }
 
 
 @pytest.mark.parametrize("removed", REMOVED)
-def test_without_one_of_the_moves_the_check_fails(monkeypatch, check_rounds, removed):
-    """Take away any one move of any one copy of the fact, and the same check is red."""
+def test_without_one_of_the_updates_the_check_fails(monkeypatch, check_rounds, removed):
+    """The check fails when any single update of the lengths is removed."""
     for name, method in REMOVED[removed].items():
         monkeypatch.setattr(SequenceLengths, name, method)
     with pytest.raises(AssertionError):

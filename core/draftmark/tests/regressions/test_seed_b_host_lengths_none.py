@@ -1,9 +1,8 @@
-"""Seed (b), sglang#26738: on the sync-free path host lengths are None, and something reads them.
+"""Seed (b), sglang#26738: without host synchronization host lengths are None, and some code reads them.
 
-There `seq_lens_sum`, `extend_prefix_lens_cpu` or a draft backend's `needs_cpu_seq_lens` was None in one
-combination that nobody ran. Here `HostLengths` is a sum type without None: a batch cannot be made without it,
-`validate` refuses anything else, each kind gives an upper bound, and a backend that needs exact lengths is refused
-under overlap when it is opened.
+In SGLang `seq_lens_sum`, `extend_prefix_lens_cpu` or a draft backend's `needs_cpu_seq_lens` was None in one untested
+combination. Here `HostLengths` is a sum type without None. A batch cannot be created without it, `validate` refuses
+other values, and each kind has an upper bound. A backend that needs exact lengths is refused at open with overlap.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ KINDS = {
 
 
 @pytest.fixture
-def check_host(make_geometry, scenery, open_reference, random_stage, truth):
-    """Run a mode with a given kind of host lengths, in eager order, and compare with brute force."""
+def check_host(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+    """Return a check that runs a mode with one kind of host lengths, eagerly, and compares with brute force."""
 
     def check(mode, host_of, overlap=True):
         geometry = make_geometry(
@@ -39,21 +38,21 @@ def check_host(make_geometry, scenery, open_reference, random_stage, truth):
         backend, _ = open_reference(geometry)
         true = (7, 0, 12)
         rows = {Mode.DECODE: 1, Mode.EXTEND: 4, Mode.DRAFT: 2}.get(mode, 5)
-        tree = scenery.tree([None] * 2 if mode is Mode.DRAFT else [None, 0, 0, 1, 1])
+        tree = scene_types.tree([None] * 2 if mode is Mode.DRAFT else [None, 0, 0, 1, 1])
         causal = mode not in (Mode.DRAFT, Mode.VERIFY, Mode.RAGGED_VERIFY)
-        tail = scenery.chain(rows) if causal else tree
+        tail = scene_types.chain(rows) if causal else tree
         if mode is Mode.DRAFT_BLOCK:
-            tail = scenery.block(rows)
-        requests = tuple(scenery.Request(n, tail, rows) for n in true)
-        scene = scenery.Scene(geometry, mode, requests, causal=causal)
-        stage, q = random_stage(scene)
+            tail = scene_types.block(rows)
+        requests = tuple(scene_types.Request(n, tail, rows) for n in true)
+        scene = scene_types.Scene(geometry, mode, requests, causal=causal)
+        paged, q = random_paged_scene(scene)
         host = host_of(true, geometry.max_prefix_len)
-        assert isinstance(host, Exact | UpperBound | Unknown), f"host lengths are {host!r}, which nobody can bound"
+        assert isinstance(host, Exact | UpperBound | Unknown), f"host lengths are {host!r}, which have no upper bound"
         bounds = host.upper_bound()
         assert len(bounds) == len(true) and all(b >= n for b, n in zip(bounds, true, strict=True)), (host, true)
-        stage.batch = validate(replace(stage.batch, host=host), geometry)
-        out = stage.run(backend, q)[: len(scene.rows())].numpy()
-        np.testing.assert_allclose(out, truth(scene, q, stage.k, stage.v), atol=1e-5, err_msg=str(scene))
+        paged.batch = validate(replace(paged.batch, host=host), geometry)
+        out = paged.run(backend, q)[: len(scene.rows())].numpy()
+        np.testing.assert_allclose(out, expected_attention(scene, q, paged.k, paged.v), atol=1e-5, err_msg=str(scene))
 
     return check
 
@@ -61,7 +60,7 @@ def check_host(make_geometry, scenery, open_reference, random_stage, truth):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.value)
 def test_every_mode_runs_with_every_kind_of_host_lengths(check_host, mode, kind):
-    """All combinations plan, run and are right: none of them was left to be None."""
+    """Every combination of mode and kind plans, runs and gives correct attention."""
     check_host(mode, KINDS[kind])
 
 
@@ -74,38 +73,42 @@ def test_every_mode_runs_with_every_kind_of_host_lengths(check_host, mode, kind)
         lambda true, limit: UpperBound((0,) * len(true)),
         lambda true, limit: Unknown(len(true), 0),
     ],
-    ids=["None", "for nobody", "not a bound", "unknown without a limit"],
+    ids=["None", "no requests", "below the lengths", "unknown without a limit"],
 )
-def test_a_host_that_cannot_bound_the_lengths_fails_the_check(check_host, mode, host_of):
-    """Take the mechanism away (None, or a bound that is none), and the same check is red in every mode."""
+def test_host_lengths_without_a_valid_bound_fail_the_check(check_host, mode, host_of):
+    """The check fails in every mode for None and for bounds below the real lengths."""
     with pytest.raises(AssertionError):
         check_host(mode, host_of)
 
 
-def test_a_batch_without_host_lengths_cannot_be_made(make_geometry, scenery, random_stage):
-    """Leaving `host` out is a TypeError where the batch is built; there is no default to forget."""
-    stage, _ = random_stage(scenery.Scene(make_geometry(), Mode.DECODE, (scenery.Request(3, scenery.chain(1), 1),)))
-    kept = {name: getattr(stage.batch, name) for name in ForwardBatch.__dataclass_fields__ if name != "host"}
+def test_a_batch_without_host_lengths_cannot_be_made(make_geometry, scene_types, random_paged_scene):
+    """A batch without `host` raises TypeError at construction; the field has no default."""
+    paged, _ = random_paged_scene(
+        scene_types.Scene(make_geometry(), Mode.DECODE, (scene_types.Request(3, scene_types.chain(1), 1),))
+    )
+    kept = {name: getattr(paged.batch, name) for name in ForwardBatch.__dataclass_fields__ if name != "host"}
     with pytest.raises(TypeError, match="host"):
         ForwardBatch(**kept)
 
 
-def test_validate_refuses_none_in_words(make_geometry, scenery, random_stage):
-    """A None that slips past the type checker is one BatchError sentence, not an AttributeError later."""
+def test_validate_refuses_none(make_geometry, scene_types, random_paged_scene):
+    """host=None raises a BatchError in validate(), not an AttributeError later."""
     geometry = make_geometry()
-    stage, _ = random_stage(scenery.Scene(geometry, Mode.DECODE, (scenery.Request(3, scenery.chain(1), 1),)))
+    paged, _ = random_paged_scene(
+        scene_types.Scene(geometry, Mode.DECODE, (scene_types.Request(3, scene_types.chain(1), 1),))
+    )
     with pytest.raises(BatchError, match="host"):
-        validate(replace(stage.batch, host=None), geometry)
+        validate(replace(paged.batch, host=None), geometry)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HostLengthsNeed if kind is not HostLengthsNeed.EXACT])
-def test_backends_that_need_less_than_exact_open_under_overlap(distribution, make_geometry, kind):
-    """`none` and `upper_bound` are always available."""
+def test_backends_without_exact_lengths_open_with_overlap(distribution, make_geometry, kind):
+    """Backends that need no exact host lengths open with overlap."""
     needy(distribution, kind).open(make_geometry(overlap=True), "cpu")
 
 
-def test_a_backend_that_needs_exact_lengths_is_refused_under_overlap(distribution, make_geometry):
-    """It is refused at open, with the remedy, instead of reading a None at some step."""
+def test_a_backend_with_exact_lengths_is_refused_with_overlap(distribution, make_geometry):
+    """A backend that needs exact host lengths is refused at open, with the remedy."""
     backend = needy(distribution, HostLengthsNeed.EXACT)
     backend.open(make_geometry(), "cpu")
     with pytest.raises(BackendRefusal, match=r"exact host lengths.*overlap=False"):
@@ -113,7 +116,7 @@ def test_a_backend_that_needs_exact_lengths_is_refused_under_overlap(distributio
 
 
 def needy(distribution, need):
-    """A backend that declares one need of host lengths in all its modes."""
+    """Load a backend that declares `need` of host lengths for every geometry."""
     distribution(
         "needy",
         extra="from draftmark import HostLengthsNeed, Requirements\n@hookimpl\ndef draftmark_requirements(geometry):\n"

@@ -1,8 +1,8 @@
 """Seed (c), sglang#27338: the draft graph's `kv_indices` lacks the `topk` factor; silent corruption.
 
-There each buffer re-derived its own formula, and one forgot a factor. Here `Geometry` is the one place that
-multiplies, plugins name its dimensions, and declared sizes are compared with what batches can need: enough for
-every batch (coverage), and not more than the largest takes (tightness).
+In SGLang each buffer had its own formula, and one formula lacked a factor. Here only `Geometry` multiplies, and plugins
+use its properties. The check compares declared sizes with the needs of batches: enough for every batch, and not more
+than the largest batch uses.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from draftmark.buffers import BufferSpec, Role, Unit
 from draftmark.reference import sizing
 
 SHAPES = list(product((1, 2, 4), (2, 3, 5), (1, 4), (1, 2, 3)))
-"""topk, num_steps, page size, requests: topk > 1, several steps and pages of more than a token among them."""
+"""topk, num_steps, page size, requests; includes topk > 1, several steps and pages of several tokens."""
 
 
 def csr_buffers(geometry):
-    """A token-indexed layout as an engine of today has, sized by the geometry's names only."""
+    """Return a token-indexed CSR layout like SGLang's, sized by properties of the geometry only."""
     reqs = geometry.max_reqs
     return [
         BufferSpec("kv_indptr", Role.KV_INDPTR, (reqs + 1,), "int32", Unit.ROWS, "max_reqs + 1"),
@@ -31,7 +31,7 @@ def csr_buffers(geometry):
 
 
 def needs(topk, steps, reqs, context):
-    """Entries that the largest draft batch fills, counted batch by batch from the definition of a draft step."""
+    """Return the entries that the largest draft batch uses, counted from the definition of a draft step."""
     most = {"kv_indptr": 0, "kv_indices": 0, "slot_mapping": 0, "kv_lens": 0}
     for live, step, prefix in product(range(1, reqs + 1), range(steps - 1), range(context + 1)):
         tail = [branch for _ in range(step + 1) for branch in range(topk)]
@@ -42,7 +42,7 @@ def needs(topk, steps, reqs, context):
 
 
 def check_sizing(make_geometry, buffers):
-    """Every declared buffer holds what the largest draft batch needs, and no more than that."""
+    """Assert that every declared buffer is exactly as large as the largest draft batch needs."""
     for topk, steps, page_size, reqs in SHAPES:
         context = 9
         fields = {"topk": topk, "num_steps": steps, "page_size": page_size, "max_num_reqs": reqs}
@@ -55,15 +55,15 @@ def check_sizing(make_geometry, buffers):
 
 
 def resized(name, shape_of):
-    """csr_buffers with one shape replaced."""
+    """Return csr_buffers with one shape replaced."""
     return lambda geometry: [
         replace(spec, shape=shape_of(geometry)) if spec.name == name else spec for spec in csr_buffers(geometry)
     ]
 
 
 @pytest.mark.parametrize("buffers", [csr_buffers, sizing.buffers], ids=["csr", "reference"])
-def test_declared_sizes_are_exactly_what_draft_batches_need(make_geometry, buffers):
-    """The geometry's dimensions give buffers that are neither an entry short nor an entry long, for every topk."""
+def test_declared_sizes_equal_the_largest_draft_batch(make_geometry, buffers):
+    """For every topk the buffers have exactly the entries that the largest draft batch needs."""
     check_sizing(make_geometry, buffers)
 
 
@@ -71,24 +71,24 @@ REMOVED = {
     "kv_indices without topk in the tail": resized(
         "kv_indices", lambda g: (g.max_reqs * (g.limits.max_context_len + g.draft.num_steps - 1),)
     ),
-    "kv_indices by context alone": resized("kv_indices", lambda g: (g.max_reqs * g.limits.max_context_len,)),
+    "kv_indices by context only": resized("kv_indices", lambda g: (g.max_reqs * g.limits.max_context_len,)),
     "slot_mapping without topk": resized("slot_mapping", lambda g: (g.max_reqs,)),
-    "pages where tokens are counted": resized("kv_indices", lambda g: (g.max_reqs * g.max_pages_per_req,)),
+    "pages instead of tokens": resized("kv_indices", lambda g: (g.max_reqs * g.max_pages_per_req,)),
     "indptr without its end": resized("kv_indptr", lambda g: (g.max_reqs,)),
-    "topk times too much": resized("kv_indices", lambda g: (g.max_reqs * g.draft.topk * g.max_kv_len,)),
+    "topk twice": resized("kv_indices", lambda g: (g.max_reqs * g.draft.topk * g.max_kv_len,)),
 }
 
 
 @pytest.mark.parametrize("removed", REMOVED)
-def test_a_plugin_that_drops_a_factor_fails_the_check(make_geometry, removed):
-    """A backend whose buffers() forgets topk, or any other factor, or takes one twice, is red in the same check."""
+def test_a_plugin_without_a_factor_fails_the_check(make_geometry, removed):
+    """The check fails for buffers() without topk or another factor, and for a factor used twice."""
     with pytest.raises(AssertionError, match="the largest batch fills"):
         check_sizing(make_geometry, REMOVED[removed])
 
 
 @pytest.mark.parametrize("buffers", [csr_buffers, sizing.buffers], ids=["csr", "reference"])
-def test_a_geometry_that_drops_topk_fails_the_check(monkeypatch, make_geometry, buffers):
-    """The factor has one home: remove it there, and every plugin's sizing is red."""
+def test_a_geometry_without_topk_fails_the_check(monkeypatch, make_geometry, buffers):
+    """Without topk in the geometry, the check fails for every plugin's sizes."""
     extent = Geometry.extent
 
     def without_topk(self, mode, step=0):

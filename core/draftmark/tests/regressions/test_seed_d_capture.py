@@ -1,8 +1,8 @@
 """Seed (d), sglang#26521 and #26655: capture binds zeroed `cache_seq_lens`; replay keeps the captured slice.
 
-There capture and replay were different code: the captured run took a softmax over nothing (NaN), and a later replay
-read the slice that capture had made. Here one `write_metadata` serves eager, capture and replay, and always runs
-inside the captured region; the check looks at the captured run's own output, then at replays of other lengths.
+In SGLang capture and replay ran different code. The captured run took a softmax over no keys (NaN), and a later replay
+read the slice of the capture. Here one `write_metadata` serves eager mode, capture and replay, always inside the
+captured region. The check compares the first replay after capture, then replays with other lengths.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from draftmark.reference.backend import ReferenceBackend
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCHES = {"longer": (27, 20, 24), "shorter": (1, 0, 3), "one live": (18,), "two live": (5, 30)}
-"""Committed lengths of the live requests at each replay; capture saw (9, 0, 14)."""
+"""Committed lengths of the live requests at each replay; the capture has (9, 0, 14)."""
 
 
 @pytest.fixture
-def check_graph(make_geometry, scenery, reference, random_stage, truth):
-    """Warm up, capture, replay; every output equals brute force, from an arena that is poisoned in between."""
+def check_graph(make_geometry, scene_types, reference, random_paged_scene, expected_attention):
+    """Return a check of warm-up, capture and replays against brute force, with a poisoned arena between them."""
     geometry = make_geometry(num_draft_tokens=4, page_size=3, max_num_reqs=3, capture_batch_sizes=(4,), head_dim=20)
 
-    def stage_of(lens, seed):
-        requests = tuple(scenery.Request(n, scenery.tree([None, 0, 0, 2]), 4) for n in lens)
-        return random_stage(
-            scenery.Scene(geometry, Mode.VERIFY, requests, padded_reqs=4, causal=False, host="unknown", seed=seed)
+    def scene_of(lens, seed):
+        requests = tuple(scene_types.Request(n, scene_types.tree([None, 0, 0, 2]), 4) for n in lens)
+        return random_paged_scene(
+            scene_types.Scene(geometry, Mode.VERIFY, requests, padded_reqs=4, causal=False, host="unknown", seed=seed)
         )
 
     def check(backend_class):
         arena = Arena.allocate(reference.buffers(geometry), "cpu", guard=True)
         backend = backend_class(geometry, arena)
-        static, q = stage_of((9, 0, 14), 1)
+        static, q = scene_of((9, 0, 14), 1)
         batch, out = static.batch, torch.full_like(q, float("nan"))
         k, v = static.own_rows(q.dtype)
         pages = 64
@@ -51,10 +51,10 @@ def check_graph(make_geometry, scenery, reference, random_stage, truth):
             backend.attend(q, cache, batch, out)
             return out
 
-        def assert_right(stage, queries, when):
-            want = truth(stage.scene, queries, stage.k, stage.v)
-            assert out.isfinite().all(), f"{when}: a row is not finite\nbatch: {stage.scene}"
-            np.testing.assert_allclose(out[: len(want)].numpy(), want, atol=1e-5, err_msg=f"{when}\n{stage.scene}")
+        def assert_right(paged, queries, when):
+            want = expected_attention(paged.scene, queries, paged.k, paged.v)
+            assert out.isfinite().all(), f"{when}: a row is not finite\nbatch: {paged.scene}"
+            np.testing.assert_allclose(out[: len(want)].numpy(), want, atol=1e-5, err_msg=f"{when}\n{paged.scene}")
             arena.check()
 
         key, graphs = GraphKey(Program.VERIFY, 4), graph_state_for(torch.device("cpu"))
@@ -66,9 +66,9 @@ def check_graph(make_geometry, scenery, reference, random_stage, truth):
             graphs.capture(key, step)
             out.fill_(float("nan"))
             graphs.replay(key)
-            assert_right(static, q, "first replay, nothing written since capture")
+            assert_right(static, q, "first replay, same contents as at capture")
             for seed, (when, lens) in enumerate(BATCHES.items(), 2):
-                other, queries = stage_of(lens, seed)
+                other, queries = scene_of(lens, seed)
                 fill(static.batch, other.batch)
                 q.copy_(queries)
                 for mine, theirs in zip((k, v), other.own_rows(q.dtype), strict=True):
@@ -80,20 +80,20 @@ def check_graph(make_geometry, scenery, reference, random_stage, truth):
                 graphs.replay(key)
                 assert_right(other, queries, f"replay {when}")
         except (RuntimeError, IndexError) as error:
-            raise AssertionError(f"capture or replay broke: {error}") from error
+            raise AssertionError(f"capture or replay failed: {error}") from error
 
     return check
 
 
 def grow(pages, total):
-    """The same pages in a pool of fixed size; what is added is NaN."""
+    """Return the pages in a pool of fixed size, with NaN in the added pages."""
     new = torch.full((total, *pages.shape[1:]), float("nan"), dtype=pages.dtype)
     new[: pages.shape[0]] = pages
     return new
 
 
 def fill(static, batch):
-    """New contents for the same tensors, as before every replay."""
+    """Copy new contents into the static tensors, as before every replay."""
     for name in ("prefix_lens", "page_table", "positions"):
         getattr(static, name).copy_(getattr(batch, name))
     static.tail.mask.copy_(batch.tail.mask)
@@ -101,12 +101,12 @@ def fill(static, batch):
 
 
 def test_the_captured_run_and_every_replay_equal_brute_force(check_graph):
-    """Warm-up, the first replay, and replays longer, shorter and with fewer live requests are all right."""
+    """Warm-up, the first replay, and replays with longer, shorter and fewer requests are correct."""
     check_graph(ReferenceBackend)
 
 
 class SkippedAtCapture(ReferenceBackend):
-    """Metadata are written eagerly, but not inside the captured region."""
+    """Writes metadata in eager mode, but not inside the captured region."""
 
     def write_metadata(self, batch):
         if not is_recording():
@@ -114,7 +114,7 @@ class SkippedAtCapture(ReferenceBackend):
 
 
 class ZeroedAtCapture(ReferenceBackend):
-    """The captured region sees lengths of zero (#26521)."""
+    """Sets lengths to zero in the captured region (#26521)."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -123,7 +123,7 @@ class ZeroedAtCapture(ReferenceBackend):
 
 
 class FrozenLengths(ReferenceBackend):
-    """The captured region reads the lengths tensor of the warm-up, not the static one (#26655)."""
+    """Reads the lengths tensor of the warm-up in the captured region, not the static tensor (#26655)."""
 
     def write_metadata(self, batch):
         if not is_recording():
@@ -132,7 +132,7 @@ class FrozenLengths(ReferenceBackend):
 
 
 class FrozenSlots(ReferenceBackend):
-    """The KV slots of the warm-up are kept, and replay uses them."""
+    """Keeps the KV slots of the warm-up for replays."""
 
     def write_metadata(self, batch):
         super().write_metadata(batch)
@@ -142,25 +142,25 @@ class FrozenSlots(ReferenceBackend):
             self.kept = self.arena["slot_mapping"].clone()
 
 
-class PlannedForTheCaptured(ReferenceBackend):
-    """The plan is made for the lengths of the captured batch instead of the worst case."""
+class PlannedForTheCapturedBatch(ReferenceBackend):
+    """Plans for the lengths of the captured batch instead of the worst case."""
 
     def plan(self, batch):
         super().plan(replace(batch, host=Exact(tuple(batch.prefix_lens[: batch.num_reqs].tolist()))))
 
 
-REMOVED = [SkippedAtCapture, ZeroedAtCapture, FrozenLengths, FrozenSlots, PlannedForTheCaptured]
+REMOVED = [SkippedAtCapture, ZeroedAtCapture, FrozenLengths, FrozenSlots, PlannedForTheCapturedBatch]
 
 
 @pytest.mark.parametrize("backend", REMOVED)
-def test_a_capture_that_runs_other_code_fails_the_check(check_graph, backend):
-    """Skip, zero, freeze or bake in the metadata at capture, and the same check is red."""
+def test_a_capture_with_different_code_fails_the_check(check_graph, backend):
+    """The check fails when capture skips, zeroes or freezes the metadata."""
     with pytest.raises(AssertionError):
         check_graph(backend)
 
 
 def test_one_write_metadata_serves_eager_and_capture(check_graph):
-    """The very same method runs in the warm-up and in the captured region, and never at replay."""
+    """The same method runs in the warm-up and in the captured region, and never at replay."""
     calls = []
 
     class Counted(ReferenceBackend):

@@ -1,7 +1,7 @@
-"""Seed (e), sglang#22778: the NPU graph's `block_tables` lack `num_draft_tokens` beyond the context.
+"""Seed (e), sglang#22778: the NPU graph's `block_tables` lacks `num_draft_tokens` after the context limit.
 
-There "the longest KV" was defined many times, once without the tail, so a request near `max_context_len` wrote its
-drafts past the last column. Here `Geometry.max_kv_len` is the only definition, and the page table's width follows.
+In SGLang the longest KV length had many definitions, one without the tail. A request near `max_context_len` wrote its
+drafts after the last column. Here `Geometry.max_kv_len` is the only definition, and sets the page table's width.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def check_wall(make_geometry, scenery, open_reference, random_stage, truth):
-    """Forwards of requests at the last legal length: each key has a column, and attention equals brute force."""
+def check_wall(make_geometry, scene_types, open_reference, random_paged_scene, expected_attention):
+    """Return a check of requests at the longest legal prefix: each key has a column, and attention is correct."""
 
     def check(mode, overlap):
         geometry = make_geometry(
@@ -24,21 +24,21 @@ def check_wall(make_geometry, scenery, open_reference, random_stage, truth):
         )
         wall = 16 + (6 if overlap else 0)
         step, rows, tail = {
-            Mode.DECODE: (0, 1, scenery.chain(1)),
-            Mode.DRAFT: (1, 3, scenery.tree([None] * 3 + [2, 0, 0])),
-            Mode.VERIFY: (0, 5, scenery.tree([None, 0, 0, 1, 3])),
-            Mode.DRAFT_EXTEND: (0, 5, scenery.chain(5)),
+            Mode.DECODE: (0, 1, scene_types.chain(1)),
+            Mode.DRAFT: (1, 3, scene_types.tree([None] * 3 + [2, 0, 0])),
+            Mode.VERIFY: (0, 5, scene_types.tree([None, 0, 0, 1, 3])),
+            Mode.DRAFT_EXTEND: (0, 5, scene_types.chain(5)),
         }[mode]
-        requests = tuple(scenery.Request(n, tail, rows) for n in (wall, wall - 3))
+        requests = tuple(scene_types.Request(n, tail, rows) for n in (wall, wall - 3))
         last = wall + len(tail) - 1
         assert geometry.max_pages_per_req * 4 > last, (
-            f"position {last} lies in column {last // 4}, the page table has {geometry.max_pages_per_req}"
+            f"position {last} is in column {last // 4}, the page table has {geometry.max_pages_per_req}"
         )
         causal = mode not in (Mode.DRAFT, Mode.VERIFY)
-        scene = scenery.Scene(geometry, mode, requests, step=step, causal=causal)
-        stage, q = random_stage(scene)
-        out = stage.run(open_reference(geometry)[0], q).numpy()
-        np.testing.assert_allclose(out, truth(scene, q, stage.k, stage.v), atol=1e-5, err_msg=str(scene))
+        scene = scene_types.Scene(geometry, mode, requests, step=step, causal=causal)
+        paged, q = random_paged_scene(scene)
+        out = paged.run(open_reference(geometry)[0], q).numpy()
+        np.testing.assert_allclose(out, expected_attention(scene, q, paged.k, paged.v), atol=1e-5, err_msg=str(scene))
 
     return check
 
@@ -48,15 +48,15 @@ MODES = [Mode.DECODE, Mode.DRAFT, Mode.VERIFY, Mode.DRAFT_EXTEND]
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_a_request_at_the_wall_still_has_room_for_its_tail(check_wall, mode, overlap):
-    """At L = C (and a round further with overlap) every mode's tail fits the page table and is attended to rightly."""
+def test_a_request_at_the_context_limit_has_room_for_its_tail(check_wall, mode, overlap):
+    """At L = C (plus one step with overlap) every mode's tail fits the page table, and attention is correct."""
     check_wall(mode, overlap)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_without_the_tail_in_max_kv_len_the_check_fails(monkeypatch, check_wall, mode, overlap):
-    """Define the longest KV without its tail, and the same check is red in every mode."""
+    """The check fails in every mode when the longest KV length is defined without its tail."""
     monkeypatch.setattr(Geometry, "max_kv_len", property(lambda self: self.max_prefix_len))
     if overlap:
         monkeypatch.setattr(Geometry, "max_prefix_len", property(lambda self: self.limits.max_context_len))

@@ -24,7 +24,7 @@ GENERATE = {
         2,
         "--num-draft-tokens is given with --speculate none",
     ),
-    "pages beyond memory": ((*IDS, "--page-size", 100000000), 2, "take fewer requests, a shorter context"),
+    "pages beyond memory": ((*IDS, "--page-size", 100000000), 2, "use fewer requests, a shorter context"),
     "topk 0": ((*IDS, "--topk", 0), 2, "draft.topk is 0"),
     "no draft token": ((*IDS, "--num-draft-tokens", 0), 2, "draft.num_draft_tokens is 0"),
     "page size 0": ((*IDS, "--page-size", 0), 2, "attention.page_size is 0"),
@@ -37,7 +37,7 @@ GENERATE = {
     "top-p 0": ((*IDS, "--top-p", 0), 2, "top_p is 0.0"),
     "unknown dtype": ((*IDS, "--dtype", "int4"), 2, "attention.q_dtype is 'int4'"),
     "unknown backend": ((*IDS, "--backend", "atlantis"), 1, "no installed distribution registers it"),
-    "unknown device": ((*IDS, "--device", "sails"), 2, "--device sails is no torch device"),
+    "unknown device": ((*IDS, "--device", "sails"), 2, "--device sails is not a torch device"),
     "absent device": ((*IDS, "--device", "xpu"), 1, "torch sees no xpu device"),
     "a device that this torch has not": ((*IDS, "--device", "cuda:99"), 1, "cuda"),
     "prompt longer than the context": ((*IDS, "--max-context-len", 3), 2, "the prompt has 3 tokens"),
@@ -73,7 +73,7 @@ def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str)
     done = draftmark("generate", "--model", tiny, *argv)
     # What only the model can tell comes after the line that names the settings.
     done = type(done)(done.code, "" if "·" in done.out.split("\n")[0] else done.out, done.err)
-    done.is_one_sentence(code, cause)
+    done.assert_one_line_error(code, cause)
 
 
 def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path], tiny: Path) -> None:
@@ -81,7 +81,7 @@ def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
     done = draftmark("generate", "--model", tiny, *IDS, "--backend", "twin")
-    done.is_one_sentence(1, "vendor-a 1.0 and vendor-b 1.0 both register it")
+    done.assert_one_line_error(1, "vendor-a 1.0 and vendor-b 1.0 both register it")
 
 
 def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
@@ -98,4 +98,4 @@ def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
         "model.bin": "is neither a model folder nor a .gguf file",
     }
     for name, cause in causes.items():
-        draftmark("generate", *IDS, "--model", tmp_path / name).is_one_sentence(1, cause)
+        draftmark("generate", *IDS, "--model", tmp_path / name).assert_one_line_error(1, cause)

@@ -1,4 +1,4 @@
-"""``python -m draftmark.cli``: the console script without its script."""
+"""Entry point of ``python -m draftmark.cli``, equal to the console script ``draftmark``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""From exceptions to one sentence on stderr and an exit code."""
+"""Conversion of exceptions to one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SUCCESS, FAILURE, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
 
 class ArgumentError(DraftmarkError):
-    """An argument that argparse takes and the command cannot use."""
+    """An argument with the right type and a value that the command cannot use."""
 
 
 def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; turn whatever it raises into a sentence and an exit code."""
+    """Run a command; print an exception as one line on stderr, and return the exit code."""
     _tolerate_narrow_encodings()
     try:
         code = run(args)
@@ -29,7 +29,7 @@ def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         return INTERRUPTED
     except BrokenPipeError:
         return _broken_pipe()
-    except SystemExit as leaving:  # rich leaves this way when its pipe is broken
+    except SystemExit as leaving:  # rich exits like this when its pipe is broken
         return FAILURE if leaving.code else SUCCESS
     except Exception as error:
         if getattr(args, "debug", False):
@@ -40,28 +40,28 @@ def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 
 def sentence(error: BaseException) -> str:
-    """One line for an error; one that nobody raised on purpose says so and how to see more."""
+    """Return one line for an exception; for an unexpected exception it includes how to report a bug."""
     text = " ".join(str(error).split())
     if isinstance(error, DraftmarkError):
         return text
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path and its permissions"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "what it prints could not be written: no space is left on that device; make room, or write elsewhere"
+        return "the output could not be written: no space left on the device; free space, or write elsewhere"
     if _is_out_of_memory(error):
-        return f"out of memory: {text}; take fewer requests, a shorter context or smaller pages (`draftmark size NAME`)"
-    return f"{type(error).__name__}: {text}; this is a bug: run again with --debug and report what it prints"
+        return f"out of memory: {text}; use fewer requests, a shorter context or smaller pages (`draftmark size NAME`)"
+    return f"{type(error).__name__}: {text}; this is a bug: run again with --debug and report the output"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Of Python, of a device, or of torch's allocator for a CPU, which raises a plain RuntimeError."""
+    """Return True for errors of Python, of a device, or of torch's CPU allocator, which raises a plain RuntimeError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _broken_pipe() -> int:
-    # The reader has gone (`draftmark size … | head`); the interpreter's last flush must not complain either.
+    # The reader has closed the pipe (`draftmark size … | head`); the last flush at exit must not raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FAILURE
 

@@ -1,4 +1,4 @@
-"""The argument parser: one subparser per command, errors in one line."""
+"""Argument parser of the command line, with one subparser per command and errors on one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .commands import PARTS, Command, Unusable, command, installed
 from .errors import WRONG_ARGUMENTS
 
 DESCRIPTION = """\
-Attention-layer plugins for LLM engines that decode speculatively: find the
+Attention backends for LLM engines that decode speculatively: find the
 backends, size their buffers, decode with them."""
 
 EXAMPLES = """\
@@ -23,21 +23,21 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, defaults in the help, and no abbreviated options."""
+    """An argparse parser with one-line errors, defaults in the help, and no abbreviated options."""
 
     def __init__(self, **keywords: object) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **keywords)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where to read on; exit 2."""
+        """Print the error and the --help command to read; exit with code 2."""
         self.exit(WRONG_ARGUMENTS, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
 class CommandParser(Parser):
-    """The same of one command: words that it does not know are its own error, which names its own help."""
+    """Parser of one command, which reports unknown arguments itself with the command's own --help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Leave nothing over for the parser above."""
+        """Parse the arguments; report every unknown one, so that the main parser gets none."""
         found, left = super().parse_known_args(args, namespace)
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
@@ -45,7 +45,7 @@ class CommandParser(Parser):
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Examples as written, and the default of every option that has one worth showing."""
+    """Help formatter that keeps examples as written and shows the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -57,11 +57,11 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
-    """The command module and its arguments. Exits like argparse (SystemExit) for --help and wrong arguments."""
+    """Return the command module and its arguments. Raises SystemExit for --help and wrong arguments, like argparse."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser, modules = build()
     if argv and argv[0] in PARTS and argv[0] not in modules:
-        parser.error(f"{argv[0]!r} is not installed here: {PARTS[argv[0]]}")
+        parser.error(f"{argv[0]!r} is not installed: {PARTS[argv[0]]}")
     if not argv:
         parser.print_help(sys.stderr)
         raise SystemExit(WRONG_ARGUMENTS)
@@ -70,9 +70,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Command, argparse.Namespace]:
 
 
 def build() -> tuple[Parser, dict[str, Command]]:
-    """The parser of every installed command, and the modules of the commands; the reference of the site reads it."""
+    """Return the parser of every installed command, and the command modules by name."""
     absent = "".join(f"\n  {name}: {remedy}" for name, remedy in PARTS.items() if name not in installed())
-    epilog = EXAMPLES + (f"\n\nnot installed here:{absent}" if absent else "")
+    epilog = EXAMPLES + (f"\n\nnot installed:{absent}" if absent else "")
     parser = Parser(prog="draftmark", description=DESCRIPTION, epilog=epilog)
     version = f"draftmark {__version__} (contract v{CONTRACT_MAJOR}.{CONTRACT_MINOR})"
     parser.add_argument("--version", action="version", version=version)
@@ -81,11 +81,11 @@ def build() -> tuple[Parser, dict[str, Command]]:
     for name, entry in installed().items():
         try:
             module = command(entry)
-        except Exception as error:  # a distribution that is broken must not take the other commands with it
+        except Exception as error:  # a broken distribution must not disable the other commands
             module = Unusable(entry, error)
         modules[name] = module
         description = module.SUMMARY[0].upper() + module.SUMMARY[1:] + "."
         sub = subparsers.add_parser(name, help=module.SUMMARY, description=description, epilog=module.EXAMPLES)
         module.configure(sub)
-        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub.add_argument("--debug", action="store_true", help="print the traceback of an error")
     return parser, modules

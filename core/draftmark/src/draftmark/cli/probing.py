@@ -1,7 +1,7 @@
-"""One backend, tried out in a process of its own: ``python -m draftmark.cli.probing NAME REPORT``.
+"""Test of one backend in its own process: ``python -m draftmark.cli.probing NAME REPORT``.
 
-The report is a JSON file, written anew after every stage: whoever started the process reads there how far it came,
-even when the plugin crashed, hung or left the interpreter. A plugin's own output cannot spoil it.
+The report is a JSON file, rewritten after every stage. The parent process reads the last stage from it, even if the
+plugin crashed, hung or ended the interpreter. Output of the plugin cannot damage the report.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ..registry import load
 
 
 class Verdict(StrEnum):
-    """How a backend stands on this machine."""
+    """State of a backend on this machine."""
 
     READY = "ready"
     """A sample geometry was opened on the device."""
     REFUSES = "refuses"
-    """It loads, and says no to the sample geometry."""
+    """The backend loads, but does not serve the sample geometry."""
     ABSENT = "absent"
-    """It loads; its vendor runtime or its device is not here."""
+    """The backend loads, but its vendor packages or its device are absent."""
     BROKEN = "broken"
-    """It cannot be loaded, raises, crashes, hangs, or leaves the process."""
+    """The backend cannot be loaded, raises, crashes, hangs, or ends the process."""
 
 
 @dataclass
 class Report:
-    """What is known of one backend. `stage` is what was going on when the report was written."""
+    """Result of testing one backend; `stage` is the last stage that started."""
 
     backend: str
     stage: str = "starting"
@@ -45,19 +45,19 @@ class Report:
     torch: str = ""
     device: str = ""
     runtime: dict[str, str | None] = field(default_factory=dict)
-    """Import name of each vendor library, and its version; None when it is absent."""
+    """Version of each vendor package by import name; None when it is absent."""
     finished: bool = False
 
 
 class Probe:
-    """Walks through the stages and keeps the report on disk."""
+    """Runs the stages in order and writes the report to disk after each."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.report = Report(name)
         self._path = path
 
     def run(self) -> None:
-        """Every stage up to the first that fails."""
+        """Run the stages until one fails."""
         try:
             self._stages()
         except BackendLoadError as error:
@@ -71,17 +71,17 @@ class Probe:
             self._end(Verdict.BROKEN, f"{self.report.stage} raised {type(error).__name__}: {error}")
 
     def _stages(self) -> None:
-        self._enter("importing it")
+        self._enter("importing the plugin")
         backend = load(self.report.backend)
         self.report.runtime = {name: _version(name) for name in backend.info.runtime}
         self._enter("importing torch")
         self.report.torch = _torch_version(backend.name)
-        self._enter("looking for its device")
+        self._enter("checking the device")
         device = "cpu" if backend.info.device == "any" else backend.info.device
         self.report.device = device
         backend.require_runtime(device)
         self.report.device = _device_name(device)
-        self._enter("asking whether it serves a sample geometry")
+        self._enter("checking whether the backend serves a sample geometry")
         geometry = sample_geometry(device)
         if reasons := backend.supports(geometry):
             self._end(Verdict.REFUSES, *reasons)
@@ -106,7 +106,7 @@ class Probe:
 
 
 def sample_geometry(device: str) -> Geometry:
-    """A Llama-like layer, bfloat16, drafts of 8 tokens: what every backend is expected to serve."""
+    """Return a Llama-like layer in bfloat16 with drafts of 8 tokens, which every backend is expected to serve."""
     from ..devices import device_profile
 
     shape = AttentionShape(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=128)
@@ -127,10 +127,10 @@ def _torch_version(backend: str) -> str:
         raise BackendLoadError(backend, LoadFailure.RUNTIME_ABSENT, "torch is not installed", remedy)
     try:
         import torch
-    except Exception as error:  # torch may fail to import in any way, for instance through a device's plugin
+    except Exception as error:  # torch may fail to import in any way, e.g. through the torch plugin of a device
         raise DraftmarkError(
             f"torch cannot be imported ({type(error).__name__}: {error}); reinstall it, "
-            "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if a device's torch plugin is at fault"
+            "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if the torch plugin of a device causes the error"
         ) from error
     return str(torch.__version__)
 
@@ -152,7 +152,7 @@ def _version(module: str) -> str | None:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the probe with the arguments of this process: backend name and report path."""
     name, path = sys.argv[1:]
     Probe(name, Path(path)).run()
 

@@ -1,4 +1,4 @@
-"""Starts a probe process per backend and reads how far it came."""
+"""Start of one probe process per backend, and reading of its report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .probing import Report, Verdict
 
 
 def examine(name: str, timeout: float) -> Report:
-    """Probe one backend in a process of its own, which is ended after `timeout` seconds.
+    """Probe one backend in its own process, which is killed after `timeout` seconds.
 
-    Never raises for what the plugin does: a crash, a hang and a sys.exit are `Verdict.BROKEN` with a reason.
+    A crash, a hang or a sys.exit of the plugin never raises here: the report has `Verdict.BROKEN` with a reason.
     """
     with tempfile.TemporaryDirectory(prefix="draftmark-doctor-") as folder:
         path = Path(folder) / "report.json"
@@ -32,8 +32,8 @@ def examine(name: str, timeout: float) -> Report:
 
 
 def _run(arguments: list[str], timeout: float, stderr: int) -> int | None:
-    """The exit code, or None when time ran out. The whole session is ended, a plugin's own children included."""
-    # -P and PYTHONPATH: the child finds what this process finds, and nothing in the current directory.
+    """Return the exit code, or None after the timeout. Kills the whole session, child processes included."""
+    # -P and PYTHONPATH: the child imports the same modules as this process, and none from the current directory.
     path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "draftmark.cli.probing", *arguments],
@@ -63,12 +63,12 @@ def _read(path: Path, name: str) -> Report:
 
 def _how_it_ended(stage: str, code: int | None, timeout: float, stderr: str) -> str:
     if code is None:
-        return f"{stage} took longer than {timeout:g} s; run it alone under a debugger, or raise --timeout"
+        return f"{stage} took longer than {timeout:g} s; raise --timeout, or run the plugin under a debugger"
     if code < 0:
         return f"{stage} crashed the process ({signal.Signals(-code).name}){_said(stderr)}; reinstall the plugin"
-    return f"{stage} left the process with exit code {code}{_said(stderr)}; a plugin must raise, not exit"
+    return f"{stage} ended the process with exit code {code}{_said(stderr)}; a plugin must raise, not exit"
 
 
 def _said(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f", last words {lines[-1][:160]!r}" if lines else ""
+    return f", last line of stderr {lines[-1][:160]!r}" if lines else ""

@@ -1,4 +1,4 @@
-"""What one sees while waiting: a line that keeps changing on a terminal; in a pipe, one for each part that is done."""
+"""Progress on stderr: one line that updates on a terminal; in a pipe, one line per finished part."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 class ProgressLine:
-    """The line, on stderr, so that stdout stays clean for the result."""
+    """Progress line on stderr, so that stdout contains only the result."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
 
     def say(self, text: str) -> None:
-        """Show `text` until the next call; nothing in a pipe."""
+        """Show `text` until the next call; prints nothing in a pipe."""
         from rich.text import Text
 
         if self._status is not None:
             self._status.update(Text(text))
 
     def milestone(self, text: str) -> None:
-        """Show `text`, in a pipe too, where it is a sign of life."""
+        """Show `text`, also in a pipe."""
         if self._status is None:
             print(text, file=sys.stderr, flush=True)
         self.say(text)
 
     def hide(self) -> None:
-        """Take the line away for good: text comes on the same terminal."""
+        """Remove the line for good, before other text is written to the terminal."""
         if self._status is not None:
             self._status.stop()
 
 
 @contextmanager
 def progress_line(first: str) -> Iterator[ProgressLine]:
-    """A progress line that disappears at the end."""
+    """Show a progress line for the ``with`` block, and remove it at the end."""
     terminal = console(stderr=True)
     if not terminal.is_terminal:
         yield ProgressLine(None)

@@ -20,9 +20,10 @@ class Column:
     """One column of a table.
 
     Attributes:
-        right: numbers, aligned to the right.
+        title: text of the header.
+        right: align to the right, for numbers.
         style: rich style on a terminal.
-        wrap: on a terminal the column may fold; others keep their width.
+        wrap: on a terminal the column may wrap; other columns keep their width.
     """
 
     title: str
@@ -32,7 +33,7 @@ class Column:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now. Text is shown as it is: no markup, no emoji, no highlighting."""
+    """Return a console on the current stdout or stderr. It prints text unchanged: no markup, emoji or highlighting."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -41,13 +42,13 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
-    """While a plugin is loaded: what it prints goes to stderr, so that it cannot spoil a table or an object."""
+    """Redirect stdout to stderr while a plugin loads, so that its output cannot damage a table or JSON object."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 def show(text: str = "", style: str = "") -> None:
-    """A line of text, not folded; in a pipe it is not coloured either."""
+    """Print a line of text without wrapping, and without colour in a pipe."""
     out = console()
     if out.is_terminal:
         out.print(text, style=style or None, soft_wrap=True)
@@ -56,7 +57,7 @@ def show(text: str = "", style: str = "") -> None:
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> None:
-    """A table on stdout; `footer` is a last row, set apart."""
+    """Print a table on stdout; `footer` is a separate last row."""
     out = console()
     if not out.is_terminal:
         print(plain_table(columns, rows, footer))
@@ -81,7 +82,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | Non
 
 
 def plain_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | None = None) -> str:
-    """The table as aligned lines, never folded, without trailing blanks."""
+    """Return the table as aligned lines, never wrapped, without trailing blanks."""
     lines = [[column.title for column in columns], *([str(cell) for cell in row] for row in rows)]
     if footer is not None:
         lines.append([str(cell) for cell in footer])
@@ -101,12 +102,12 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Row], footer: Row | No
 
 
 def show_json(value: object) -> None:
-    """One JSON object on stdout, in UTF-8 text."""
+    """Print one JSON object on stdout, with unescaped Unicode."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def human_bytes(count: int) -> str:
-    """``1536`` as ``1.5 KiB``."""
+    """Return a number of bytes with its unit: 1536 becomes ``1.5 KiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -116,6 +117,6 @@ def human_bytes(count: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` on one line, cut with an ellipsis."""
+    """Return `text` on one line, cut at `width` with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"

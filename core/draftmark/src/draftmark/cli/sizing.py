@@ -1,4 +1,4 @@
-"""What `draftmark size` says: a geometry's lengths, a backend's buffers, and what the core keeps beside them."""
+"""Contents of `draftmark size`: a geometry's lengths, the backend's buffers, the core's tensors and the KV pages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ LENGTHS = {
     "max_kv_len": "max_prefix_len + max_tail",
     "max_pages_per_req": "ceil(max_kv_len / P)",
     "max_reqs": "max(max_num_reqs, capture_batch_sizes)",
-    "max_rows_any": "most query rows of a forward, over the modes",
+    "max_rows_any": "max query rows of a forward, over the modes",
     "mask_words": "ceil(max_tail / 32)",
 }
-"""Properties of `Geometry` that decide sizes, with their formulas for readers."""
+"""Properties of `Geometry` that determine sizes, each with its formula."""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """KV pages of one layer, when every request may fill its context.
+    """KV pages of one layer, enough for every request at its longest context.
 
     Attributes:
-        page_bytes: K and V of one page.
-        pages: null pages included.
+        page_bytes: bytes of K and V of one page.
+        pages: number of pages, null pages included.
+        null_pages: number of null pages.
     """
 
     page_bytes: int
@@ -37,13 +38,13 @@ class Pages:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pool, one layer."""
+        """Bytes of the page pool of one layer."""
         return self.page_bytes * self.pages
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """Everything that one geometry makes a backend and the core allocate."""
+    """Memory that a backend and the core allocate for one geometry."""
 
     lengths: dict[str, int]
     buffers: list[BufferSpec]
@@ -52,20 +53,20 @@ class Sizing:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the backend's own buffers: its arena."""
+        """Bytes of the backend's arena."""
         return sum(spec.nbytes for spec in self.buffers)
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of the core's static batch tensors; one set per engine, whatever the number of backends."""
+        """Bytes of the core's static batch tensors; one set per engine, for any number of backends."""
         return sum(spec.nbytes for spec in self.batch)
 
 
 def sizing(backend: LoadedBackend, geometry: Geometry) -> Sizing:
-    """Size `geometry` on `backend`.
+    """Return the memory that `geometry` needs on `backend`.
 
     Raises:
-        BackendRefusal: the backend does not serve it.
+        BackendRefusal: the backend does not serve `geometry`.
     """
     backend.require(geometry)
     null_pages = geometry.null_pages(backend.requirements(geometry).unique_slots)

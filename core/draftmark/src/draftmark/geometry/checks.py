@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .geometry import Geometry
 
 INT32_MAX = 2**31 - 1
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
+"""Common short names of dtypes, with torch's names."""
 
 
 def check(geometry: Geometry) -> None:
@@ -58,8 +60,8 @@ def _check_attention(a: AttentionShape) -> None:
             f"it must be a multiple of num_kv_heads = {a.num_kv_heads}",
             "take both numbers from one model, per tensor-parallel rank",
         )
-    _one_of("attention.q_dtype", a.q_dtype, Q_DTYPES)
-    _one_of("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
+    _check_dtype("attention.q_dtype", a.q_dtype, Q_DTYPES)
+    _check_dtype("attention.kv_dtype", a.kv_dtype, KV_DTYPES)
     if a.softmax_scale is not None and not (_is_number(a.softmax_scale) and a.softmax_scale > 0):
         raise GeometryError(
             "attention.softmax_scale", a.softmax_scale, "it must be finite and positive", "use head_dim ** -0.5"
@@ -126,6 +128,11 @@ def _at_least(field: str, value: object, low: int, remedy: str) -> None:
         raise GeometryError(field, value, "it must fit int32", remedy)
 
 
-def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise GeometryError(field, value, f"it must be one of {', '.join(allowed)}", "convert the tensors first")
+def _check_dtype(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value in allowed:
+        return
+    name = SHORT_DTYPES.get(value) if isinstance(value, str) else None
+    if name in allowed:
+        others = ", ".join(dtype for dtype in reversed(allowed) if dtype != name)
+        raise GeometryError(field, value, "that is an unknown dtype", f"write {name} (or {others})")
+    raise GeometryError(field, value, f"it must be one of {', '.join(allowed)}", "convert the tensors to one of these")

@@ -33,6 +33,7 @@ class OutsideStorage:
 
     @property
     def label(self) -> str:
+        """Description of the storage's tensor in errors."""
         return f"the {self.alias.dtype} tensor {list(self.alias.shape)} used by {self.operator}"
 
     def check(self, own: int) -> None:
@@ -79,9 +80,11 @@ class StorageLedger:
         self._constants[storage_key(tensor)] = self.alias(tensor)
 
     def is_constant(self, tensor: Tensor) -> bool:
+        """Return True if the storage of `tensor` is a host scalar of the capture."""
         return storage_key(tensor) in self._constants
 
     def knows(self, tensor: Tensor) -> bool:
+        """Return True if the storage of `tensor` is recorded."""
         key = storage_key(tensor)
         return key in self._outside or key in self._inside or key in self._constants
 
@@ -121,6 +124,7 @@ class StorageLedger:
 
     @property
     def pool_bytes(self) -> int:
+        """Bytes of all inside storages."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self._inside.values())
 
     def storages(self) -> list[Tensor]:

@@ -60,7 +60,7 @@ class RecordedGraph:
         self._watches = recorder.ledger.watches()
 
     def __len__(self) -> int:
-        """Number of recorded calls; views and allocations do not count."""
+        """Return the number of recorded calls; views and allocations do not count."""
         return len(self._tape)
 
     def replay(self) -> None:

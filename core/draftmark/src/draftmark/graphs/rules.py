@@ -26,6 +26,7 @@ class Rule(NamedTuple):
     remedy: str
 
     def sentence(self, name: str) -> str:
+        """Return the error text for the operation `name`."""
         return f"{name} cannot be captured: {self.why}; {self.remedy}"
 
 

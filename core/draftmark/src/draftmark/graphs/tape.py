@@ -29,6 +29,7 @@ class Tape:
         self._entries.append((call, delivery(targets)))
 
     def run(self) -> None:
+        """Make every call in order and copy its results to their targets."""
         for call, deliver in self._entries:
             result = call()
             if deliver is not None:

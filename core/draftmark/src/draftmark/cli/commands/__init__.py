@@ -1,8 +1,8 @@
-"""The commands, found by entry point: each distribution brings its own.
+"""Commands of the command line, found by entry point: each distribution adds its own.
 
-A command is a module named in the entry-point group `GROUP`. It has four things: ``SUMMARY`` (a line for
-``draftmark --help``), ``EXAMPLES`` (shown by its own ``--help``), ``configure(parser)``, which adds its arguments, and
-``run(args)``, which returns an exit code or raises `DraftmarkError`. It imports torch inside `run` only, if at all.
+A command is a module in the entry-point group `GROUP`, with four attributes. ``SUMMARY`` is its line in
+``draftmark --help``, ``EXAMPLES`` is the end of its own ``--help``. ``configure(parser)`` adds its arguments, and
+``run(args)`` returns an exit code or raises `DraftmarkError`. Only `run` may import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...errors import DraftmarkError
 
 GROUP = "draftmark.commands"
 ORDER = ("list", "doctor", "size", "generate", "contract", "judge", "prove", "bench", "new-backend")
-"""Of `draftmark --help`; commands of other distributions follow by name."""
+"""Order of commands in `draftmark --help`; commands of other distributions follow, sorted by name."""
 PARTS = {
     "generate": "pip install 'draftmark-speculative[hf]'",
     "contract": "pip install 'draftmark-contract[torch]'",
@@ -23,24 +23,24 @@ PARTS = {
     "prove": "pip install 'draftmark-contract[proof]'",
     "bench": "pip install 'draftmark-contract[torch]'",
 }
-"""Commands of draftmark's own distributions that may be absent, and what brings them."""
+"""Commands of draftmark's own distributions that may be absent, with the pip command that installs each."""
 
 
 class Command(Protocol):
-    """What a command module looks like."""
+    """Interface of a command module."""
 
     SUMMARY: str
     EXAMPLES: str
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's arguments."""
+        """Add the command's arguments to `parser`."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it; returns the exit code."""
+        """Run the command and return the exit code."""
 
 
 class Unusable:
-    """Stands for a command whose module cannot be imported: listed in the help, and an error when it is run."""
+    """Placeholder for a command with a module that cannot be imported: appears in the help and raises when run."""
 
     EXAMPLES = ""
 
@@ -49,11 +49,11 @@ class Unusable:
         self._entry, self._error = entry, error
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Take whatever arguments the command may have."""
+        """Accept any arguments."""
         parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Raise the error that importing the module raised."""
+        """Raise an error with the cause of the failed import."""
         owner = self._entry.dist.name if self._entry.dist else self._entry.value
         raise DraftmarkError(
             f"importing {self._entry.value} raised {type(self._error).__name__}: {self._error}; reinstall {owner}"
@@ -61,12 +61,12 @@ class Unusable:
 
 
 def installed() -> dict[str, md.EntryPoint]:
-    """Every installed command by name, in the order of `draftmark --help`. Imports none of them."""
+    """Return every installed command by name, in the order of `draftmark --help`. Imports none of them."""
     found = {entry.name: entry for entry in md.entry_points(group=GROUP)}
     names = [name for name in ORDER if name in found] + sorted(set(found) - set(ORDER))
     return {name: found[name] for name in names}
 
 
 def command(entry: md.EntryPoint) -> Command:
-    """The module of one command."""
+    """Import and return the module of one command."""
     return cast(Command, entry.load())

@@ -1,4 +1,4 @@
-"""`draftmark doctor`: does each backend work on this machine, and if not, why not."""
+"""The command `draftmark doctor`: tests each backend on this machine and prints why it does not work."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ..probing import Report
 
 SCHEMA = 1
-SUMMARY = "load each backend in a process of its own: versions, device, reasons"
+SUMMARY = "test each backend in its own process: versions, device, reasons"
 EXAMPLES = """\
-Each backend is loaded in a process of its own; one that crashes, hangs or
-exits is a row, not the end.
+Each backend is tested in its own process, so one that crashes, hangs or
+exits does not stop the others.
   ready    a sample geometry was opened on the device
-  refuses  it loads, and says no to the sample geometry
-  absent   it loads; its vendor runtime or its device is not here
-  broken   it cannot be loaded, raises, crashes, hangs or exits
-Exit code 0: with NAME, that backend is ready; without, none is broken.
+  refuses  loads, but does not serve the sample geometry
+  absent   loads, but its vendor packages or its device are absent
+  broken   cannot be loaded, raises, crashes, hangs or exits
+Exit code 0: with NAME, that backend is ready; without NAME, none is broken.
 
 examples:
   draftmark doctor
@@ -44,21 +44,21 @@ COLUMNS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+    """Add the command's arguments to `parser`."""
     parser.add_argument("backend", metavar="NAME", nargs="?", help="only this backend")
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each backend")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for each backend")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the backends one after the other."""
+    """Test the backends one after the other, print the result, and return the exit code."""
     from ...registry import available
     from ..processes import examine
 
     if not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout:g}, but it must be > 0; give seconds")
     if args.backend == "":
-        raise ArgumentError("NAME is empty; name a backend (`draftmark list`), or leave it out for all")
+        raise ArgumentError("NAME is empty; name a backend (`draftmark list`), or omit NAME to test all")
     plugins = {row.name: f"{row.distribution} {row.version}" for row in available()}
     reports = []
     for name in [args.backend] if args.backend else sorted(plugins):
@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _waiting(name: str) -> AbstractContextManager[Any]:
     terminal = console(stderr=True)
-    return terminal.status(f"examining {name} …") if terminal.is_terminal else nullcontext()
+    return terminal.status(f"testing {name} …") if terminal.is_terminal else nullcontext()
 
 
 def _machine() -> dict[str, str | None]:
-    """Versions, from metadata: torch is not imported here."""
+    """Return versions from installed metadata; does not import torch."""
     try:
         torch: str | None = md.version("torch")
     except md.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`draftmark list`: what is installed. Reads metadata, imports no plugin."""
+"""The command `draftmark list`: prints the installed backends. Reads metadata and imports no plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...registry import Available
 
 SCHEMA = 1
-SUMMARY = "backends found, from metadata only"
+SUMMARY = "list installed backends, from metadata only"
 EXAMPLES = """\
 examples:
   draftmark list
@@ -30,12 +30,12 @@ COLUMNS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    """Add the command's arguments to `parser`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the backends."""
+    """Print the installed backends."""
     from ...registry import available
 
     found = available()
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     for row, note in zip(found, notes, strict=True):
         if note:
             show(f"{row.name} of {row.distribution}: {note}", "yellow")
-    show(f"{len(found)} found in installed metadata; none was imported. `draftmark doctor` loads them.", "dim")
+    show(f"{len(found)} found in installed metadata, none imported. `draftmark doctor` tests them.", "dim")
     return SUCCESS
 
 
 def _note(row: Available, owners: int) -> str:
     if row.contract_major != CONTRACT_MAJOR:
-        return f"this core speaks contract v{CONTRACT_MAJOR}; install a release of {row.distribution} for it"
+        return f"this core supports contract v{CONTRACT_MAJOR}; install a release of {row.distribution} for it"
     if owners > 1:
         return f"{owners} distributions register this name; uninstall all but one with pip"
     return ""

@@ -1,4 +1,4 @@
-"""`draftmark new-backend NAME`: a vendor's package that conforms, to put kernels in one method at a time."""
+"""The command `draftmark new-backend NAME`: writes a backend package in plain torch that passes the contract."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 from ..errors import SUCCESS, ArgumentError
 
-SUMMARY = "write a vendor's package: plain torch that conforms, to put kernels in"
+SUMMARY = "write a backend package in plain torch that passes the contract"
 EXAMPLES = """\
 examples:
   draftmark new-backend my_npu
   draftmark new-backend my_npu --folder plugins
 
-The package it writes installs, loads and conforms: plain torch, right
-everywhere and slow. Put your kernels in one method at a time;
-`draftmark contract my_npu` says what they get wrong."""
+The package installs, loads and passes the contract. Its plain torch is
+correct on any device, and slow. Replace one method at a time with your
+kernels; `draftmark contract my_npu` finds their errors."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("name", metavar="NAME", help="the backend's name, a Python identifier")
-    parser.add_argument("--folder", default=".", help="where to write draftmark-NAME; default: here")
+    """Add the command's arguments to `parser`."""
+    parser.add_argument("name", metavar="NAME", help="name of the backend, a Python identifier")
+    parser.add_argument("--folder", default=".", help="folder for draftmark-NAME; default: the current one")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the package and print the next commands."""
     from ...skeleton import write_skeleton
 
     try:

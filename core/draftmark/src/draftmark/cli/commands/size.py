@@ -1,4 +1,4 @@
-"""`draftmark size`: every buffer of a backend before there is a device. Needs no torch."""
+"""The command `draftmark size`: prints every buffer of a backend without a device or torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..rendering import Column, human_bytes, show, show_json, show_table, stdout
 from ..sizing import LENGTHS, Sizing, sizing
 
 SCHEMA = 1
-SUMMARY = "every buffer of a backend: formula, shape, bytes; no device, no torch"
+SUMMARY = "print every buffer of a backend: formula, shape, bytes; no device, no torch"
 EXAMPLES = """\
 examples:
   draftmark size reference
@@ -34,14 +34,14 @@ COLUMNS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+    """Add the command's arguments to `parser`."""
     parser.add_argument("backend", metavar="NAME", help="an installed backend (`draftmark list`)")
     add_geometry_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Size one geometry on one backend."""
+    """Print the memory that one geometry needs on one backend."""
     from ...registry import load
 
     with stdout_for_results():
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(name: str, geometry: Geometry, sized: Sizing) -> dict[str, object]:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     return {
         "schema": SCHEMA,
         "backend": name,
@@ -84,11 +84,11 @@ def _show(name: str, geometry: Geometry, sized: Sizing) -> None:
     show()
     _show_buffers("the backend's buffers", sized.buffers, sized.buffer_bytes)
     show()
-    _show_buffers("the core's batch tensors beside them", sized.batch, sized.batch_bytes)
+    _show_buffers("the core's batch tensors", sized.batch, sized.batch_bytes)
     show()
     pages = sized.pages
-    show(f"KV cache: {human_bytes(pages.page_bytes)} a page and layer; {human_bytes(pages.bytes)} a layer")
-    show(f"{pages.pages:,} pages let every request fill its context: {pages.formula}")
+    show(f"KV cache: {human_bytes(pages.page_bytes)} per page and layer; {human_bytes(pages.bytes)} per layer")
+    show(f"{pages.pages:,} pages hold every request at its longest context: {pages.formula}")
 
 
 def _show_buffers(title: str, specs: Sequence[BufferSpec], total: int) -> None:
@@ -107,7 +107,7 @@ def _device(geometry: Geometry) -> str:
 
 def _shape(geometry: Geometry) -> str:
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
-    window = "no window" if a.window_left < 0 else f"window {a.window_left} to the left"
+    window = "no window" if a.window_left < 0 else f"window of {a.window_left} to the left"
     captured = ", ".join(map(str, limits.capture_batch_sizes)) or "none"
     return (
         f"{a.num_qo_heads} query heads over {a.num_kv_heads} KV heads × {a.head_dim}, {a.q_dtype} (KV {a.kv_dtype}), "
