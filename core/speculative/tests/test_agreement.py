@@ -115,8 +115,8 @@ def test_the_bound_has_a_cap(rounding, cap, bound):
     ("rounding", "backend", "named"),
     [
         (ERROR, LogitError(9.0, 0.2), None),
-        (ERROR, LogitError(0.1, 0.21), "0.21 from a float32 model's"),
-        (ERROR, LogitError(math.nan, math.nan), "nan from a float32 model's"),
+        (ERROR, LogitError(0.1, 0.21), "differ from a float32 model's by 0.21"),
+        (ERROR, LogitError(math.nan, math.nan), "differ from a float32 model's by nan"),
         (LogitError(math.inf, math.nan), LogitError(0.1, 0.1), "not finite in float16"),
         (None, None, None),
     ],

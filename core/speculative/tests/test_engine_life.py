@@ -63,8 +63,8 @@ def test_bad_configurations_are_refused(make_model, settings, error, named):
 @pytest.mark.parametrize(
     ("prompt", "count", "named"),
     [([], 4, "0 tokens"), ([1] * 32, 4, "32 tokens, but max_context_len is 32"), ([1], 0, "max_new_tokens is 0"),
-     ([1, 999], 4, "token 999"), ([-1], 4, "token -1"), ([1], 2.5, "2.5\\) is no integer"),
-     ([1], float("inf"), "is no integer"), ([1.5, 2], 4, "is no integer")],
+     ([1, 999], 4, "token 999"), ([-1], 4, "token -1"), ([1], 2.5, "2.5\\) is not an integer"),
+     ([1], float("inf"), "is not an integer"), ([1.5, 2], 4, "is not an integer")],
 )  # fmt: skip
 def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, named):
     """A bad prompt is refused by name, and the requests already there go on."""

@@ -1,4 +1,4 @@
-"""Speculative decoding of a causal language model, on any backend: the consumer that makes the contract real.
+"""Speculative decoding of a causal language model on any draftmark backend.
 
     engine = Engine(load_model(None), EngineConfig(speculate=Ngram(topk=2, num_draft_tokens=8)))
     engine.submit(token_ids, max_new_tokens=64)
@@ -6,9 +6,13 @@
         for progress in engine.step():
             ...
 
-One round: drafts, from n-gram look-up on the host or from an EAGLE head on the device → a tree of tokens → one forward
-verifies all of them → one target token a row → the walk that keeps the agreeing path → its KV made contiguous → lengths
-advance → the head takes over what was accepted.
+One round:
+
+1. Draft: an n-gram look-up on the host or an EAGLE head on the device proposes a tree of tokens.
+2. Verify: one forward of the target model computes the next token after every row of the tree.
+3. Accept: the engine keeps the path on which the drafts agree with the target's tokens.
+4. Compact: the accepted KV is made contiguous and the lengths advance.
+5. Draft extend: the EAGLE head processes the accepted tokens.
 """
 
 from importlib import import_module
@@ -41,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # The command line looks at this package where torch cannot be imported: torch is needed by what is used first.
+    # Import on first use: the command line inspects this package where torch is not installed.
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f".{module}", __name__), name)

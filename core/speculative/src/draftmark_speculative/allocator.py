@@ -1,4 +1,4 @@
-"""Pages of the KV cache: who owns which."""
+"""Allocator of the KV cache's pages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from draftmark import CacheExhausted
 
 
 class PageAllocator:
-    """Hands out page ids. The first `null_pages` ids are never given out.
+    """Hands out page ids, except the first `null_pages` ids.
 
-    `take` is all or nothing, so an exhausted pool changes no state.
+    `take` returns all requested pages or none, so an exhausted pool changes no state.
     """
 
     def __init__(self, num_pages: int, null_pages: int) -> None:
@@ -21,19 +21,19 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """How many pages nobody owns."""
+        """Number of pages that no request owns."""
         return len(self._free)
 
     @property
     def in_use(self) -> int:
-        """How many pages somebody owns."""
+        """Number of pages that requests own."""
         return len(self._owned)
 
     def take(self, count: int) -> list[int]:
         """Take `count` pages.
 
         Raises:
-            CacheExhausted: fewer are free; nothing was taken.
+            CacheExhausted: fewer pages are free. No page was taken.
         """
         if count > len(self._free):
             raise CacheExhausted(count, len(self._free), self.total)
@@ -42,7 +42,7 @@ class PageAllocator:
         return pages
 
     def give(self, pages: Sequence[int]) -> None:
-        """Return pages. A page that is not owned, or given twice, is a bug of the caller and raises ValueError."""
+        """Return pages. A page that is not owned raises ValueError: it is a bug of the caller."""
         for page in pages:
             if page not in self._owned:
                 raise ValueError(f"page {page} is not owned; every page is returned once, by the request that took it")

@@ -1,4 +1,4 @@
-"""What an argument must be, said in one way: the field, the value, the limit, the remedy."""
+"""Argument checks with one error format: field, value, limit, remedy."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from typing import Any
 from draftmark import RequestError
 
 LARGEST = 2**31 - 1
-"""Of any count or size: beyond it torch says that its own integers overflow."""
+"""Largest accepted count or size; torch's integers overflow beyond it."""
 
 
 def check_count(name: str, value: object, least: int, most: int, remedy: str) -> None:
-    """Refuse what is no integer of a range; True is none, and neither is 2.0.
+    """Raise an error unless `value` is an integer from `least` to `most`; True and 2.0 are not integers.
 
     Raises:
-        RequestError: it is another type, or out of range.
+        RequestError: the value has another type or is out of range.
     """
     if not is_count(value) or not least <= value <= most:  # type: ignore[operator]
         raise RequestError(f"{name} is {value!r}, but it must be an integer of {least} … {most}; {remedy}")
 
 
 def check_kind(name: str, value: object, kind: Any, what: str, remedy: str) -> None:
-    """Refuse an object of another class.
+    """Raise an error unless `value` is an instance of `kind`.
 
     Raises:
-        RequestError: it is one; `what` says what it must be.
+        RequestError: the value is another object; `what` is the expected kind in words.
     """
     if not isinstance(value, kind):
         raise RequestError(f"{name} is {value!r}, but it must be {what}; {remedy}")
 
 
 def is_count(value: object) -> bool:
-    """Whether it is an integer; True is none."""
+    """Return True if `value` is an integer; a bool is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number; True is none."""
+    """Return True if `value` is a finite number; a bool is not."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # the integer is too large for a float
         return False
 
 
 def integer(value: Any) -> int:
-    """An integer, whatever holds it (an array's or a tensor's element); True is none.
+    """Return an integer, which may be an element of an array or tensor; a bool is not an integer.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: the value is not an integer.
     """
     if isinstance(value, bool):
-        raise TypeError(f"{value} is a switch")
+        raise TypeError(f"{value} is a bool")
     return index(value)

@@ -1,4 +1,4 @@
-"""Measures what `agreement` judges: texts against baselines, and logits against a float32 copy of the model."""
+"""Measurements for `agreement`: texts against baselines, and logits against a float32 copy of the model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .layers import open_layers
 from .models import CausalLM
 
 CONTENDERS = 10
-"""Logits of a row that may be chosen; the error of those far down, twice as large, says nothing about a choice."""
+"""Number of best logits compared a row. Logits far below the best have twice the error and decide no choice."""
 ROWS = 512
-"""Rows of a text whose logits are compared; more where the output itself is longer."""
+"""Number of last rows of a text with compared logits. A longer output is compared in full."""
 
 Texts = Sequence[Sequence[int]]
-"""Tokens by prompt."""
+"""Token ids of each prompt."""
 
 
 def compare(
     model: CausalLM, prompts: Texts, texts: Texts, baselines: Mapping[str, Texts], config: EngineConfig | None = None
 ) -> Agreement:
-    """Hold decoded texts against baselines, and in half precision against a float32 copy of the model.
+    """Compare decoded texts with baselines, and in half precision with a float32 copy of the model.
 
     Args:
-        texts: what was decoded, without the prompts; at least one token each.
-        baselines: by name, what it should be.
-        config: of the engine that decoded. Sampled texts are held to equality, for a sample need not lie near the
-            best token. None takes the texts for greedy ones and leaves the backend's logits out.
+        texts: decoded tokens without the prompts; at least one token each.
+        baselines: expected texts, by name of the baseline.
+        config: configuration of the engine that decoded. Sampled texts must equal their baselines, because a sample
+            need not lie near the best token. None means that texts are greedy and the backend's logits are not
+            measured.
     """
     differences = {
         (prompt, name): at
@@ -60,7 +61,7 @@ def compare(
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first difference; the shorter length when one continues the other; None when equal."""
+    """Return the index of the first difference: the shorter length if one continues the other, None if equal."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index
@@ -69,7 +70,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass
 class _Measurement:
-    """Errors over the texts read so far."""
+    """Errors of all texts read so far."""
 
     model: CausalLM
     config: EngineConfig | None
@@ -80,14 +81,15 @@ class _Measurement:
     choices: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # transformers' own float() refuses a model that came from GGUF, though its weights are unpacked.
+        # transformers' own float() rejects a model from GGUF, although its weights are unpacked.
         self._exact = torch.nn.Module.float(copy.deepcopy(self.model.hf))
 
     @torch.inference_mode()
     def read(self, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-        """Measure one text; float32 ``[len(text), vocab_size]``, how far below the best of its row each logit lies.
+        """Measure one text and return how far each logit lies below the best of its row.
 
-        What is measured is on the host: a device that lacks an operation of statistics is no reason not to check it.
+        Returns:
+            float32 ``[len(text), vocab_size]``, on the host: some devices lack the operations for statistics.
         """
         ids = [*prompt, *text[:-1]]
         rows = min(len(ids), max(len(text), ROWS))
@@ -101,7 +103,7 @@ class _Measurement:
         return chosen.max(1, keepdim=True).values - chosen
 
     def agreement(self, differences: Mapping[tuple[int, str], int]) -> Agreement:
-        """The agreement of all texts read."""
+        """Return the agreement of all texts read so far."""
         cap = CAP * torch.finfo(self.model.dtype).eps * float(torch.cat(self.spread).mean())
         backend = _error(self.backend) if self.backend else None
         name = str(self.model.dtype).removeprefix("torch.")
@@ -114,27 +116,27 @@ def _error(differences: Sequence[torch.Tensor]) -> LogitError:
 
 
 def _logits(hf: Any, token_ids: Sequence[int], rows: int) -> torch.Tensor:
-    """float32 ``[rows, vocab_size]`` of the last rows, by transformers' own attention; on the host."""
+    """Return the last rows' logits by transformers' own attention, float32 ``[rows, vocab_size]``, on the host."""
     ids = torch.tensor([token_ids], device=hf.device)
     logits: torch.Tensor = hf(ids, use_cache=False, logits_to_keep=rows).logits[0].float().cpu()
     return logits
 
 
 def score(model: CausalLM, token_ids: Sequence[int], config: EngineConfig, rows: int) -> torch.Tensor:
-    """The logits that follow each of a text's last `rows` tokens, through a backend: one prefill, nothing generated.
+    """Return the logits after each of a text's last `rows` tokens, from one prefill on a backend.
 
     Args:
-        config: its backend and page size are used; drafts, graphs and sampling are not.
+        config: supplies the backend and the page size; its drafts, graphs and sampling are not used.
 
     Returns:
         float32 ``[rows, vocab_size]``.
     """
     count = len(token_ids)
-    alone = replace(
+    single = replace(
         config, speculate=None, graph=False, overlap=False, max_num_reqs=1, num_pages=None, max_context_len=count,
         max_extend_tokens=count,
     )  # fmt: skip
-    (layers,) = open_layers(model, None, load(config.backend), alone)
+    (layers,) = open_layers(model, None, load(config.backend), single)
     table = torch.arange(layers.pages.null, layers.pages.total, dtype=torch.int32, device=model.device)
     empty = torch.zeros(1, dtype=torch.int32, device=model.device)
     batch = ragged(layers.geometry, empty, table[None, : layers.geometry.max_pages_per_req], (count,), Exact((0,)))

@@ -1,4 +1,4 @@
-"""What an engine is configured to be."""
+"""Configuration of an engine."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from .sampling import Sampling
 
 
 class HostKind(StrEnum):
-    """What the engine tells a backend about prefix lengths on the host."""
+    """Knowledge of prefix lengths that the engine gives a backend on the host."""
 
     EXACT = "exact"
-    """Every length, settled by the round's one wait."""
+    """Exact lengths. The engine waits for the device once a round."""
     UPPER_BOUND = "upper_bound"
-    """Lengths that lag one round, plus the most that round can have added: the sync-free path."""
+    """Lengths of one round ago, plus the most that the round can have added. Planning needs no synchronization."""
     UNKNOWN = "unknown"
-    """The limit alone."""
+    """Only the limit on lengths."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that is fixed for an engine's life.
+    """Settings that are fixed for an engine's life.
 
     Attributes:
-        backend: entry-point name; it runs on the device that the model is on.
-        speculate: how to draft (`Ngram`, `Eagle`, `Adaptive` around one of them, or a `Speculation` of your own);
-            "adaptive" is ``Adaptive(Eagle())``; None decodes one token a round.
+        backend: entry-point name; the backend runs on the model's device.
+        speculate: how to draft: `Ngram`, `Eagle`, `Adaptive` around one of them, or a custom `Speculation`.
+            "adaptive" means ``Adaptive(Eagle())``; None decodes one token a round.
         page_size: tokens per KV page.
         max_num_reqs: requests that decode together; more wait.
-        max_context_len: tokens of a request, prompt and output together.
-        max_extend_tokens: prompt tokens of one prefill forward, over all requests.
-        num_pages: KV pages a layer, null pages included; None gives every request its full context.
-        graph: capture the round's forward and replay it.
+        max_context_len: most tokens of a request, prompt and output together.
+        max_extend_tokens: most prompt tokens of one prefill forward, over all requests.
+        num_pages: KV pages of each layer, null pages included; None gives every request its full context.
+        graph: capture each round's forward and replay it.
         capture_batch_sizes: padded batch sizes to capture; empty means powers of two up to max_num_reqs.
-        host_lengths: see `HostKind`; its value will do.
-        overlap: the host prepares a round while the device runs the one before, and waits for nothing but that one's
-            tokens, a round late. It needs host_lengths other than exact, and drafts that do not come from the host.
+        host_lengths: a `HostKind` or its value.
+        overlap: prepare a round on the host while the device runs the round before. The host waits only for the
+            earlier round's tokens. Needs host_lengths other than exact, and drafts that are not made on the host.
         sampling: greedy, or temperature and top-p.
         guard: guard words and poison in the arenas; None reads DRAFTMARK_GUARD.
 
     Raises:
-        RequestError: a field of another type, or fewer pages than one. The geometry refuses the other counts.
+        RequestError: a field has the wrong type, or num_pages is below 1. The geometry checks the other counts.
     """
 
     backend: str = "reference"
@@ -80,14 +80,14 @@ class EngineConfig:
             )
 
     def _check_types(self) -> None:
-        """Nothing is taken for what it resembles: "no" is true, and 7.0 pages are no count."""
+        """Reject values of the wrong type that Python would accept: "no" is true, and 7.0 pages are not a count."""
         counts = {name: getattr(self, name) for name in ("max_num_reqs", "max_context_len")}
         counts |= {} if self.num_pages is None else {"num_pages": self.num_pages}
         for name, value in counts.items():
             if not is_count(value):
                 raise RequestError(f"{name} is {value!r}, but it must be an integer; give a count")
         if self.num_pages is not None and self.num_pages < 1:
-            raise RequestError(f"num_pages is {self.num_pages}, but it must be >= 1; leave it out for what is needed")
+            raise RequestError(f"num_pages is {self.num_pages}, but it must be >= 1; leave it out to compute it")
         sizes, example = self.capture_batch_sizes, "write (4,) for one, or leave it out"
         check_kind("capture_batch_sizes", sizes, tuple | list, "a tuple of batch sizes", example)
         for size in sizes:
@@ -97,26 +97,26 @@ class EngineConfig:
         )
         for name, switch in switches.items():
             if not isinstance(switch, bool):
-                raise RequestError(f"{name} is {switch!r}, but it must be True or False; give one of them")
+                raise RequestError(f"{name} is {switch!r}, but it must be True or False; pass one of them")
         if not isinstance(self.backend, str):
-            raise RequestError(f"backend is {self.backend!r}, but it must be a name; `draftmark list` shows them")
+            raise RequestError(f"backend is {self.backend!r}, but it must be a name; `draftmark list` prints them")
         if not isinstance(self.sampling, Sampling):
             raise RequestError(f"sampling is {self.sampling!r}, but it must be a Sampling; Sampling() is greedy")
 
     @property
     def speculation(self) -> Speculation:
-        """How to draft, plain decoding included."""
+        """Drafting method; `NoSpeculation` for plain decoding."""
         return self.speculate if isinstance(self.speculate, Speculation) else NoSpeculation()
 
     @property
     def draft_shape(self) -> DraftShape:
-        """The draft shape of the geometry."""
+        """Draft shape of the geometry."""
         how = self.speculation
         return DraftShape(how.topk, how.num_steps, how.num_draft_tokens)
 
     @property
     def limits(self) -> Limits:
-        """The limits of the geometry."""
+        """Limits of the geometry."""
         return Limits(
             self.max_num_reqs,
             self.max_context_len,
@@ -127,18 +127,18 @@ class EngineConfig:
         )
 
     def check_overlap(self) -> None:
-        """Raise `RequestError` for settings that contradict `overlap`."""
+        """Raise `RequestError` if other settings contradict `overlap`."""
         if not self.overlap:
             return
         if self.host_lengths is HostKind.EXACT:
             raise RequestError(
-                "overlap is on with host_lengths exact, but the host knows no exact length while a round runs; "
+                "overlap is on with host_lengths exact, but the host has no exact length while a round runs; "
                 "use host_lengths upper_bound or unknown"
             )
         if self.speculation.reads_tokens:
             raise RequestError(
-                f"overlap is on with drafts of {type(self.speculate).__name__}, but the host cannot draft behind "
-                "tokens that it has not seen; draft on the device (Eagle), or turn overlap off"
+                f"overlap is on with drafts of {type(self.speculate).__name__}, but the host cannot draft before it "
+                "has read the newest tokens; draft on the device (Eagle), or turn overlap off"
             )
 
     def _capture_sizes(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Decode a list of prompts to the end: the engine's loop in one call."""
+"""Decoding of a list of prompts to the end in one call."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def decode(
     stop: Sequence[int] = (),
     watch: Callable[[list[Progress]], None] | None = None,
 ) -> list[Generation]:
-    """Decode all prompts together on an engine that is otherwise idle; it forgets them afterwards.
+    """Decode all prompts together on an idle engine, then release them.
 
     Args:
         prompts: token ids of each prompt.
         stop: token ids that end a prompt's output, besides the model's own.
-        watch: called with what each step gave, for a progress line.
+        watch: called with the progress of each step, for a progress line.
 
     Returns:
         One `Generation` per prompt, in order.
 
     Raises:
-        RequestError, CacheExhausted: a prompt that the engine cannot take, before any token of any prompt.
+        RequestError, CacheExhausted: the engine cannot serve a prompt. No token was generated for any prompt.
     """
     check_kind("prompts", prompts, Iterable, "a list of prompts", "write [[1, 2, 3]] for one")
     ids: list[int] = []
@@ -70,6 +70,6 @@ def generate(
     *,
     stop: Sequence[int] = (),
 ) -> tuple[list[Generation], Engine]:
-    """Call `decode` on a fresh engine; returns the engine too, for its statistics."""
+    """Call `decode` on a new engine; return the engine too, for its statistics."""
     engine = Engine(model, config)
     return decode(engine, prompts, max_new_tokens, stop=stop), engine

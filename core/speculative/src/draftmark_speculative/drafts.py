@@ -1,6 +1,6 @@
-"""Drafts: guesses at the next tokens of a request, as a tree, and how an engine comes by them.
+"""Draft trees of guessed tokens, and the interfaces that produce them for an engine.
 
-A configuration names a `Speculation`; an engine makes a `Drafting` of it.
+A configuration names a `Speculation`. An engine creates a `Drafting` from it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class DraftTree:
-    """Draft tokens of one request, parents before children; node 0 is the root (the pending token).
+    """Draft tokens of one request, parents before children. Node 0 is the root, which is the pending token.
 
     Attributes:
         tokens: token of each node.
         parents: node index of each node's parent; -1 for the root.
-        grounds: what each node was guessed from, as a small number: nodes on like grounds come true alike, which
-            adaptive drafting learns. For n-gram look-up the tokens that matched; empty means 0 for every node.
+        grounds: class of evidence for each node, a small integer; empty means 0 for every node. Adaptive drafting
+            learns how often nodes of each class are accepted. An n-gram look-up stores the number of matched tokens.
     """
 
     tokens: list[int]
@@ -45,7 +45,7 @@ class DraftTree:
         return len(self.tokens)
 
     def insert(self, path: Sequence[int], budget: int, ground: int = 0) -> int:
-        """Add a path from the root, sharing nodes with what is there; returns how many nodes were new."""
+        """Add a path from the root, sharing existing nodes; return the number of new nodes, at most `budget`."""
         self.grounds += [0] * (len(self) - len(self.grounds))
         node, added = 0, 0
         for token in path:
@@ -69,21 +69,21 @@ class DraftTree:
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of one request. It sees every token of it, in order."""
+    """Drafts the next tokens of one request on the host. It receives every token of that request, in order."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take note of tokens that were verified and given out."""
+        """Append tokens that were verified and given to the request."""
 
     def propose(self) -> DraftTree:
-        """A tree whose root is the newest token; a root alone means no guess. Within the speculation's limits."""
+        """Return a tree with the newest token as its root, within the speculation's limits; a root only: no guess."""
 
 
 class Round(NamedTuple):
-    """Which forward verifies.
+    """Kind and size of the forward that verifies.
 
     Attributes:
         mode: DECODE, VERIFY or RAGGED_VERIFY.
-        size: of the graph: padded requests, in RAGGED_VERIFY the budget of rows.
+        size: size of the graph: padded requests, or the budget of rows in RAGGED_VERIFY.
     """
 
     mode: Mode
@@ -91,12 +91,12 @@ class Round(NamedTuple):
 
 
 class Speculation:
-    """A way of drafting, fixed for an engine's life. On the host it gives `begin`, on the device `open` and `drafting`.
+    """Drafting method, fixed for an engine's life. Override `begin` on the host, `open` and `drafting` on the device.
 
     Attributes:
         topk: most branches of a tree; 1 means that every tree is a chain and needs no mask.
         num_draft_tokens: most nodes of a tree, root included.
-        num_steps: levels that a draft model grows; 1 where there is none.
+        num_steps: levels of a tree that a draft model adds; 1 without a draft model.
     """
 
     topk: int
@@ -108,45 +108,45 @@ class Speculation:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether drafts are made from the newest tokens on the host, which rules out overlap."""
+        """True if the host makes drafts from the newest tokens, which rules out overlap."""
         return type(self).begin is not Speculation.begin
 
     @property
     def target_modes(self) -> tuple[Mode, ...]:
-        """What the target's backend is asked to serve."""
+        """Modes that the target's backend must support."""
         return TARGET_MODES
 
     @property
     def draft_modes(self) -> tuple[Mode, ...]:
-        """What the draft model's backend is asked to serve, if there is one."""
+        """Modes that the draft model's backend must support, if there is a draft model."""
         return DRAFT_MODES
 
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
-        """`Limits.row_budgets` for that many requests: none unless the device decides how many rows each has."""
+        """Return `Limits.row_budgets`; empty unless the device decides how many rows each request has."""
         return ()
 
     def require(self, loaded: LoadedBackend) -> None:
-        """Raise `BackendRefusal` where a backend cannot be speculated on in this way, whatever the model."""
+        """Raise `BackendRefusal` if a backend cannot run this speculation with any model."""
 
     def begin(self, request_id: int, prompt: Sequence[int]) -> Drafter | None:
-        """A drafter for a new request; None drafts nothing on the host."""
+        """Return the drafter of a new request; None drafts nothing on the host."""
         return None
 
     def open(self, model: CausalLM) -> Layered | None:
-        """The draft model that goes with `model`, or None; its KV lies in pools of its own, under the same page ids."""
+        """Return the draft model for `model`, or None. Its KV lies in separate pools under the same page ids."""
         return None
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """One engine's drafting.
+        """Create the drafting of one engine.
 
         Args:
-            layers: of the draft model; of `model` where there is none.
+            layers: attention layers of the draft model, or of `model` if there is no draft model.
         """
         return Drafting(self, layers.geometry, state)
 
 
 class NoSpeculation(Speculation):
-    """Plain decoding."""
+    """Plain decoding without drafts."""
 
     topk, num_draft_tokens = 1, 1
 
@@ -155,14 +155,14 @@ class NoSpeculation(Speculation):
 
 
 class Drafting:
-    """How one engine drafts: here, with a `Drafter` a request on the host.
+    """Drafting of one engine. This class uses one host `Drafter` per request.
 
-    The engine calls `begin` for a new request and `extend` behind each prefill. In a round it calls `draft`, `keep` at
-    the end of the verifying forward, and `draft_extend`.
+    The engine calls `begin` for a new request and `extend` after each prefill. In a round it calls `draft`, then `keep`
+    at the end of the verify forward, then `draft_extend`.
 
     Attributes:
-        modes: what verifies, at every captured batch size; all are captured.
-        budgets: rows that RAGGED_VERIFY is captured for.
+        modes: modes that verify; each is captured at every captured batch size.
+        budgets: row budgets at which RAGGED_VERIFY is captured.
         taps: the target's hidden states that `extend` and `keep` read, or None.
     """
 
@@ -175,31 +175,32 @@ class Drafting:
         self.modes: tuple[Mode, ...] = (Mode.DECODE, Mode.VERIFY) if drafts else (Mode.DECODE,)
 
     def capture(self) -> None:
-        """Capture programs of its own, at every captured batch size."""
+        """Capture the drafting's own programs at every captured batch size."""
 
     def begin(self, request: Request) -> None:
-        """Give a new request its drafter."""
+        """Create the drafter of a new request."""
         request.drafter = self._speculation.begin(request.id, request.prompt)
 
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> None:
-        """Follow a prefill of the target.
+        """Process a prefill of the target.
 
         Args:
             batch: the target's EXTEND batch.
-            features: ``[num_rows, width]``, of the target.
-            tokens: int64 ``[num_rows]``, the token *behind* each row's own.
-            rows, last: int64 ``[n]``, of the requests whose prompt ends here: state row, and last row of the batch.
+            features: ``[num_rows, width]``, the target's tapped hidden states.
+            tokens: int64 ``[num_rows]``, the token that follows each row's own token.
+            rows: int64 ``[n]``, state rows of the requests with a prompt that ends in this batch.
+            last: int64 ``[n]``, last batch row of each of these requests.
         """
 
     def ready(self, forwards: Forwards) -> None:
-        """Follow the capture of everything, before the first request."""
+        """Run once after all captures, before the first request."""
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Write a tree for every request into the state, which was filled with them; the round that verifies it.
+        """Write a draft tree for each request into the filled state; return the round that verifies the trees.
 
-        Where no drafter has a guess, the round is plain decoding.
+        If no drafter has a guess, the round is plain decoding.
         """
         trees = self._propose(requests)
         if all(len(tree) == 1 for tree in trees):
@@ -211,19 +212,19 @@ class Drafting:
         return [DraftTree([r.tokens[-1]]) if r.drafter is None else r.drafter.propose() for r in requests]
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """The trees that a RAGGED_VERIFY batch verifies, out of those in the state. Captured."""
-        raise NotImplementedError("a drafting without budgets admits nothing")
+        """Return the trees that a RAGGED_VERIFY batch verifies, chosen from the trees in the state. Captured."""
+        raise NotImplementedError("this drafting has no row budgets, so it cannot admit trees; use VERIFY rounds")
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep what `draft_extend` needs of a verified batch; features ``[R · D, width]``, of every node. Captured."""
+        """Keep what `draft_extend` needs of a verified batch; features ``[R · D, width]``, of all nodes. Captured."""
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
-        """Take over what the round accepted; `host` bounds the lengths before it."""
+        """Process the tokens that the round accepted; `host` bounds the lengths before the round."""
 
     @property
     def report(self) -> torch.Tensor | None:
-        """What the round that was just sent says of itself, for `learn`; on the device."""
+        """Measurements of the round just enqueued, float32 on the device, for `learn`; None if there are none."""
         return None
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Take note of a round's results, before they are given to the requests; perhaps a round late."""
+        """Learn from a round's results before the requests get them; this may be one round late."""

@@ -1,4 +1,4 @@
-"""The engine: continuous batching of speculative rounds over one model and one backend."""
+"""Engine: continuous batching of speculative rounds over one model and one backend."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Engine:
     """Decodes requests that join and leave between steps.
 
     Args:
-        wrap_tree_ops: for measurements: what verifies and compacts, made of the backend's own `TreeOps`. A text says
-            nothing of the model when it changes what is accepted.
+        wrap_tree_ops: for measurements only: wraps the backend's `TreeOps`, which verify and compact. If the wrapper
+            changes which tokens are accepted, the text is no longer the model's.
 
     Raises:
         RequestError, GeometryError, BackendLoadError, BackendRefusal: at construction, before any token.
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not finished."""
+        """True if any request is not finished."""
         return self._scheduler.busy
 
     @property
@@ -86,19 +86,20 @@ class Engine:
         return 0 if self._runner.graphs is None else self._runner.graphs.pool_bytes
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()) -> int:
-        """Add a request; it joins at the next step.
+        """Add a request, which joins at the next step.
 
         Args:
             prompt: token ids.
-            max_new_tokens: most tokens to generate; the context wall may come first.
-            stop: token ids that end it, besides the model's own; the token is part of the output.
+            max_new_tokens: most tokens to generate; the request ends earlier if it reaches max_context_len.
+            stop: token ids that end the request, besides the model's own. The stop token is part of the output.
 
         Returns:
             The request's id.
 
         Raises:
-            RequestError: an empty prompt, one that leaves no room in the context, a token out of range, or no integer.
-            CacheExhausted: the pool could never hold this request, even alone.
+            RequestError: the prompt is empty or leaves no room in the context, or a token is out of range or not an
+                integer.
+            CacheExhausted: the whole pool is too small for this request.
         """
         limit = self.geometry.limits.max_context_len
         tokens, count = checked_request(prompt, max_new_tokens, limit, self.model.vocab_size)
@@ -115,9 +116,9 @@ class Engine:
         return request.id
 
     def cancel(self, request_id: int) -> None:
-        """End a request now, wherever it is. Its pages are free again; its tokens stay readable.
+        """End a request now, in any state. Its pages become free and its tokens stay readable.
 
-        A round that is under way may still write to its pages; whoever gets them writes later.
+        A round in flight may still write to its pages. The next owner of these pages writes after that round.
         """
         request = self._request(request_id)
         if request.finish is None:
@@ -125,11 +126,11 @@ class Engine:
             self._leave(request)
 
     def output(self, request_id: int) -> tuple[int, ...]:
-        """Tokens generated for a request so far."""
+        """Return the tokens generated for a request so far."""
         return self._request(request_id).output
 
     def release(self, request_id: int) -> None:
-        """Forget a request and its tokens, which are kept until then; one that is not done is cancelled first."""
+        """Forget a request and its tokens. An unfinished request is cancelled first."""
         self.cancel(request_id)
         del self._requests[request_id]
 
@@ -138,14 +139,15 @@ class Engine:
             return self._requests[request_id]
         except (KeyError, TypeError):
             raise RequestError(
-                f"request {request_id!r} is not here: it was never submitted, or it is released; use what submit gave"
+                f"request {request_id!r} is not here: it was never submitted, or it is released; pass an id from submit"
             ) from None
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """Run one forward, a prefill if any prompt is unfinished, else a round; returns what it gave to whom.
+        """Run one forward and return each request's new tokens.
 
-        With overlap the forward is only sent, and what the one before it gave is returned: perhaps nothing.
+        The forward is a prefill if any prompt is unfinished, else a round. With overlap the forward is only enqueued,
+        and the tokens of the forward before it are returned; the list may be empty.
         """
         self._scheduler.admit()
         sent = self._extend() if self._scheduler.prefilling else self._round()
@@ -159,7 +161,7 @@ class Engine:
     # -- forwards -----------------------------------------------------------------------------------------
 
     def _extend(self) -> bool:
-        """Send a prefill."""
+        """Enqueue a prefill."""
         chunks = self._scheduler.chunks()
         rows = by_row([request for request, _ in chunks])
         ended, chosen = self._forwards.prefill(chunks, self._host.of(rows))
@@ -174,7 +176,7 @@ class Engine:
         return True
 
     def _round(self) -> bool:
-        """Send a round for every request that may still need one; whether there was any."""
+        """Enqueue a round for every request that may still need one; return False if there is none."""
         running = self._reserve()
         if not running:
             return False
@@ -191,7 +193,7 @@ class Engine:
         return True
 
     def _reserve(self) -> list[Request]:
-        """Running requests that have pages for a round, but those that end with what is in flight."""
+        """Return running requests that have pages for a round and do not end with the tokens in flight."""
         limit = self.geometry.limits.max_context_len
         wanting = [request for request in self._scheduler.running if not request.will_finish(limit)]
         bounds = self._state.lengths.upper_bound(by_row(wanting)).lens
@@ -210,7 +212,7 @@ class Engine:
     # -- results ------------------------------------------------------------------------------------------
 
     def _finish(self, forward: PendingForward) -> list[Progress]:
-        """Wait for a forward's tokens and give them out. Requests that have ended meanwhile get nothing."""
+        """Wait for a forward's tokens and give them to the requests. Requests that ended meanwhile get nothing."""
         finished, statistics = forward.wait(), self.statistics
         statistics.host_syncs += 1
         due = [one for one in finished if one.request.finish is None]

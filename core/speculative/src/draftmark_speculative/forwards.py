@@ -1,4 +1,4 @@
-"""The target's forwards over the engine's static state: prefill, and the round that verifies drafts."""
+"""Target forwards over the engine's static state: prefill, and the round that verifies drafts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ PROGRAMS = {
 }
 
 Chunk = tuple[Request, int]
-"""A request, and how many of its tokens to store."""
+"""Pair of a request and the number of its tokens to store."""
 
 
 class Forwards:
-    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by replaying graphs.
+    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
 
-    None reads the device on the host.
-
-    Plain decoding is a round with one node a request; a chain is a tree whose mask is causal.
+    No forward reads the device on the host. Plain decoding is a round with one node a request. A chain is a tree with
+    a causal mask.
 
     Args:
-        layers: of the target.
-        drafting: follows every prefill, and keeps what a round leaves for it.
+        layers: attention layers of the target.
+        drafting: runs after every prefill, and keeps the data of each round that drafting needs.
     """
 
     def __init__(
@@ -59,11 +58,11 @@ class Forwards:
     # -- prefill ------------------------------------------------------------------------------------------
 
     def prefill(self, chunks: Sequence[Chunk], host: HostLengths) -> tuple[list[Request], torch.Tensor]:
-        """Store the chunks' tokens in one ragged forward, and advance the lengths, device half. Never captured.
+        """Store the chunks' tokens in one ragged forward and advance the device lengths. Never captured.
 
         Returns:
-            The requests whose tokens are all stored now, and the token that follows each: int64 ``[n]``, on the device,
-            where the next round finds it.
+            The requests with all tokens stored, and the next token of each: int64 ``[n]``, on the device. The token is
+            also written to the state for the next round.
         """
         state, device = self._state, self._state.device
         counts = tuple(count for _, count in chunks)
@@ -92,7 +91,7 @@ class Forwards:
     # -- rounds -------------------------------------------------------------------------------------------
 
     def capture(self) -> None:
-        """Capture every round of the drafting, the one with most rows first, on batches of null rows."""
+        """Capture every round of the drafting on batches of null rows, the round with the most rows first."""
         sizes, drafting = self._geometry.limits.capture_batch_sizes, self._drafting
         rounds = [Round(mode, size) for mode in drafting.modes for size in sizes]
         rounds += [Round(Mode.RAGGED_VERIFY, budget) for budget in drafting.budgets]
@@ -104,13 +103,13 @@ class Forwards:
             self._runner.capture(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
     def round(self, kind: Round, num_reqs: int, host: HostLengths) -> VerifyResult:
-        """Run one round over the filled state. The result is on the device; its rows past `num_reqs` mean nothing."""
+        """Run one round over the filled state. Results are on the device; rows past `num_reqs` are undefined."""
         batch = self._batch(kind, num_reqs, host)
         self._layers.plan(batch)
         return self._runner.run(GraphKey(PROGRAMS[kind.mode], kind.size), partial(self._verify, batch))
 
     def padded_reqs(self, kind: Round) -> int:
-        """Requests of a round's batch: a budget has room for as many as it has rows."""
+        """Return the padded number of requests of a round. A row budget has room for one request a row."""
         return min(self._geometry.max_reqs, kind.size) if kind.mode is Mode.RAGGED_VERIFY else kind.size
 
     def _rows(self, kind: Round) -> int:
@@ -123,7 +122,7 @@ class Forwards:
         return self._state.batch.uniform(kind.mode, 0, kind.size, num_reqs, host, tree=tree)
 
     def _verify(self, batch: ForwardBatch) -> VerifyResult:
-        """Captured. Reads the static inputs, writes the static batch, advances the lengths."""
+        """Run one verify forward. Reads the static inputs, writes the static batch, advances lengths. Captured."""
         state, size, nodes = self._state, batch.padded_reqs, batch.q_lens[0]
         rows, drafts, parents = state.rows[:size], state.tokens[:size, :nodes], state.parents[:size, :nodes]
         drafts[:, 0].copy_(state.pending.index_select(0, rows))
@@ -145,7 +144,7 @@ class Forwards:
     def _targets(
         self, batch: ForwardBatch, drafts: torch.Tensor, parents: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The target's token behind every node ``[R, D]``, and the features of all rows; every node is a row."""
+        """Return the target's token after every node ``[R, D]`` and the features of all rows; each node is a row."""
         self._layers.tree_ops.write_tail(batch, parents)
         logits, features = self._forward(batch, drafts.clamp(min=0).reshape(-1))
         requests = self._state.requests[: len(drafts), None].expand_as(drafts).reshape(-1)
@@ -154,7 +153,7 @@ class Forwards:
     def _targets_of_admitted(
         self, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The admitted trees, tokens and parents ``[R, D]``, and what `_targets` gives of them; a row a node."""
+        """Return the admitted trees (tokens, parents ``[R, D]``), the target's tokens after them, and the features."""
         assert self._ragged_rows is not None, "a drafting with budgets verifies raggedly"
         trees = self._drafting.admit(batch)
         placed = self._ragged_rows.write(batch, trees, self._layers.tree_ops)
@@ -166,13 +165,13 @@ class Forwards:
     def _forward(
         self, batch: ForwardBatch, tokens: torch.Tensor, logits_rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the model: logits of the rows asked for, and the features that the drafting reads, if it reads any."""
+        """Run the model; return the logits of `logits_rows` and the features that drafting reads, or None."""
         self._layers.begin(batch)
         return self._model.forward_features(tokens, batch.positions, self._layers, self._drafting.taps, logits_rows)
 
 
 def _tokens(chunks: Sequence[Chunk], shift: int) -> list[int]:
-    """The chunks' tokens, or those `shift` positions behind them; 0 where there is none yet."""
+    """Return the chunks' tokens, or the tokens `shift` positions later; 0 where a token does not exist yet."""
     found: list[int] = []
     for request, count in chunks:
         first = request.computed + shift

@@ -1,4 +1,4 @@
-"""A model's layers on a backend: one geometry, backend and KV pool per distinct attention shape."""
+"""Attention layers of a model on a backend: one geometry, backend and KV pool per distinct attention shape."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ from .models import LayerAttention
 
 
 class Layered(Protocol):
-    """What has attention layers: a `CausalLM`, or a draft head."""
+    """Model with attention layers: a `CausalLM` or a draft head."""
 
     @property
-    def layers(self) -> tuple[LayerAttention, ...]: ...
+    def layers(self) -> tuple[LayerAttention, ...]:
+        """Attention parameters of each layer."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Dtype of q, k and v."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Device of the weights."""
 
 
 class PagePlan(NamedTuple):
-    """The page ids that the pools of all models share.
+    """Page ids that the pools of all models share.
 
     Attributes:
-        null: pages at the start of every pool that no request owns.
-        total: pages of every pool.
-        unique_slots: whether some backend needs unique KV slots for padded rows too.
+        null: number of pages at the start of every pool that no request owns.
+        total: number of pages of every pool, null pages included.
+        unique_slots: True if a backend needs unique KV slots for padding rows too.
     """
 
     null: int
@@ -72,16 +75,17 @@ class LayerGroup:
 
 
 class AttentionLayers:
-    """Dispatches each layer's attention to its group; the `AttentionStep` of a model forward.
+    """All attention layers of one model; the `AttentionStep` of its forward.
 
-    All groups share page ids, page table and lengths, so one batch serves them all.
+    Each layer's attention runs on the backend of its group. All groups share page ids, page table and lengths, so one
+    batch serves all groups.
 
     Attributes:
-        model: whose layers they are.
-        geometry: the first group's; batch-level formulas are the same in every group.
+        model: the model or draft head.
+        geometry: the first group's; batch-level formulas are equal in every group.
         host_need: the strongest need for host lengths over all groups.
         pages: the page ids of every pool.
-        tree_ops: what a round does with its trees, the backend's own or torch's; the same in every group.
+        tree_ops: tree operations of a round, from the backend or torch; equal in every group.
 
     Args:
         geometries: one for each distinct layer of the model; see `open_layers`.
@@ -106,34 +110,34 @@ class AttentionLayers:
             arena = loaded.allocate(geometry, device, guard=config.guard)
             pool = KVPool(geometry, model.layers.count(shape), pages.total, pages.null, device)
             self.groups.append(LayerGroup(geometry, arena, loaded.bind(geometry, arena), pool))
-        # For each layer, its group and its index in the group's pool.
+        # For each layer: its group, and its index in the group's pool.
         self._homes = [(shapes.index(one), model.layers[:i].count(one)) for i, one in enumerate(model.layers)]
         self._batch: ForwardBatch | None = None
 
     def lengths_at_capture(self, padded_reqs: int) -> HostLengths:
-        """What `plan` may know of the null rows that a graph is captured on.
+        """Return the host lengths of null rows with which `plan` runs before a capture.
 
-        What it decides on the host is frozen in the graph, so it plans as if every request could be as long as can
-        be; a backend that needs exact lengths gets those of the null rows.
+        Decisions of `plan` on the host are frozen in the graph. So it plans for requests of the longest possible
+        length. A backend that needs exact lengths gets the null rows' own, which are 0.
         """
         if self.host_need is HostLengthsNeed.EXACT:
             return Exact((0,) * padded_reqs)
         return Unknown(padded_reqs, self.geometry.max_prefix_len)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Let every backend plan on the host. This comes before the forward, and before every replay."""
+        """Run every backend's host-side plan. Call this before each forward and before each replay."""
         validate(batch, self.geometry)
         for group in self.groups:
             group.backend.plan(batch)
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Write every backend's metadata on the device. The forward that follows attends over `batch`."""
+        """Write every backend's metadata on the device. The next forward attends over `batch`."""
         self._batch = batch
         for group in self.groups:
             group.backend.write_metadata(batch)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store the rows' KV and attend; see `AttentionStep`."""
+        """Store the rows' KV and compute attention; see `AttentionStep.attend`."""
         assert self._batch is not None, "begin() comes before the forward"
         home, index = self._homes[layer]
         group = self.groups[home]
@@ -145,7 +149,7 @@ class AttentionLayers:
         return out
 
     def check_guards(self) -> None:
-        """Raise `GuardError` when a step wrote past a buffer; reads the device, and only in guard mode."""
+        """Raise `GuardError` if a step wrote past a buffer. Reads the device, and only in guard mode."""
         for group in self.groups:
             if group.arena.guarded:
                 group.arena.check()
@@ -159,11 +163,15 @@ class AttentionLayers:
 def open_layers(
     target: Layered, draft: Layered | None, loaded: LoadedBackend, config: EngineConfig
 ) -> list[AttentionLayers]:
-    """The layers of the target and, behind them, of the draft model if there is one, over one set of page ids.
+    """Open the layers of the target and of the draft model over one set of page ids.
+
+    Returns:
+        The target's layers, then the draft model's if there is one.
 
     Raises:
-        GeometryError, BackendRefusal: a layer that cannot be, or is not served.
-        RequestError: more memory than the device has.
+        GeometryError: a layer has no valid geometry.
+        BackendRefusal: the backend does not support a layer.
+        RequestError: the KV pages and buffers exceed the device's memory.
     """
     how = config.speculation
     models = [(target, how.target_modes)] + ([] if draft is None else [(draft, how.draft_modes)])

@@ -1,4 +1,4 @@
-"""Memory that an engine is going to take, held against what there is before any of it is taken."""
+"""Check that an engine's memory fits on its device, before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ GIB = 1 << 30
 def require_memory(
     groups: Iterable[tuple[Geometry, int]], loaded: LoadedBackend, device: torch.device, num_pages: int
 ) -> None:
-    """Refuse an engine whose KV pages and backend's buffers do not fit.
+    """Raise an error if the KV pages and the backend's buffers do not fit on the device.
 
     Args:
-        groups: a geometry, and how many layers have it.
+        groups: pairs of a geometry and the number of layers with that geometry.
         num_pages: pages of each layer.
 
     Raises:
@@ -32,14 +32,14 @@ def require_memory(
     if most is not None and cache + buffers > most:
         raise RequestError(
             f"{num_pages:,} KV pages take {cache / GIB:,.1f} GiB and the backend's buffers {buffers / GIB:,.1f} GiB, "
-            f"but {device} has {most / GIB:,.1f} GiB; take fewer requests, a shorter context or smaller pages"
+            f"but {device} has {most / GIB:,.1f} GiB; use fewer requests, a shorter context or smaller pages"
         )
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes that are free on a CUDA device; of a CPU all there are, since it hands out memory when it is touched.
+    """Return the bytes that are free on a CUDA device, or all physical memory of a CPU; None for other devices.
 
-    None for a device that is not known here.
+    A CPU's memory is counted in full because the system assigns pages only when they are written.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -1,4 +1,4 @@
-"""Drafts by prompt look-up: what followed when these tokens stood here before."""
+"""Drafting by prompt look-up: propose the tokens that followed the same n-gram earlier in the text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .arguments import check_count
 from .drafts import DraftTree, Speculation
 
 LONGEST_NGRAM = 64
-"""Most tokens that are matched: each token of a text is found again under as many keys."""
+"""Largest max_ngram. Each token of a text is indexed under one key per n-gram size."""
 
 
 @dataclass(frozen=True)
 class Ngram(Speculation):
-    """Drafts by prompt look-up (Saxena 2023): continue what followed the last time the recent tokens occurred.
+    """Drafts by prompt look-up (Saxena 2023): copy the tokens that followed the same n-gram earlier in the text.
 
     Attributes:
         topk: branches of the draft tree; 1 is a chain.
         num_draft_tokens: rows verified per request, root included.
-        max_ngram, min_ngram: how many recent tokens must match, longest tried first.
+        max_ngram, min_ngram: number of recent tokens that must match; the longest match is tried first.
 
     Raises:
-        RequestError: a max_ngram or min_ngram out of range. The geometry refuses the other counts.
+        RequestError: max_ngram or min_ngram is out of range. The geometry checks the other counts.
     """
 
     topk: int = 1
@@ -37,7 +37,7 @@ class Ngram(Speculation):
             check_count(name, getattr(self, name), 1, LONGEST_NGRAM, "4 and 2 suit most texts")
         if self.min_ngram > self.max_ngram:
             raise RequestError(
-                f"min_ngram is {self.min_ngram}, but max_ngram is {self.max_ngram}, so that nothing would ever match; "
+                f"min_ngram is {self.min_ngram}, but it must be at most max_ngram, which is {self.max_ngram}; "
                 "lower min_ngram"
             )
 
@@ -45,12 +45,12 @@ class Ngram(Speculation):
         return f"n-gram drafts (topk {self.topk}, {self.num_draft_tokens} tokens)"
 
     def begin(self, request_id: int, prompt: Sequence[int]) -> NgramIndex:
-        """A look-up that starts with the prompt."""
+        """Return an index that starts with the prompt."""
         return NgramIndex(self, prompt)
 
 
 class NgramIndex:
-    """Where each short token sequence ended, over one request's prompt and output."""
+    """Index of the positions at which each n-gram ended, over one request's prompt and output."""
 
     def __init__(self, settings: Ngram, tokens: Sequence[int]) -> None:
         self._settings = settings
@@ -69,9 +69,9 @@ class NgramIndex:
                     self._ends.setdefault(tuple(self._tokens[end - size :]), []).append(end)
 
     def propose(self) -> DraftTree:
-        """A tree of up to num_draft_tokens nodes with up to topk branches from the root.
+        """Return a tree of up to num_draft_tokens nodes with up to topk branches from the root.
 
-        Longer matches and, among equals, more recent ones come first. The branches share the nodes evenly.
+        Longer matches come first, then more recent matches. The branches share the nodes evenly.
         """
         tree = DraftTree([self._tokens[-1]])
         budget = self._settings.num_draft_tokens - 1
@@ -82,7 +82,7 @@ class NgramIndex:
         return tree
 
     def _distinct_paths(self, topk: int, length: int) -> dict[tuple[int, ...], int]:
-        """What may come next, and how many tokens matched there; best first."""
+        """Return distinct continuations, best first, each with the number of tokens that matched."""
         paths: dict[tuple[int, ...], int] = {}
         for end, matched in self._matches():
             paths.setdefault(tuple(self._continuation(end, length)), matched)
@@ -91,7 +91,7 @@ class NgramIndex:
         return paths
 
     def _continuation(self, end: int, length: int) -> list[int]:
-        """What followed `end`; past the newest token it goes on with what it has just copied (as LZ77 does)."""
+        """Return the `length` tokens after `end`. Past the newest token, repeat the copied tokens (as LZ77 does)."""
         lag = len(self._tokens) - end
         path = self._tokens[end : end + length]
         while len(path) < length:
@@ -99,7 +99,7 @@ class NgramIndex:
         return path
 
     def _matches(self) -> Iterator[tuple[int, int]]:
-        """Yield where the current suffix ended before, and its length; best first."""
+        """Yield each earlier end of the current suffix and the suffix's length, best first."""
         end = len(self._tokens)
         for size in self._sizes:
             if size <= end:

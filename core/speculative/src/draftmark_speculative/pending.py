@@ -1,4 +1,4 @@
-"""Forwards whose tokens are on their way to the host, and what the host knows of lengths meanwhile."""
+"""Forwards in flight to the host, and the lengths that the host may assume meanwhile."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .request import Request
 
 @dataclass(frozen=True)
 class FinishedForward:
-    """The tokens that a forward brought one request."""
+    """Tokens that one forward yielded for one request."""
 
     request: Request
     tokens: list[int]
 
 
 class PendingForward:
-    """The results of one forward, from the moment it is enqueued.
+    """Results of one forward, from the moment the forward is enqueued.
 
     Attributes:
-        at_most: tokens that it committed for each request at most; 0 for a prefill, whose count the host knows.
-        sent: the round that it was; None for a prefill.
-        report: what the round says of itself, once `wait` has returned; None where it says nothing.
+        at_most: most tokens that the forward committed for a request; 0 for a prefill, whose count is exact.
+        sent: the round that was enqueued; None for a prefill.
+        report: values of `Drafting.report`, set by `wait`; None if the round has no report.
     """
 
     def __init__(
@@ -40,11 +40,12 @@ class PendingForward:
         sent: Round | None = None,
         report: torch.Tensor | None = None,
     ) -> None:
-        """
+        """Start the copy of a forward's results to the host.
+
         Args:
             tokens: int64 ``[n, m]``, a row per request.
-            counts: int64 ``[n]``, how many of them are tokens; None means all.
-            report: float32, of `Drafting.report`.
+            counts: int64 ``[n]``, number of valid tokens in each row; None means all.
+            report: float32, from `Drafting.report`.
         """
         self.at_most, self.sent = at_most, sent
         self.report: list[float] | None = None
@@ -55,7 +56,7 @@ class PendingForward:
             request.in_flight += 1
 
     def wait(self) -> list[FinishedForward]:
-        """Wait for the results; to be called once."""
+        """Wait for the results and return them. Call it once."""
         tokens, *rest = self._copy.wait()
         lengths = rest[0] if self._counted else [len(row) for row in tokens]
         self.report = rest[-1] if self._reports else None
@@ -68,38 +69,40 @@ class PendingForward:
 
 
 class HostView:
-    """Tells backends about lengths as `HostKind` says, and settles what a forward committed: at once, or a round late.
+    """Host's view of prefix lengths, in the precision of `HostKind`.
+
+    A round's committed tokens are settled at once or one round late.
 
     Args:
-        lengths: the engine's; their host half is moved here and nowhere else.
+        lengths: the engine's lengths; only this class changes their host half.
     """
 
     def __init__(self, lengths: SequenceLengths, config: EngineConfig) -> None:
         self._lengths, self._kind = lengths, config.host_lengths
         self._at_once = config.overlap or config.host_lengths is HostKind.EXACT
-        # By request id: the row's assignment, the count that is withheld for a round, and the most it could have been.
+        # By request id: the row's assignment, the count withheld for one round, and the most it could have been.
         self._unsettled: dict[int, tuple[int, int, int]] = {}
 
     def of(self, rows: Sequence[int]) -> HostLengths:
-        """What a backend may know of these rows."""
+        """Return the host lengths that a backend may read for these rows."""
         if self._kind is HostKind.EXACT:
             return self._lengths.exact(rows)
         return self._lengths.upper_bound(rows) if self._kind is HostKind.UPPER_BOUND else self._lengths.unknown(rows)
 
     def stored(self, row: int, count: int) -> None:
-        """Note a prefill that was just sent and stores `count` tokens, neither more nor less."""
+        """Record a prefill that was just enqueued and stores exactly `count` tokens."""
         self._lengths.dispatched([row], count)
         self._lengths.settle([row], [count], count)
 
     def sent(self, rows: Sequence[int], at_most: int) -> None:
-        """Note a round that is under way and commits `at_most` tokens a row."""
+        """Record a round in flight that commits at most `at_most` tokens a row."""
         self._lengths.dispatched(rows, at_most)
 
     def settle(self, finished: FinishedForward, at_most: int) -> None:
-        """Settle what a round committed. The sync-free path without overlap does so a round late."""
+        """Settle the tokens that a round committed; with inexact lengths and no overlap, one round late."""
         request, count = finished.request, len(finished.tokens)
         if request.row is None:
-            return  # it was sent back to wait, and gets a row again only when this has come
+            return  # the request was preempted; it gets a row again only after this result
         if self._at_once:
             self._lengths.settle([request.row], [count], at_most)
             return
@@ -109,5 +112,5 @@ class HostView:
         self._unsettled[request.id] = (request.assignment, count, at_most)
 
     def forget(self, request: Request) -> None:
-        """Forget a request that has ended."""
+        """Drop the unsettled count of a request that has ended."""
         self._unsettled.pop(request.id, None)

@@ -1,4 +1,7 @@
-"""Which node of which tree each row of a RAGGED_VERIFY batch is. On the device, captured."""
+"""Mapping between the rows of a RAGGED_VERIFY batch and the nodes of its draft trees.
+
+All of it runs on the device and can be captured.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class PlacedRows(NamedTuple):
-    """Rows and nodes, each way.
+    """Indices from rows to nodes and from nodes to rows, for R requests with trees of D nodes.
 
     Attributes:
-        requests: int64 ``[rows]``, batch entry of each row; 0 for one that belongs to nobody.
-        nodes: int64 ``[rows]``, place of each row's node in ``[R · D]``; the root of entry 0 for one of nobody.
-        rows: int64 ``[R, D]``, row of each node; of an unused one any row.
+        requests: int64 ``[rows]``, batch entry of each row; 0 for padding rows.
+        nodes: int64 ``[rows]``, index of each row's node in ``[R · D]``; 0 (the root of entry 0) for padding rows.
+        rows: int64 ``[R, D]``, row of each node; an arbitrary valid row for an unused node.
     """
 
     requests: torch.Tensor
@@ -28,32 +31,36 @@ class PlacedRows(NamedTuple):
     rows: torch.Tensor
 
     def of_nodes(self, values: torch.Tensor) -> torch.Tensor:
-        """``[R, D, …]`` or ``[R · D, …]`` by node → ``[rows, …]``."""
+        """Gather values by node, ``[R, D, …]`` or ``[R · D, …]``, into row order ``[rows, …]``."""
         flat = values if len(values) == self.rows.numel() else values.flatten(0, 1)
         return flat.index_select(0, self.nodes)
 
     def by_node(self, values: torch.Tensor) -> torch.Tensor:
-        """``[rows, …]`` → ``[R, D, …]``; what stands at an unused node means nothing."""
+        """Gather values by row, ``[rows, …]``, into node order ``[R, D, …]``; unused nodes are undefined."""
         return values.index_select(0, self.rows.flatten()).view(*self.rows.shape, *values.shape[1:])
 
 
 def rows_of_nodes(batch: ForwardBatch, nodes: torch.Tensor) -> torch.Tensor:
-    """Rows of nodes int64 ``[R, n]`` that count from each request's root; of one past its rows, any row."""
+    """Return the row of each node.
+
+    Args:
+        nodes: int64 ``[R, n]``, counted from each request's root. A node past its request's rows gets some valid row.
+    """
     return (batch.q_indptr[:-1, None] + nodes).clamp(max=batch.num_rows - 1)
 
 
 class RaggedRows:
-    """Writes a ragged batch's rows: `q_indptr`, positions, and the tail of a tree.
+    """Fills a ragged batch: `q_indptr`, positions and the tail of a tree.
 
-    The tail is written for all nodes of all requests by the backend's own `write_tail`, beside the batch, and the rows
-    that there are take theirs from it: one launch and a gather each, and no operation of its own for a plugin to serve.
+    The backend's own `write_tail` writes the tail of all D nodes of every request into a separate uniform batch.
+    The ragged rows are gathered from that batch. So a plugin needs no extra operation for ragged trees.
     """
 
     def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        self._beside = BatchBuffers(replace(geometry, modes=(Mode.VERIFY,), forms=()), device)
+        self._uniform_buffers = BatchBuffers(replace(geometry, modes=(Mode.VERIFY,), forms=()), device)
 
     def write(self, batch: ForwardBatch, trees: Admitted, ops: TreeOps) -> PlacedRows:
-        """Fill the batch, whose prefix lengths and page table are filled, for trees of `batch.padded_reqs` requests."""
+        """Fill the batch for the trees of `batch.padded_reqs` requests; prefix lengths and page table are filled."""
         size, nodes = trees.tokens.shape
         batch.q_indptr[1:].copy_(trees.q_lens.cumsum(0))
         row = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
@@ -63,16 +70,16 @@ class RaggedRows:
         node = torch.where(owned, row - batch.q_indptr[request], 0)
         slot = torch.arange(nodes, device=batch.device).expand(size, -1)
         placed = PlacedRows(request, request * nodes + node, rows_of_nodes(batch, slot))
-        whole = self._whole(batch)
-        ops.write_tail(whole, trees.parents)
-        batch.positions.copy_(placed.of_nodes(whole.positions))
-        if isinstance(batch.tail, Tree) and isinstance(whole.tail, Tree):
-            batch.tail.mask.copy_(placed.of_nodes(whole.tail.mask))
-            batch.tail.depth.copy_(placed.of_nodes(whole.tail.depth))
+        full = self._all_nodes(batch)
+        ops.write_tail(full, trees.parents)
+        batch.positions.copy_(placed.of_nodes(full.positions))
+        if isinstance(batch.tail, Tree) and isinstance(full.tail, Tree):
+            batch.tail.mask.copy_(placed.of_nodes(full.tail.mask))
+            batch.tail.depth.copy_(placed.of_nodes(full.tail.depth))
         return placed
 
-    def _whole(self, batch: ForwardBatch) -> ForwardBatch:
-        """The same requests with all D nodes each, over tensors of its own."""
+    def _all_nodes(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return a VERIFY batch of the same requests with all D nodes each, over separate tensors."""
         tree = isinstance(batch.tail, Tree)
-        whole = self._beside.uniform(Mode.VERIFY, 0, batch.padded_reqs, batch.num_reqs, batch.host, tree=tree)
-        return replace(whole, prefix_lens=batch.prefix_lens, page_table=batch.page_table)
+        full = self._uniform_buffers.uniform(Mode.VERIFY, 0, batch.padded_reqs, batch.num_reqs, batch.host, tree=tree)
+        return replace(full, prefix_lens=batch.prefix_lens, page_table=batch.page_table)

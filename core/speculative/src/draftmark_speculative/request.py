@@ -1,4 +1,4 @@
-"""A request: its tokens, its pages, and how it ends."""
+"""Requests: their tokens, their pages, and the conditions that end them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .drafts import Drafter
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Reason for the end of a request."""
 
     STOP = "stop"
     """The output ends with a stop token."""
@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """Tokens that one step gave one request, and whether it ended with them."""
+    """Tokens that one step gave one request, and the reason if the request ended."""
 
     request_id: int
     tokens: tuple[int, ...]
@@ -35,16 +35,16 @@ class Progress:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence. It is equal to itself only.
+    """One sequence. Two requests are never equal.
 
     Attributes:
         tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.
-        computed: tokens whose KV is stored, as far as prefill knows; meaningless once the request runs.
-        stop: token ids that end it.
-        drafter: what guesses its next tokens, when speculating.
-        row: row of the engine's device state, None while waiting.
-        assignment: how often it was given a row; tells whether a count that the host still withholds is of this row.
-        in_flight: forwards whose tokens for it are not here yet; each brings at least one.
+        computed: number of tokens that prefill has stored as KV; undefined once the request runs.
+        stop: token ids that end the request.
+        drafter: guesses the next tokens on the host; None without host drafts.
+        row: row in the engine's device state; None while waiting.
+        assignment: number of times that the request got a row. It identifies the row of a count not yet settled.
+        in_flight: number of forwards with results not on the host yet; each yields at least one token.
         pages: KV pages owned, in order of position.
     """
 
@@ -67,12 +67,12 @@ class Request:
         return tuple(self.tokens[len(self.prompt) :])
 
     def will_finish(self, max_context_len: int) -> bool:
-        """Whether what is in flight ends the request at the latest, whatever the tokens are."""
+        """Return True if the forwards in flight reach a length limit even at one token each."""
         at_least = len(self.tokens) + self.in_flight
         return at_least >= min(max_context_len, len(self.prompt) + self.max_new_tokens)
 
     def accept(self, tokens: Sequence[int], max_context_len: int) -> tuple[int, ...]:
-        """Append verified tokens up to the first that ends the request; returns those kept."""
+        """Append verified tokens up to the first one that ends the request; return the appended tokens."""
         kept: list[int] = []
         for token in tokens:
             kept.append(token)
@@ -95,10 +95,10 @@ class Request:
 
 
 def checked_stop(stop: Iterable[int], vocab_size: int) -> frozenset[int]:
-    """Token ids that end a request.
+    """Return stop token ids as a set of integers.
 
     Raises:
-        RequestError: no integers, or tokens that the model does not have: they would never be met.
+        RequestError: a value is not an integer, or is a token that the vocabulary lacks and no output can contain.
     """
     try:
         tokens = frozenset(integer(token) for token in stop)
@@ -111,16 +111,16 @@ def checked_stop(stop: Iterable[int], vocab_size: int) -> frozenset[int]:
 def checked_request(
     prompt: Sequence[int], max_new_tokens: int, max_context_len: int, vocab_size: int
 ) -> tuple[list[int], int]:
-    """Prompt and max_new_tokens as integers, whatever holds them (a list, an array, a tensor).
+    """Return prompt and max_new_tokens as integers; the prompt may be a list, an array or a tensor.
 
     Raises:
-        RequestError: a request that no engine of this context and vocabulary could serve.
+        RequestError: no engine with this context length and vocabulary can serve the request.
     """
     try:
         tokens, count = [integer(token) for token in prompt], integer(max_new_tokens)
     except TypeError as error:
         raise RequestError(
-            f"the prompt or max_new_tokens ({max_new_tokens!r}) is no integer: {error}; pass token ids"
+            f"the prompt or max_new_tokens ({max_new_tokens!r}) is not an integer: {error}; pass token ids"
         ) from None
     if not tokens:
         raise RequestError("the prompt has 0 tokens, but at least 1 is needed; give some text")

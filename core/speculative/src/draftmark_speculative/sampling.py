@@ -1,8 +1,8 @@
-"""The target's choice for every row: its argmax, or a sample.
+"""Choice of the target's token for every row: the argmax or a sample.
 
-Randomness is a pure function of (seed, request, position), not a stream. So the token sampled at a position does
-not depend on how the engine got there, and speculative sampling gives the very tokens of plain sampling: the
-same test serves greedy and sampled decoding.
+The random number is a pure function of (seed, request, position), not a stream. So the token sampled at a position
+does not depend on how the engine reached that position. Speculative sampling gives exactly the tokens of plain
+sampling, and one test covers greedy and sampled decoding.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's token is chosen.
+    """Settings for choosing the target's token.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: divisor of the logits; 0 is greedy.
         top_p: smallest set of most likely tokens with at least this probability; 1 keeps all.
-        seed: of the whole engine; each request adds its own id.
+        seed: seed of the whole engine; the id of each request is mixed in.
 
     Raises:
-        RequestError: a value out of range, NaN included, or no number.
+        RequestError: a value is not a number, is NaN, or is out of range.
     """
 
     temperature: float = 0.0
@@ -42,7 +42,7 @@ class Sampling:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool):
                 wanted = "an integer" if kind == (int,) else "a number"
-                raise RequestError(f"{name} is {value!r}, but it must be {wanted}; use its default where in doubt")
+                raise RequestError(f"{name} is {value!r}, but it must be {wanted}; use the default")
         if not (is_number(self.temperature) and self.temperature >= 0):
             raise RequestError(f"temperature is {self.temperature}, but it must be finite and >= 0; use 0 for greedy")
         if not 0 < self.top_p <= 1:
@@ -50,7 +50,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the argmax is taken."""
+        """True if the argmax is taken."""
         return self.temperature == 0
 
     def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -66,15 +66,15 @@ class Sampling:
         """
         if self.greedy:
             return logits.argmax(-1)
-        # The best logit is 0 before the division: a tiny temperature would make it infinite, and the softmax NaN.
+        # Shift the best logit to 0 before dividing: a tiny temperature would make it infinite and the softmax NaN.
         logits = logits.double()
         probs = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_p < 1:
             likeliest, tokens = probs.sort(dim=-1, descending=True, stable=True)
             outside = likeliest.cumsum(-1) - likeliest >= self.top_p
             probs = probs.scatter(-1, tokens, likeliest.masked_fill(outside, 0.0))
-        # Drawn in the order of token ids: in that of probabilities, two that differ in the last bit would change places
-        # between two right forwards, and with them the text.
+        # Draw in token-id order. In probability order, two tokens that differ in the last bit could swap places
+        # between two correct forwards and change the text.
         mass = probs.cumsum(-1)
         draw = uniform(self.seed, requests, positions)[:, None] * mass[:, -1:]
         chosen: torch.Tensor = torch.searchsorted(mass, draw, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
@@ -82,7 +82,7 @@ class Sampling:
 
 
 def uniform(seed: int, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float64 in [0, 1), a hash of (seed, request, position): splitmix64 (Steele et al. 2014), twice."""
+    """Return a float64 in [0, 1) a row: a hash of (seed, request, position) by splitmix64 (Steele et al. 2014)."""
     seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
     state = _splitmix(requests * _GOLDEN + seed)
     state = _splitmix(state + positions * _GOLDEN)
@@ -97,5 +97,5 @@ def _splitmix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64, whose own shift is arithmetic."""
+    """Shift int64 right logically; torch's own shift is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Who runs: admission, prefill order, page reservations, preemption. Host only."""
+"""Scheduling of requests on the host: admission, prefill order, page reservations, preemption."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .state import DeviceState
 
 
 class Scheduler:
-    """Requests wait, prefill, run, and leave; at every moment each is in exactly one place.
+    """Moves requests from waiting to prefilling to running; each request is in exactly one of these queues.
 
-    When pages run out the youngest running request gives its pages back and waits, with all its tokens, in
-    front of the queue: it is prefilled again later and its text does not change.
+    When pages run out, the youngest running request returns its pages. It goes to the front of the waiting queue with
+    all its tokens. A later prefill restores its KV, and its text does not change.
     """
 
     def __init__(self, geometry: Geometry, allocator: PageAllocator, state: DeviceState) -> None:
@@ -30,17 +30,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not finished."""
+        """True if any request is not finished."""
         return bool(self.waiting or self.prefilling or self.running)
 
     def pages_at_worst(self, total_tokens: int) -> int:
-        """Pages that a request needs when it has grown to `total_tokens` and the host lags one round."""
+        """Return the pages needed by a request of `total_tokens` when the host lags one round."""
         grown = min(total_tokens + self._geometry.draft.num_draft_tokens, self._geometry.max_prefix_len)
         pages: int = self._geometry.pages_for(grown, self._geometry.max_tail)
         return pages
 
     def admit(self) -> None:
-        """Give rows and pages to waiting requests, in order, while there are both."""
+        """Give rows and pages to waiting requests, in order, until either runs out."""
         while self.waiting and self._free_rows:
             request = self.waiting[0]
             try:
@@ -55,7 +55,7 @@ class Scheduler:
             self.prefilling.append(request)
 
     def chunks(self) -> list[tuple[Request, int]]:
-        """The next prefill forward: requests and how many tokens of each, oldest first, within the limit."""
+        """Return the next prefill: requests and token counts, oldest first, within max_extend_tokens."""
         left = self._geometry.limits.max_extend_tokens
         taken = []
         for request in self.prefilling:
@@ -66,18 +66,18 @@ class Scheduler:
         return taken
 
     def prefilled(self, request: Request) -> None:
-        """Let a request run whose tokens are all stored."""
+        """Move a request with all tokens stored from prefilling to running."""
         self.prefilling.remove(request)
         self.running.append(request)
 
     def reserve(self, prefix_lens: Sequence[tuple[Request, int]]) -> list[Request]:
-        """Make sure requests have pages for their prefix bound and a tail; preempt where there are none.
+        """Reserve pages for each request's prefix and tail; preempt requests if pages run out.
 
         Args:
-            prefix_lens: running requests, each with a length that the device does not exceed.
+            prefix_lens: running requests, each with an upper bound of its length on the device.
 
         Returns:
-            Those of them that still run.
+            The requests that still run.
         """
         for request, prefix_len in prefix_lens:
             while request.row is not None and not self._grow(request, prefix_len):
@@ -85,7 +85,7 @@ class Scheduler:
         return [request for request, _ in prefix_lens if request.row is not None]
 
     def release(self, request: Request) -> None:
-        """Let a request leave for good, from wherever it is."""
+        """Remove a request for good, in any state, and free its row and pages."""
         for place in (self.waiting, self.prefilling, self.running):
             if request in place:
                 place.remove(request)
@@ -121,7 +121,7 @@ class Scheduler:
 
 
 def by_row(requests: Sequence[Request]) -> list[int]:
-    """The device rows of requests that have one."""
+    """Return the device rows of requests that have one."""
     rows = []
     for request in requests:
         assert request.row is not None, f"request {request.id} has no row"

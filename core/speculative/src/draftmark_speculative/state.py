@@ -1,4 +1,4 @@
-"""The engine's device state: lengths and page table by row, the static inputs of a round, and how steps run on them."""
+"""Device state of an engine: lengths, page table, the static inputs of a round, and the runner of captured steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Outputs = TypeVar("Outputs")
 
 
 class DeviceState:
-    """Fixed tensors that requests come and go in. Rows as in `SequenceLengths`: request rows, then null rows.
+    """Fixed tensors for requests that come and go. Request rows come first, then null rows, as in `SequenceLengths`.
 
     Attributes:
         lengths: the committed length of every row.
         page_table: int32 ``[2 · max_reqs, max_pages_per_req]``; null rows hold null pages only.
         batch: the static batch tensors of captured forwards.
         rows: int64 ``[max_reqs]``, row of each batch entry.
-        pending: int64 ``[2 · max_reqs]``, the newest token of every row, whose KV is not stored: the next root.
-        requests: int64 ``[max_reqs]``, request id of each batch entry (for sampling).
-        tokens, parents: int64 ``[max_reqs, D]``, the draft trees; token -1 marks an unused row. The root's token
-            is written by the round itself.
+        pending: int64 ``[2 · max_reqs]``, newest token of every row: the next root. Its KV is not stored yet.
+        requests: int64 ``[max_reqs]``, request id of each batch entry, for sampling.
+        tokens, parents: int64 ``[max_reqs, D]``, the draft trees. Token -1 marks an unused node. The round writes the
+            root's token.
     """
 
     def __init__(self, geometry: Geometry, device: torch.device, unique_slots: bool) -> None:
@@ -55,7 +55,7 @@ class DeviceState:
             self.page_table[request.row, first_new_page : len(request.pages)].copy_(pages)
 
     def fill(self, requests: Sequence[Request], padded: int) -> None:
-        """Set who takes part in the next round: `requests` first, then null rows up to `padded`."""
+        """Set the batch entries of the next round: `requests` first, then null rows up to `padded`."""
         live = len(requests)
         self.rows[live:padded].copy_(self._null_rows[live:padded])
         if live:
@@ -64,7 +64,7 @@ class DeviceState:
             self.requests[:live].copy_(ids[1])
 
     def set_draft_trees(self, trees: Sequence[DraftTree], padded: int) -> None:
-        """Write drafts from the host, for the requests of the last `fill`."""
+        """Write draft trees from the host for the requests of the last `fill`."""
         nodes, padding = self.tokens.shape[1], [DraftTree([-1])] * (padded - len(trees))
         rest = [nodes - len(tree) for tree in (*trees, *padding)]
         tokens = [tree.tokens + [-1] * n for tree, n in zip((*trees, *padding), rest, strict=True)]
@@ -73,9 +73,9 @@ class DeviceState:
         self.parents[:padded].copy_(to_device(parents, self.device))
 
     def set_draft_tokens(self, padded: int, tokens: torch.Tensor, parents: torch.Tensor) -> None:
-        """Write drafts from the device below the root: int64 ``[padded, n]``, n < D. Capturable.
+        """Write draft tokens below the root on the device: int64 ``[padded, n]``, n < D. Capturable.
 
-        Rows that they leave unused hang below the root and carry a token that nothing matches.
+        Unused nodes become children of the root with token -1, which matches no target token.
         """
         count = tokens.shape[1]
         self.tokens[:padded, 1 : count + 1].copy_(tokens)
@@ -85,10 +85,10 @@ class DeviceState:
 
 
 class GraphRunner:
-    """Runs a step of device work: replays its recording where there is one, else eagerly.
+    """Runs a step of device work by replaying its graph, or eagerly if none was captured.
 
     Args:
-        graphs: the backend's graph state, or None.
+        graphs: the backend's graph state; None runs every step eagerly.
     """
 
     def __init__(self, graphs: GraphState | None) -> None:
@@ -96,13 +96,13 @@ class GraphRunner:
         self._captured: set[GraphKey] = set()
 
     def capture(self, key: GraphKey, step: Callable[[], Outputs]) -> None:
-        """Capture `step`; what it returns belongs to the graph."""
+        """Capture `step`. The graph owns the step's outputs."""
         assert self.graphs is not None, "only a graph state captures"
         self.graphs.capture(key, step)
         self._captured.add(key)
 
     def run(self, key: GraphKey, step: Callable[[], Outputs]) -> Outputs:
-        """Run the step; its outputs are valid until the next run of any key."""
+        """Run the step and return its outputs, which are valid until the next run of any key."""
         if self.graphs is None or key not in self._captured:
             return step()  # a batch larger than the largest graph runs eagerly
         outputs: Outputs = self.graphs.replay(key)

@@ -1,4 +1,4 @@
-"""What an engine has done so far."""
+"""Counters of an engine's work."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 @dataclass
 class Statistics:
-    """Counters of an engine.
+    """Counters of an engine since its start.
 
     Attributes:
         tokens: tokens emitted to requests.
-        rounds: verify or decode forwards whose tokens are here; extends: prefill forwards.
-        verified: requests summed over rounds, so that accepted / verified is the mean accepted length. A request that
-            had ended while the round ran does not count.
-        accepted: tokens those rounds yielded, the target's own token included.
-        host_syncs: waits for the device, one a round and one a prefill that ends a prompt.
-        plain: of the rounds, those that were plain decoding.
-        rows: query rows of all rounds, padding included: what their forwards computed.
-        late: results of requests that had ended before they came, with overlap: work done in vain.
-        preemptions: requests sent back to wait because pages ran out.
+        rounds: verify or decode forwards with results on the host.
+        extends: prefill forwards.
+        verified: number of live requests, summed over rounds; accepted / verified is the mean accepted length.
+            A request that ended while the round ran is not counted.
+        accepted: tokens that the rounds yielded for those requests, the target's own token included. Tokens after
+            the end of a request count too, although they are not emitted.
+        plain: rounds that were plain decoding.
+        rows: query rows that all rounds computed, padding included.
+        host_syncs: waits for the device: one a round, and one for each prefill that ends a prompt.
+        late: results that arrived after their request had ended (only with overlap); wasted work.
+        preemptions: requests sent back to the waiting queue because pages ran out.
     """
 
     tokens: int = 0
@@ -35,5 +37,5 @@ class Statistics:
 
     @property
     def mean_accepted(self) -> float:
-        """Tokens per request and round; 1 without speculation."""
+        """Mean number of accepted tokens per request and round; 1 without speculation."""
         return self.accepted / self.verified if self.verified else 0.0

@@ -114,7 +114,7 @@ def test_damaged_files_are_refused(random_head, tmp_path):
     text = (folder / "head.json").read_text()
     for damage, named in [
         (text[:-9], "is not JSON"),
-        (text.replace("head/1", "head/9"), "does not say format"),
+        (text.replace("head/1", "head/9"), "does not have format"),
         (text.replace('"rope_theta"', '"rope"'), "unknown fields rope"),
         (text.replace('"intermediate_size": 96', '"intermediate_size": 95'), "does not fit its head.json"),
     ]:
@@ -133,7 +133,7 @@ def test_damaged_files_are_refused(random_head, tmp_path):
     [
         ({"hidden_size": 32}, "hidden_size is 32, but model 'tiny-llama' has 48"),
         ({"vocab_size": 255}, "vocab_size is 255, but model 'tiny-llama' has 256"),
-        ({"feature_layers": (1, 3)}, "hidden state 3 is asked of model 'tiny-llama', which has 0 … 2"),
+        ({"feature_layers": (1, 3)}, "model 'tiny-llama' has no hidden state 3, only 0 … 2"),
     ],
 )
 def test_a_head_for_another_model_is_refused(make_model, change, named):
@@ -154,7 +154,7 @@ def test_a_head_that_is_still_being_trained_is_left_alone(make_model):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"speculate": Eagle(DraftHead(GOOD), topk=300)}, "draft.topk is 300, but the head knows 256 tokens"),
+        ({"speculate": Eagle(DraftHead(GOOD), topk=300)}, "draft.topk is 300, but the head can draft 256 tokens"),
         ({"speculate": Eagle(DraftHead(GOOD), num_steps=0)}, "draft.num_steps is 0"),
         ({"host_lengths": "bogus"}, "host_lengths is 'bogus'"),
         ({"overlap": True, "host_lengths": "exact"}, "overlap is on with host_lengths exact"),

@@ -81,7 +81,7 @@ def test_absent_arguments_have_their_meaning() -> None:
         ({"output_attentions": True}, "output_attentions=True"),
         ({"chunk_size": 8}, "chunk_size=8"),
         ({"cu_seq_lens_q": torch.zeros(2)}, "cu_seq_lens_q=Tensor"),
-        ({"mask": torch.zeros(1, 1, 3, 3)}, "a mask of its own"),
+        ({"mask": torch.zeros(1, 1, 3, 3)}, "its own mask"),
         ({"value_dim": 6}, "multi-head latent attention"),
         ({"layer_idx": None}, "layer_idx"),
     ],

@@ -191,13 +191,13 @@ def test_layers_that_the_configuration_does_not_count_are_refused(folder: Path) 
     config = json.loads((folder / "config.json").read_text())
     assert config["num_hidden_layers"] == 2
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": None}))
-    _refused(folder, "tiny holds weights of 2 layers, but its config.json says num_hidden_layers 1")
+    _refused(folder, "tiny holds weights of 2 layers, but its config.json has num_hidden_layers 1")
 
 
 def test_layers_that_a_gguf_does_not_count_are_refused(tmp_path: Path) -> None:
     """The same of a GGUF file's block_count."""
     path = write_gguf(tmp_path / "more.gguf", {"blk.7.attn_q.weight": torch.zeros(4, 4)})
-    with pytest.raises(ModelError, match=r"more.gguf holds weights of 8 layers, but says block_count 2"):
+    with pytest.raises(ModelError, match=r"more.gguf holds weights of 8 layers, but its block_count is 2"):
         load_model(path)
 
 
@@ -294,7 +294,7 @@ def test_what_is_not_a_model_is_one_sentence(tmp_path: Path) -> None:
     [
         ({"llama.rope.scaling.type": "linear"}, "scales its RoPE"),
         ({"rope_freqs.weight": torch.ones(8)}, "scales its RoPE"),
-        ({"llama.attention.sliding_window": 4096}, "attention.sliding_window 4096"),
+        ({"llama.attention.sliding_window": 4096}, "attention.sliding_window to 4096"),
     ],
     ids=["type", "factors", "window"],
 )

@@ -42,7 +42,7 @@ BY_NAME: list[tuple[str, dict[str, Any], str]] = [
     ("jamba", {}, "linear_attention layers"),
     ("qwen3_next", {}, "linear_attention layers"),
     ("minimax_m3_vl_text", {}, "sparse attention"),
-    ("gemma4_text", {}, "no one attention shape"),
+    ("gemma4_text", {}, "no single attention shape"),
     ("t5", {}, "encoder-decoder"),
     ("llama", {"max_position_embeddings": -5}, "max_position_embeddings -5, but it must be >= 1"),
     ("llama", {"vocab_size": 0}, "vocab_size 0, but it must be >= 1"),

@@ -1,19 +1,19 @@
-"""Which budgets of rows to capture. Integers only."""
+"""Row budgets to capture. Integers only, no torch."""
 
 from __future__ import annotations
 
 MOST_ROWS = 512
-"""Rows of the largest budget, unless more requests than half of it need more: behind it a GPU computes, not reads."""
+"""Rows of the largest budget, unless twice the largest batch is more. With more rows a GPU is bound by computation."""
 DENSE_FROM = 128
-"""Rows from which each costs time, so that budgets lie closer."""
+"""Number of rows from which every row costs time, so that budgets lie closer together."""
 
 
 def row_budgets(max_num_reqs: int, num_draft_tokens: int) -> tuple[int, ...]:
-    """Budgets for batches of 1 to max_num_reqs: powers of two and the numbers half way between, as far as they help;
-    quarters from DENSE_FROM on.
+    """Return row budgets for batches of 1 to max_num_reqs requests, ascending.
 
-    A budget holds the roots of a batch and some drafts, so the largest is what all requests could fill, or `MOST_ROWS`,
-    or twice the largest batch.
+    Budgets are powers of two and the midpoints between them; from DENSE_FROM on, also the quarter points. A budget
+    holds the roots of a batch and some drafts. The largest is `MOST_ROWS` or twice the largest batch, but not more than
+    all requests can fill.
     """
     most = min(max_num_reqs * num_draft_tokens, max(MOST_ROWS, 2 * max_num_reqs))
     found, power = {most}, 2

@@ -1,22 +1,24 @@
-"""How far a draft head's probabilities come true, by request and depth. On the device, updated inside the round."""
+"""Calibration of a draft head's probabilities by request and depth. Updated on the device inside the round."""
 
 from __future__ import annotations
 
 import torch
 
 KEPT = 0.95
-"""What remains of a depth's evidence behind each round that tried that depth."""
+"""Decay factor of a depth's evidence, applied in each round that tries that depth."""
 PRIOR = 4.0
-"""Expected drafts for which a request is taken for its batch, and the batch at a depth for the depth above, before
-their own count: a depth that was never tried would never be."""
+"""Weight of the prior, in expected drafts.
+
+A request's prior is the ratio of the whole batch. The batch's prior at a depth is its ratio at the depth above:
+otherwise a depth without evidence would never be tried."""
 
 
 class Calibration:
-    """Accepted over expected drafts, decayed, by state row and depth; with little evidence the whole batch's.
+    """Ratio of accepted to expected drafts by state row and depth, with decay.
 
     Args:
-        rows: request rows and null rows of the state.
-        levels: depths below the root.
+        rows: number of rows of the state, null rows included.
+        levels: number of depths below the root.
     """
 
     def __init__(self, rows: int, levels: int, device: torch.device) -> None:
@@ -25,7 +27,7 @@ class Calibration:
         self._all = torch.zeros(2, levels, device=device)
 
     def ratios(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32 ``[R, levels]``: the factor on a head's chances at each depth."""
+        """Return the factor on a head's chances at each depth, float32 ``[R, levels]``."""
         levels, above = [], torch.ones(1, device=rows.device)
         for expected_there, accepted_there in zip(*self._all[:, :, None].unbind(), strict=True):
             above = (accepted_there + PRIOR * above) / (expected_there + PRIOR)
@@ -35,15 +37,16 @@ class Calibration:
         return (accepted + PRIOR * whole) / (expected + PRIOR)
 
     def update(self, rows: torch.Tensor, live: torch.Tensor, expected: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Take a round's evidence. Capturable.
+        """Add a round's evidence. Capturable.
 
         Args:
-            rows: int64 ``[R]``, distinct; live: bool ``[R]``.
-            expected, accepted: float32 ``[R, levels]``, chances summed over the children that were verified below the
-                kept node at each depth, and whether one of them was kept.
+            rows: int64 ``[R]``, distinct state rows.
+            live: bool ``[R]``, False for padding rows.
+            expected: float32 ``[R, levels]``, sum of the chances of the verified children of the kept node, by depth.
+            accepted: float32 ``[R, levels]``, 1 where one of these children was kept, else 0.
         """
         tried = live[:, None] & (expected > 0)
-        # A depth that a small budget leaves out keeps what is known of it: else it would look like the one above.
+        # A depth without verified drafts keeps its evidence; else its ratio would drift to the depth above.
         kept, kept_of_all = 1 - (1 - KEPT) * tried, 1 - (1 - KEPT) * tried.any(0)
         for evidence, seen, total in zip(
             (self._expected, self._accepted), (expected, accepted), self._all, strict=True
@@ -53,12 +56,12 @@ class Calibration:
             total.mul_(kept_of_all).add_(seen.sum(0))
 
     def age(self, rounds: int) -> None:
-        """Let evidence fade by rounds that brought none, but for a round's worth of it."""
+        """Decay the evidence by rounds without drafts, but keep the weight of one round."""
         for evidence in (self._expected, self._accepted, self._all):
             evidence.mul_(max(1 - KEPT, KEPT**rounds))
 
     def forget(self, rows: torch.Tensor | None = None) -> None:
-        """Begin anew for rows that other requests have now; for everything without `rows`."""
+        """Clear the evidence of state rows with new requests, or of all rows if `rows` is None."""
         if rows is None:
             for evidence in (self._expected, self._accepted, self._all):
                 evidence.zero_()

@@ -1,4 +1,4 @@
-"""The drafts that compete for a budget: how likely they are, which are admitted, and what the round promises."""
+"""Candidates for a row budget: chances of the draft nodes, their admission, and the tokens that they promise."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .survival import Admitted, admit, compacted, expected, of_children, ranked,
 
 
 class Candidates:
-    """Chances beside the state's trees, in static tensors; everything here is captured with the round.
+    """Chances of the nodes in the state's trees, in static tensors. All methods are captured with the round.
 
     Attributes:
-        chances: float32 ``[max_reqs, D]``, of each node once its parent is kept, before calibration; 0 for an unused
-            row. Written before the round, by batch entry.
-        levels: int64 ``[max_reqs, D]``, generations below the root; read where there is a calibration.
-        points: rows a request at which `report` speaks.
+        chances: float32 ``[max_reqs, D]``, chance of each node once its parent is kept, before calibration; 0 for an
+            unused node. Written before the round, by batch entry.
+        levels: int64 ``[max_reqs, D]``, depth below the root; read only with a calibration.
+        points: rows a request at which `report` has a value.
         report: float32 ``[len(points)]``, expected tokens a request of the round that was admitted last.
 
     Args:
-        depth: levels of the deepest node.
-        calibration: corrects chances by what came of them; None takes them as they are.
+        depth: depth of the deepest node.
+        calibration: corrects chances by the acceptance so far; None uses chances unchanged.
     """
 
     def __init__(self, geometry: Geometry, state: DeviceState, depth: int, calibration: Calibration | None) -> None:
@@ -39,7 +39,7 @@ class Candidates:
         self._admitted: Admitted | None = None
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """The trees that a RAGGED_VERIFY batch has room for, out of the state's."""
+        """Return the nodes of the state's trees that are admitted to a RAGGED_VERIFY batch."""
         size = batch.padded_reqs
         rows, live = self._live(size)
         chances, parents = self.chances[:size], self._state.parents[:size]
@@ -52,7 +52,7 @@ class Candidates:
         return self._admitted
 
     def observe(self, result: VerifyResult) -> None:
-        """Calibrate by what came of the trees that were admitted last, in the same round."""
+        """Update the calibration with the result of the trees that were admitted last. Runs in the same round."""
         if self._calibration is None:
             return
         trees = self._admitted

@@ -1,4 +1,4 @@
-"""What a round costs: seconds of each program by its size and the KV that it reads. Numbers only, no torch."""
+"""Cost of a round: seconds of each program by its size and the KV that it reads. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from ..arguments import check_kind, is_count, is_number
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one program: a part that is always there, and one for each KV token that its requests have.
+    """Seconds of one program: a fixed part, and a part for each KV token of its requests.
 
     Attributes:
-        seconds: with empty prefixes.
-        per_token: seconds more for each committed token, summed over the requests.
+        seconds: seconds with empty prefixes.
+        per_token: additional seconds for each committed token, summed over the requests.
     """
 
     seconds: float
     per_token: float = 0.0
 
     def at(self, kv_tokens: float) -> float:
-        """Seconds with so many committed tokens in all requests together."""
+        """Return the seconds with `kv_tokens` committed tokens over all requests."""
         return self.seconds + self.per_token * kv_tokens
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs by program and size; what lies between two sizes is interpolated, what lies outside is scaled.
+    """Costs by program and size.
+
+    Costs between two sizes are interpolated. Above the largest size they grow in proportion to the size. Below the
+    smallest size they are the smallest size's.
 
     Attributes:
-        plain: DECODE, by padded requests.
-        verify: RAGGED_VERIFY and what follows it (DRAFT_EXTEND), by rows: the graphs' budget.
-        drafting: what precedes it (DRAFT), by padded requests; empty for drafts that the host makes.
-        catching_up: the head's forward over rows that plain rounds left behind, by requests; `per_token` is the seconds
-            that each row adds. Empty for drafts that the host makes.
+        plain: cost of DECODE, by padded requests.
+        verify: cost of RAGGED_VERIFY and the DRAFT_EXTEND after it, by rows: the graph's budget.
+        drafting: cost of DRAFT before it, by padded requests; empty for drafts of the host.
+        catching_up: cost of the head's forward over rows of plain rounds, by requests; `per_token` is the seconds that
+            each row adds. Empty for drafts of the host.
 
     Raises:
-        RequestError: no sizes, or a cost that is no positive number of seconds.
+        RequestError: a program has no sizes, or a cost is not a positive number of seconds.
     """
 
     plain: Mapping[int, Cost]
@@ -59,33 +62,33 @@ class CostTable:
             for size, cost in getattr(self, name).items():
                 if not (is_count(size) and size > 0 and _is_cost(cost)):
                     raise RequestError(
-                        f"the cost of {name}[{size!r}] is {cost!r}, but sizes are counts, seconds are positive and "
-                        "finite, and nothing is paid back by KV; measure it again"
+                        f"the cost of {name}[{size!r}] is {cost!r}, but sizes must be counts, seconds must be positive "
+                        "and finite, and per_token must be at least 0; measure it again"
                     )
 
     def decode(self, padded: int, kv_tokens: float) -> float:
-        """Seconds of a plain round."""
+        """Return the seconds of a plain round."""
         return _at(self.plain, padded, kv_tokens)
 
     def speculate(self, budget: int, padded: int, kv_tokens: float) -> float:
-        """Seconds of a round that drafts for `padded` requests and verifies `budget` rows."""
+        """Return the seconds of a round that drafts for `padded` requests and verifies `budget` rows."""
         drafting = _at(self.drafting, padded, kv_tokens) if self.drafting else 0.0
         return _at(self.verify, budget, kv_tokens) + drafting
 
     def catch_up(self, requests: int, rows: int) -> float:
-        """Seconds until the head of so many requests has read `rows` rows that wait."""
+        """Return the seconds that the head needs for `rows` waiting rows of `requests` requests."""
         return _at(self.catching_up, requests, rows) if rows and self.catching_up else 0.0
 
 
 def _is_cost(cost: object) -> bool:
-    """Whether it is a `Cost` that time can have."""
+    """Return True if `cost` is a `Cost` with positive, finite seconds."""
     if not isinstance(cost, Cost) or not (is_number(cost.seconds) and is_number(cost.per_token)):
         return False
     return cost.seconds > 0 and cost.per_token >= 0
 
 
 def _at(costs: Mapping[int, Cost], size: int, kv_tokens: float) -> float:
-    """Between sizes a straight line; beyond the largest as many times its time as it has times its rows."""
+    """Return the cost at `size`: linear between sizes, proportional to the size beyond the largest."""
     sizes = sorted(costs)
     above = bisect_left(sizes, size)
     if above == len(sizes):

@@ -1,4 +1,4 @@
-"""How many tokens a round would yield, by its rows: what past rounds said, per request. Numbers only, no torch."""
+"""Forecast of a round's tokens by its rows, from the reports of past rounds. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LOOK_BACK = 16.0
-"""Rounds of one request over which promises are averaged, for it is sure of one draft and not of the next. Of a large
-batch two rounds are: the one before them was another text already."""
+"""Length of the average over reports, in rounds of one request.
+
+A single request needs many rounds, because its drafts vary. A large batch is averaged over two rounds, because its
+texts have changed before that."""
 FIRST_ROUNDS, FIRST_DRAFTED = 3, 12
-"""Rounds that draft whatever they promise, and trees in them: a head that claims too little would never be tried, and
-bad luck of a single request's first drafts would be all that is known of it."""
+"""Number of rounds, and of trees in them, that draft whatever the forecast is.
+
+Otherwise a head with too low probabilities would never be tried. A single request's unlucky first drafts would be the
+only evidence."""
 MOST_TRUST = 4.0
-"""Above 1 too: a probe behind a bad stretch promises little, and what it gives says at once that drafts pay again."""
+"""Largest `trust`. It exceeds 1 so that a successful probe after a bad stretch raises the forecast at once."""
 TRUST_ROUNDS = 24.0
-"""Rounds of one request over which `trust` looks back: one round of a large batch, and of a single request so many that
-a stretch of bad luck is no evidence (over 6, it was in one of 16)."""
+"""Length of the average of `trust`, in rounds of one request.
+
+A large batch has this in one round. For a single request it is long enough that a stretch of bad luck does not count as
+evidence; with 6 rounds it did in one of 16 runs."""
 TRUST_KEPT = 0.9
-"""What remains of that evidence behind a round without drafts."""
+"""Decay factor of the evidence for `trust` in a round without drafts."""
 TRUST_PRIOR = 1.0
-"""Expected drafts for which the forecast is taken at its word before any came true."""
+"""Weight of the prior `trust` of 1, in expected drafts."""
 
 
 def grid(num_draft_tokens: int) -> tuple[float, ...]:
-    """Rows a request at which a round reports its expected tokens: dense where budgets are small."""
+    """Return the rows a request at which a round reports its expected tokens; dense where budgets are small."""
     points = [1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0]
     while points[-1] < num_draft_tokens:
         points.append(points[-1] + max(1.0, points[-1] // 4))
@@ -31,10 +37,10 @@ def grid(num_draft_tokens: int) -> tuple[float, ...]:
 
 
 class Forecast:
-    """Expected tokens a request over rows a request, smoothed over rounds, and how far it came true.
+    """Expected tokens a request by rows a request, averaged over rounds, and the share that came true.
 
-    It is concave: rows are given to the likeliest drafts first. So a straight line between two points promises less
-    than is there, and beyond the last point nothing more is promised.
+    The function is concave, because the likeliest drafts get the first rows. So a straight line between two points
+    underestimates it. Beyond the last point it is constant.
 
     Args:
         points: rows a request, ascending from 1.
@@ -48,21 +54,22 @@ class Forecast:
 
     @property
     def known(self) -> bool:
-        """Whether as much has been drafted as calibration needs to say anything."""
+        """True once enough was drafted for a forecast."""
         return self._reports >= FIRST_ROUNDS and self._trees >= FIRST_DRAFTED
 
     @property
     def trust(self) -> float:
-        """Accepted drafts over promised ones: a choice that picks the best promise is disappointed as a rule."""
+        """Ratio of accepted to expected drafts. It corrects for choosing the best, usually too high, forecast."""
         return min(MOST_TRUST, (self._came + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
 
     def learn(self, values: Sequence[float], rows: int, requests: int, accepted: float) -> None:
-        """Take a round's report, and what it gave.
+        """Add a round's report and its result.
 
         Args:
             values: expected tokens a request at every point.
-            rows: of the round.
-            accepted: tokens of all its requests.
+            rows: rows of the round.
+            requests: requests of the round.
+            accepted: tokens that the round yielded for all its requests.
         """
         self._reports += 1
         self._trees += requests
@@ -76,13 +83,13 @@ class Forecast:
         self._values = [a + (b - a) * weight for a, b in zip(old, values, strict=True)]
 
     def age(self, rounds: int) -> None:
-        """Let evidence fade by rounds that brought none: a probe then speaks for itself."""
+        """Decay the evidence by rounds without drafts, so that a probe's own result counts more."""
         kept = TRUST_KEPT**rounds
         self._averaged *= kept
         self._promised, self._came, self._seen = kept * self._promised, kept * self._came, kept * self._seen
 
     def tokens(self, rows: int, requests: int) -> float:
-        """Tokens that `rows` rows yield for so many requests; one each where nothing is known."""
+        """Return the tokens that `rows` rows yield for `requests` requests; one each before the first report."""
         each = self._at(self._values, rows / requests) if self._values else 1.0
         return requests * (1.0 + (each - 1.0) * self.trust)
 

@@ -1,4 +1,4 @@
-"""How often drafts of the host come true, by what they were guessed from: a prior learnt online. Numbers only."""
+"""Acceptance of host drafts by their grounds (evidence class), learned online. Numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from ..drafts import DraftTree
 
 KEPT = 0.98
-"""What remains of the evidence behind each time that a class of drafts is tried."""
+"""Decay factor of a class's evidence, applied each time a draft of that class is tried."""
 FIRST = 0.5
-"""Chance of a draft of a class that was never tried."""
+"""Chance of a draft in a class that was never tried."""
 PRIOR = 2.0
-"""Drafts tried for which a class is taken for the one that it specialises, and a request for all requests."""
+"""Weight of the prior, in tried drafts: `FIRST` for a class, the rates of all requests for one request."""
 DEEPEST = 4
-"""Levels that are told apart; a draft that has come so far mostly goes on."""
+"""Deepest level with classes of its own. Deeper drafts share them, because they mostly continue to match."""
 
 
 class Grounds:
-    """Chances of drafts by ground (the tokens that matched) and level, and by request.
+    """Chances of drafts by ground (for n-grams, the number of matched tokens), by level, and by request.
 
-    A sibling that is not the first of its parent's children counts as its own class: it is the second guess.
+    A node that is not its parent's first child is a second guess and belongs to a separate class.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Grounds:
         self._requests: dict[int, tuple[float, float]] = {}
 
     def chances(self, request: int, tree: DraftTree) -> list[float]:
-        """The chance of each node once its parent is kept; 1 for the root. Children of a node sum to at most 1."""
+        """Return each node's chance once its parent is kept; 1 for the root. Siblings sum to at most 1."""
         expected, came = self._requests.get(request, (0.0, 0.0))
         ratio = (came + PRIOR) / (expected + PRIOR)
         found = [1.0] + [min(1.0, ratio * self._chance(one)) for one in _classes(tree)[1:]]
@@ -39,13 +39,13 @@ class Grounds:
         return [1.0] + [found[n] / max(1.0, total[tree.parents[n]]) for n in range(1, len(tree))]
 
     def learn(self, request: int, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """Take note of a verified tree.
+        """Learn from a verified tree.
 
         Args:
-            tokens: what the round gave: the target's tokens along the kept path, and the one behind it.
+            tokens: tokens of the round: the target's tokens along the kept path, and the one after it.
 
-        Drafts below the kept path were perhaps not admitted. They count as tried where their parent was kept, which is
-        what a chance means; so a class whose drafts are never admitted looks worse than it is until it is probed.
+        Children of a kept node count as tried, although they may not have been admitted. So a class without admitted
+        drafts looks worse than it is until a probe tries it.
         """
         classes, node = _classes(tree), 0
         expected, came = self._requests.get(request, (0.0, 0.0))
@@ -65,7 +65,7 @@ class Grounds:
         self._requests[request] = expected, came
 
     def only(self, requests: Iterable[int]) -> None:
-        """Forget requests but these."""
+        """Drop the evidence of all requests except `requests`."""
         running = set(requests)
         self._requests = {one: seen for one, seen in self._requests.items() if one in running}
 
@@ -75,7 +75,7 @@ class Grounds:
 
 
 def _classes(tree: DraftTree) -> list[tuple[int, int, bool]]:
-    """Ground, level, and whether an earlier sibling exists, of each node."""
+    """Return each node's ground, level, and True if it has an earlier sibling."""
     levels, seen, found = [0], set[int](), [(0, 0, False)]
     for node in range(1, len(tree)):
         parent = tree.parents[node]

@@ -1,5 +1,8 @@
-"""Adaptive drafting with a draft head. What depends on drafts happens on the device; the host picks the budget, by what
-rounds have said that are over. So nothing waits, and overlap is served."""
+"""Adaptive drafting with a draft head.
+
+All work that depends on drafts runs on the device. The host picks the budget from the reports of finished rounds. So
+the host waits for no round in flight, and overlap is supported.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +48,16 @@ if TYPE_CHECKING:
     from .speculation import Adaptive
 
 BACKLOG_BYTES, BACKLOG_ROWS = 1 << 28, (32, 512)
-"""Memory for features of plain rounds, and the least and the most rows of one request. When they are full, the head
-reads them though nothing is drafted, if that is cheap: one reading of its weights serves them all."""
+"""Bytes for features of plain rounds, and the least and the most rows of one request.
+
+When they are full and drafting is off, the head processes them in one forward if that is cheap."""
 
 
 class AdaptiveHeadDrafter(HeadDrafter):
-    """A `HeadDrafter` that drafts when it pays, and verifies what a budget of rows admits.
+    """A `HeadDrafter` that drafts when it pays, and verifies the nodes that a row budget admits.
 
-    While rounds are plain, the head reads nothing; it extends its KV by all of them in one forward when drafting
-    resumes, or when the backlog is full.
+    In plain rounds the head does not run. It processes their rows in one forward when drafting resumes or when the
+    backlog is full.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._sent, self._rested = Round(Mode.DECODE, 0), 0
 
     def capture(self) -> None:
-        """Capture drafting at every captured batch size, and taking over at every budget."""
+        """Capture drafting at every captured batch size, and DRAFT_EXTEND at every budget."""
         limits = self._geometry.limits
         for budget in sorted(limits.row_budgets, reverse=True):
             padded = min(self._geometry.max_reqs, budget)
@@ -97,7 +101,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
             self.capture_steps(size, self._layers.lengths_at_capture(size))
 
     def ready(self, forwards: Forwards) -> None:
-        """Measure what rounds cost, unless that is given."""
+        """Measure the cost of rounds, unless a cost table was given."""
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
@@ -110,13 +114,13 @@ class AdaptiveHeadDrafter(HeadDrafter):
     def extend(
         self, batch: ForwardBatch, features: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, last: torch.Tensor
     ) -> None:
-        """Run the head over the rows of a prefill; a row that begins to run has no past."""
+        """Run the head over the rows of a prefill, and clear the history of the state rows that start to run."""
         super().extend(batch, features, tokens, rows, last)
         self._backlog.forget(rows)
         self._calibration.forget(rows)
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Draft for a budget of rows, or decode plainly."""
+        """Draft for a budget of rows, or choose plain decoding; return the round."""
         budget = self._decide(requests, padded)
         if budget is None:
             if self._backlog.full(requests):
@@ -136,11 +140,11 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return self._sent
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """The head's trees, as far as the budget goes."""
+        """Return the nodes of the head's trees that the budget admits."""
         return self._candidates.admit(batch)
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep the accepted path for the head; of a plain round the one row, until drafting resumes."""
+        """Keep the accepted path for the head; a plain round's one row goes to the backlog."""
         if batch.mode is Mode.DECODE:
             rows = self._state.rows[: batch.padded_reqs]
             self._backlog.append(rows, result.tokens[:, 0], features)
@@ -154,29 +158,29 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._candidates.observe(result)
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
-        """Run the head over the accepted path, or not yet."""
+        """Run the head over the accepted path; do nothing after a plain round."""
         if self._sent.mode is not Mode.DECODE:
             self._take_over_budget(self._sent.size, num_reqs, host)
 
     @property
     def report(self) -> torch.Tensor | None:
-        """What the round's drafts promise; a plain round has none."""
+        """Expected tokens of the round by rows a request; None for a plain round."""
         return None if self._sent.mode is Mode.DECODE else self._candidates.report
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Compare a round's promise with what it gave."""
+        """Compare a round's forecast with its result."""
         if report is not None:
             accepted = sum(len(one.tokens) for one in finished)
             self._forecast.learn(report, sent.size, len(finished), accepted)
 
     def _take_over_budget(self, budget: int, num_reqs: int, host: HostLengths) -> None:
-        """Run the head over the accepted paths: no more rows than were verified, where D each would mostly be idle."""
+        """Run the head over the accepted paths, in a batch with the row budget that the round verified."""
         batch = self._batch.ragged_verify(budget, num_reqs, host, tree=False)
         self._layers.plan(batch)
         self._runner.run(GraphKey(Program.DRAFT_EXTEND, budget), partial(self._take_over_ragged, batch))
 
     def _take_over_ragged(self, batch: ForwardBatch) -> None:
-        """What `_take_over` does, a row for each accepted token. Captured."""
+        """Run the head over one row for each accepted token, and keep the newest row's output. Captured."""
         size, accepted = batch.padded_reqs, self.accepted
         rows = self._state.rows[:size]
         counts = torch.where(rows < self._state.lengths.first_null_row, accepted.accept_lens[:size], 0)
@@ -190,7 +194,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._keep(rows, hidden.index_select(0, newest))
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
-        """Write the trees into the state, and their chances beside them. Captured."""
+        """Write the trees into the state, and the chances of their nodes. Captured."""
         tokens, parents, chances, levels = growth.best_with_chances(self._geometry.draft.num_draft_tokens - 1)
         self._state.set_draft_tokens(size, tokens, parents)
         count, candidates = tokens.shape[1], self._candidates
@@ -213,7 +217,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         return Load(len(requests), padded, sum(self._state.lengths.upper_bound(by_row(requests)).lens))
 
     def _keep_up(self, requests: Sequence[Request], padded: int) -> None:
-        """Empty a full backlog: by reading it, or, where a head that drafts nothing would cost too much, by a lapse."""
+        """Empty a full backlog: run the head over it if plain rounds have saved the time, else drop its rows."""
         waiting = sum(map(self._backlog.waiting, requests))
         if self._policy.keeps_up(self._load(requests, padded), waiting):
             self._catch_up(requests)
@@ -222,7 +226,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.lapse(full, to_device(by_row(full), self._state.device))
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Run the head over what plain rounds left behind, all rounds in one forward (as many as a forward holds)."""
+        """Run the head over the rows of plain rounds, in as few forwards as max_extend_tokens permits."""
         for chunk in self._chunks([r for r in requests if self._backlog.waiting(r)]):
             numbers = by_row(chunk)
             bound = UpperBound(self._state.lengths.upper_bound(numbers).lens)
@@ -230,7 +234,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.caught_up(requests)
 
     def _read_backlog(self, numbers: Sequence[int], counts: tuple[int, ...], bound: UpperBound) -> None:
-        """Run the head over the first `counts` entries of state rows `numbers`, whose newest tokens they are."""
+        """Run the head over the first `counts` backlog entries of state rows `numbers`: their newest tokens."""
         state, device, room = self._state, self._state.device, self._backlog.room
         rows = to_device(numbers, device)
         prefix_lens = state.lengths.device.index_select(0, rows) - to_device(counts, device, torch.int32)
@@ -242,7 +246,7 @@ class AdaptiveHeadDrafter(HeadDrafter):
         self._backlog.forget(rows)
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Requests whose backlogs fit one forward together."""
+        """Yield groups of requests with backlogs that fit into one forward."""
         chunk: list[Request] = []
         for request in requests:
             total = sum(map(self._backlog.waiting, chunk)) + self._backlog.waiting(request)
@@ -261,11 +265,11 @@ class AdaptiveHeadDrafter(HeadDrafter):
 
     def _rehearse_backlog(self, requests: int, rows: int, host: HostLengths) -> None:
         """Read `rows` rows of each of the first `requests` requests."""
-        assert isinstance(host, UpperBound), "a rehearsal states bounds"
+        assert isinstance(host, UpperBound), "a rehearsal passes upper bounds"
         self._read_backlog(range(requests), (rows,) * requests, host)
 
     def _clear(self, rehearsal: Rehearsal) -> None:
-        """Leave nothing of the rehearsal: garbage in static tensors could be no number."""
+        """Clear the tensors that the rehearsal wrote: their values could be NaN."""
         rehearsal.clear()
         self._backlog.clear()
         self._calibration.forget()

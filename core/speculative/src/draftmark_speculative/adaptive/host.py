@@ -1,5 +1,8 @@
-"""Adaptive drafting with drafts of the host: n-gram look-up, or a drafter of your own. The host knows every draft
-before the round, so it chooses by this round's drafts; how likely they are it learns by what they were guessed from."""
+"""Adaptive drafting with drafts of the host: n-gram look-up or a custom drafter.
+
+The host has all drafts before the round, so it chooses the budget from this round's drafts. It learns their chances by
+ground (see `grounds`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveHostDrafting(Drafting):
-    """Trees of the host, of which a budget of rows admits the likeliest; without a guess a request has one row."""
+    """Host drafting under a row budget that admits the likeliest nodes. A request without a guess has one row."""
 
     def __init__(self, speculation: Adaptive, layers: AttentionLayers, state: DeviceState) -> None:
         super().__init__(speculation, layers.geometry, state)
@@ -39,7 +42,7 @@ class AdaptiveHostDrafting(Drafting):
         self._trees: list[DraftTree] = []
 
     def ready(self, forwards: Forwards) -> None:
-        """Measure what rounds cost, unless that is given."""
+        """Measure the cost of rounds, unless a cost table was given."""
         table = self._adaptive.costs
         if table is None:
             rehearsal = Rehearsal(self._geometry, self._state, self._layers.pages, self._seat)
@@ -49,7 +52,7 @@ class AdaptiveHostDrafting(Drafting):
         self._policy = Policy(table, self.budgets, self._adaptive.probe_share)
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Propose, and choose by what is proposed."""
+        """Propose trees, choose a budget for them, and return the round."""
         self._trees = self._propose(requests)
         chances = [self._grounds.chances(r.id, tree) for r, tree in zip(requests, self._trees, strict=True)]
         budget = self._decide(requests, padded, chances)
@@ -64,18 +67,18 @@ class AdaptiveHostDrafting(Drafting):
         return Round(Mode.RAGGED_VERIFY, budget)
 
     def admit(self, batch: ForwardBatch) -> Admitted:
-        """The host's trees, as far as the budget goes."""
+        """Return the nodes of the host's trees that the budget admits."""
         return self._candidates.admit(batch)
 
     def learn(self, sent: Round, finished: Sequence[FinishedForward], report: Sequence[float] | None) -> None:
-        """Note which drafts came true. Drafts of the host exclude overlap, so the trees are those of this round."""
+        """Learn which drafts were accepted. Host drafts exclude overlap, so the trees belong to this round."""
         if sent.mode is Mode.RAGGED_VERIFY:
             for one, tree in zip(finished, self._trees, strict=True):
                 self._grounds.learn(one.request.id, tree, one.tokens)
             self._grounds.only({one.request.id for one in finished})
 
     def _decide(self, requests: Sequence[Request], padded: int, chances: Sequence[Sequence[float]]) -> int | None:
-        """By the drafts there are: roots first, then the likeliest."""
+        """Return the budget with the most tokens a second, roots first and then the likeliest drafts; None: plain."""
         live = len(requests)
         alive = sorted(
             (s for tree, mine in zip(self._trees, chances, strict=True) for s in _survival(tree, mine)[1:]),
@@ -94,7 +97,7 @@ class AdaptiveHostDrafting(Drafting):
 
 
 def _survival(tree: DraftTree, chances: Sequence[float]) -> list[float]:
-    """The product of the chances on each node's path; the root's is 1. What the device computes too."""
+    """Return the product of the chances on each node's path; 1 for the root. The device computes it the same way."""
     alive = [1.0]
     for node in range(1, len(tree)):
         alive.append(chances[node] * alive[tree.parents[node]])

@@ -1,7 +1,7 @@
-"""Measures what rounds cost, when everything is captured and no request is there: the cost table of an engine.
+"""Measurement of an engine's cost table, after all captures and before the first request.
 
-Every program is run on seated requests whose contexts are empty, and again on long ones, which gives the seconds that a
-committed token adds. What is computed means nothing and is cleared away.
+Every program runs on requests with empty contexts, and again on long contexts. The difference gives the seconds per
+committed token. The outputs are meaningless and are cleared afterwards.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from ..forwards import Forwards
 
 REPEATS = 4
-"""Runs of a program in a row, where a device works them off behind the host; elsewhere one."""
+"""Timed runs of a program in a row on an asynchronous device; a CPU runs it once."""
 EAGER_SIZES = 3
-"""Sizes that are measured of each program where nothing is captured; those between are interpolated."""
+"""Number of sizes measured for each program if nothing is captured; other sizes are interpolated."""
 
 Drafting = Callable[[int, int, HostLengths], None]
-"""``drafting(size, requests, host)``, of a graph's size."""
+"""Call of the draft model ``drafting(size, requests, host)``; `size` is a graph's size."""
 Reading = Callable[[int, int, HostLengths], None]
-"""``reading(requests, rows, host)``: the head reads so many rows of each request."""
+"""Call of the head ``reading(requests, rows, host)``; it processes `rows` rows of each request."""
 
 
 class Rehearsal:
-    """Requests seated in every row of the state, which has none: for measuring, and cleared away behind it.
+    """Requests that fill every row of the engine's empty state for a measurement; `clear` removes them.
 
     Args:
-        seat: lets whoever drafts write what it needs for such a load (committed tokens a request).
+        seat: writes the inputs that the drafting needs; its argument is the number of committed tokens a request.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Rehearsal:
         self._tokens_of_pool = own * geometry.attention.page_size
 
     def longest(self, requests: int) -> int:
-        """Committed tokens that so many requests can have each, in pages of their own."""
+        """Return the most committed tokens that each of `requests` requests can hold in its own pages."""
         return max(0, min(self.geometry.limits.max_context_len - 1, self._tokens_of_pool // requests))
 
     def seconds(self, requests: int, load: int, run: Callable[[HostLengths], None]) -> float:
-        """Seconds of `run` over `requests` requests with `load` committed tokens each; the first run is not counted."""
+        """Return the seconds of `run` for `requests` requests of `load` committed tokens; a warm-up is not timed."""
         host = UpperBound((load,) * requests)
         self._fill(requests, load)
         run(host)
@@ -70,13 +70,13 @@ class Rehearsal:
         return (time.perf_counter() - start) / repeats
 
     def _wait(self) -> None:
-        """Wait for all that was enqueued."""
+        """Wait for all enqueued work."""
         end = fence(self.state.device)
         end.record()
         end.synchronize()
 
     def _fill(self, requests: int, load: int) -> None:
-        """Rows, lengths (the last run moved them) and trees that are chains of one token."""
+        """Reset rows, lengths and trees, which the last run changed; every tree is a chain of token 0."""
         state, reqs = self.state, self.geometry.max_reqs
         state.rows.copy_(torch.arange(reqs, device=state.device))
         state.rows[requests:] += reqs  # the null row of each entry
@@ -86,7 +86,7 @@ class Rehearsal:
         self._seat(load)
 
     def clear(self) -> None:
-        """Give every row back as it was."""
+        """Restore the empty state of every row."""
         state, reqs = self.state, self.geometry.max_reqs
         state.fill((), reqs)
         state.page_table[:reqs].zero_()
@@ -105,13 +105,13 @@ def measure(
     catch_up: Reading | None = None,
     most_rows: int = 1,
 ) -> CostTable:
-    """The cost table of an engine whose rounds are captured, or run eagerly.
+    """Return the cost table of an engine with captured or eager rounds.
 
     Args:
-        draft, take_over: run the draft model, before a round by padded requests and behind it by rows; None where
-            drafts come from the host, in no time of the device's.
-        catch_up: runs the draft model over rows that waited, `most_rows` of a request at most; measuring it also
-            compiles what it needs before anybody waits.
+        draft: runs the draft model before a round, by padded requests; None for drafts of the host.
+        take_over: runs the draft model after a round, by rows; None for drafts of the host.
+        catch_up: runs the draft model over waiting rows, at most `most_rows` of a request. Measuring it also compiles
+            its kernels before the first request.
     """
     limits = rehearsal.geometry.limits
     sizes = limits.capture_batch_sizes or _some(range(1, rehearsal.geometry.max_reqs + 1))
@@ -156,7 +156,7 @@ def _by_rows(rehearsal: Rehearsal, requests: int, run: Reading, most: int) -> Co
 
 
 def _live(rehearsal: Rehearsal, budget: int) -> int:
-    """Requests of the batch that a budget is measured on: two rows each, where there are as many requests."""
+    """Return the number of requests for measuring a budget: two rows each, at most max_reqs."""
     return max(1, min(rehearsal.geometry.max_reqs, budget // 2))
 
 

@@ -1,7 +1,7 @@
-"""Which round to send: plain decoding, or drafts under a budget of rows. Numbers only, no torch.
+"""Choice of the next round: plain decoding, or drafts under a row budget. Numbers only, no torch.
 
-A round is worth its expected tokens a second, ``(R + sum of the admitted drafts' survival) / seconds``. The drafts are
-admitted on the device, likeliest first; what the host chooses is the budget, from what earlier rounds have said.
+A round's value is its expected tokens a second, ``(R + sum of the admitted drafts' survival) / seconds``. The device
+admits the likeliest drafts. The host chooses only the budget, from the reports of earlier rounds.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from .costs import CostTable
 
 Tokens = Callable[[int], float]
-"""``tokens(budget)``: expected tokens of a round with so many rows, the target's own included."""
+"""Function ``tokens(budget)``: expected tokens of a round with `budget` rows, the target's own tokens included."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a round is for.
+    """Requests and context that a round serves.
 
     Attributes:
-        live, padded: requests, and those of the captured batch that holds them.
-        kv_tokens: committed tokens of all of them, as far as the host knows.
+        live: number of requests.
+        padded: number of requests in the captured batch that holds them.
+        kv_tokens: committed tokens of all requests; an upper bound known to the host.
     """
 
     live: int
@@ -31,11 +32,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Choice:
-    """A round, and what is expected of it.
+    """A round and its expected result.
 
     Attributes:
         budget: rows to verify; None decodes plainly.
-        tokens, seconds: expected.
+        tokens: expected tokens.
+        seconds: expected seconds.
     """
 
     budget: int | None
@@ -44,17 +46,17 @@ class Choice:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Expected tokens a second."""
         return self.tokens / self.seconds
 
 
 def plain(table: CostTable, load: Load) -> Choice:
-    """The round without drafts."""
+    """Return the round without drafts."""
     return Choice(None, float(load.live), table.decode(load.padded, load.kv_tokens))
 
 
 def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens) -> Choice | None:
-    """The best round with drafts; None where no budget holds the padded batch and a draft."""
+    """Return the best round with drafts; None if no budget holds the padded batch and a draft."""
     found = [
         Choice(budget, tokens(budget), table.speculate(budget, load.padded, load.kv_tokens))
         for budget in budgets
@@ -64,21 +66,22 @@ def drafted(table: CostTable, budgets: Sequence[int], load: Load, tokens: Tokens
 
 
 UPKEEP_SHARE = 0.01
-"""Of the time of plain rounds, what may go into keeping a head ready that drafts nothing."""
+"""Share of the time of plain rounds that may go into the backlog of a head that drafts nothing."""
 STAY = 16
-"""Rounds over which a return to drafts has to earn what catching up costs: near the point where drafts cease to pay,
-every change of mind would pay it again."""
+"""Number of rounds over which drafting must earn the cost of catching up.
+
+Near the break-even point, every switch between plain and drafted rounds would pay that cost again."""
 
 
 class Policy:
-    """Chooses rounds, and probes when drafts have not paid: no oftener than `probe_share` of the time allows.
+    """Chooses rounds. While drafts do not pay, it probes them within `probe_share` of the time.
 
-    A probe yields a token a request at least, as a plain round does, so it costs at most the difference of the two, and
-    what the head has to read first. Plain rounds save up for it.
+    A probe yields at least one token a request, like a plain round. So it costs at most the difference of both rounds,
+    plus the backlog that the head must process first. Plain rounds save time for probes.
 
     Args:
-        budgets: rows that can be verified, ascending.
-        probe_share: of the seconds of plain rounds, what probes may cost.
+        budgets: numbers of rows that can be verified, ascending.
+        probe_share: share of the seconds of plain rounds that probes may cost.
     """
 
     def __init__(self, table: CostTable, budgets: Sequence[int], probe_share: float) -> None:
@@ -86,31 +89,31 @@ class Policy:
         self._saved = self._upkeep = 0.0
 
     def start(self, load: Load) -> int | None:
-        """The budget of a first round, about which nothing is known: the largest, so that every depth is tried once.
+        """Return the budget of a first round without a forecast: the largest one, so that every depth is tried.
 
-        None where no budget holds the batch.
+        Returns None if no budget holds the batch.
         """
         return max((b for b in self.budgets if b >= load.padded and b > load.live), default=None)
 
     def decide(self, load: Load, tokens: Tokens, waiting: int = 0) -> int | None:
-        """The budget of the next round; None decodes plainly.
+        """Return the budget of the next round; None decodes plainly.
 
         Args:
-            waiting: rows that the head has to read before it drafts.
+            waiting: rows that the head must process before it drafts.
         """
         without, best = plain(self.table, load), drafted(self.table, self.budgets, load, tokens)
-        behind = self.table.catch_up(load.padded, waiting)
-        if best is not None and best.tokens > without.rate * (best.seconds + behind / STAY):
+        catching_up = self.table.catch_up(load.padded, waiting)
+        if best is not None and best.tokens > without.rate * (best.seconds + catching_up / STAY):
             return best.budget
         self._saved += self._share * without.seconds
         self._upkeep += UPKEEP_SHARE * without.seconds
-        if best is None or best.seconds + behind - without.seconds > self._saved:
+        if best is None or best.seconds + catching_up - without.seconds > self._saved:
             return None
-        self._saved -= max(0.0, best.seconds + behind - without.seconds)
+        self._saved -= max(0.0, best.seconds + catching_up - without.seconds)
         return best.budget
 
     def keeps_up(self, load: Load, waiting: int) -> bool:
-        """Whether plain rounds have saved what it costs that the head reads `waiting` rows now, which is then spent."""
+        """Return True if plain rounds have saved the time for the head to process `waiting` rows; spend that time."""
         cost = self.table.catch_up(load.padded, waiting)
         if cost > self._upkeep:
             return False

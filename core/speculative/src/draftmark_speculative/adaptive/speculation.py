@@ -1,4 +1,4 @@
-"""Adaptive: drafts when they pay, and as many as pay."""
+"""`Adaptive`: drafts only when they pay, and only the number that pays."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .host import AdaptiveHostDrafting
 
 @dataclass(frozen=True)
 class Adaptive(Speculation):
-    """Another speculation's drafts, of which a budget of rows over all requests admits the likeliest.
+    """Drafts of another speculation, limited to the likeliest by a row budget over all requests.
 
-    Each round is plain decoding, or verifies the budget that yields most tokens a second: expected tokens by the
-    drafts' survival, seconds by a cost table that is measured when graphs are captured.
+    Each round is plain decoding, or verifies the budget that yields the most tokens a second. Expected tokens come from
+    the drafts' survival. Seconds come from a cost table, measured when the engine starts.
 
     Attributes:
-        drafts: whose drafts: `Eagle`, `Ngram`, or a `Speculation` of your own that drafts on the host. Its
-            num_draft_tokens bounds the rows of one request.
-        budgets: rows that a round may verify; one graph each. Empty: powers of two and halves between.
+        drafts: source of the drafts: `Eagle`, `Ngram`, or a custom `Speculation` that drafts on the host. Its
+            num_draft_tokens limits the rows of one request.
+        budgets: numbers of rows that a round may verify, with one graph each. Empty means powers of two and midpoints.
         costs: the cost table; None measures it.
-        probe_share: of the time of plain rounds, what probes may cost that find out whether drafts pay again.
+        probe_share: share of the time of plain rounds that probes may cost. Probes find out if drafts pay again.
 
     Raises:
-        RequestError: a probe_share that is no share, or a field of another type.
-        GeometryError: drafts of one row, the root alone.
+        RequestError: probe_share is not in [0, 1), or a field has another type.
+        GeometryError: the drafts have one row only, the root.
     """
 
     drafts: Speculation = field(default_factory=Eagle)
@@ -63,52 +63,52 @@ class Adaptive(Speculation):
 
     @property
     def reads_tokens(self) -> bool:
-        """As the drafts."""
+        """True if the wrapped speculation drafts on the host."""
         return self.drafts.reads_tokens
 
     @property
     def target_modes(self) -> tuple[Mode, ...]:
-        """Plain rounds, and rows that the device decides."""
+        """Modes for prefill, plain rounds, and rounds in which the device decides the rows."""
         return (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)
 
     @property
     def draft_modes(self) -> tuple[Mode, ...]:
-        """The head takes over what was accepted raggedly too: as many rows as tokens."""
+        """Modes of the draft model. RAGGED_VERIFY processes accepted tokens with one row a token."""
         return (Mode.EXTEND, Mode.DRAFT, Mode.RAGGED_VERIFY)
 
     def row_budgets(self, max_num_reqs: int) -> tuple[int, ...]:
-        """`budgets`, or those of the draft shape."""
+        """Return `budgets`, or default budgets for the draft shape."""
         return self.budgets or row_budgets(max_num_reqs, self.num_draft_tokens)
 
     def require(self, loaded: LoadedBackend) -> None:
-        """Raise `BackendRefusal` unless the backend serves RAGGED_VERIFY."""
+        """Raise `BackendRefusal` unless the backend supports RAGGED_VERIFY."""
         if Mode.RAGGED_VERIFY not in loaded.info.modes:
             fixed = type(self.drafts).__name__
             reason = (
                 f"speculate=adaptive verifies rows that the device decides, but mode {Mode.RAGGED_VERIFY.value} is not "
-                f"among BackendInfo.modes: use a backend that serves it, or fixed drafts (speculate={fixed}(…))"
+                f"in BackendInfo.modes: use a backend that supports it, or fixed drafts (speculate={fixed}(…))"
             )
             raise BackendRefusal(loaded.name, [reason])
 
     def begin(self, request_id: int, prompt: Sequence[int]) -> Drafter | None:
-        """As the drafts."""
+        """Return the wrapped speculation's drafter for a new request."""
         return self.drafts.begin(request_id, prompt)
 
     def open(self, model: CausalLM) -> Layered | None:
-        """As the drafts."""
+        """Return the wrapped speculation's draft model."""
         return self.drafts.open(model)
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """By where the drafts come from.
+        """Create adaptive drafting with a head or with drafts of the host.
 
         Raises:
-            RequestError: drafts of the device that are not a head's.
+            RequestError: the wrapped speculation drafts on the device without a head.
         """
         if isinstance(self.drafts, Eagle):
             return AdaptiveHeadDrafter(self, model, layers, state, runner)
         if not self.drafts.reads_tokens:
             raise RequestError(
-                f"adaptive drafting got {type(self.drafts).__name__}, but drafts come from Eagle or from a begin() of "
-                "the host; give one of them"
+                f"adaptive drafting got {type(self.drafts).__name__}, but it needs Eagle or a Speculation with a "
+                "begin() on the host; pass one of them"
             )
         return AdaptiveHostDrafting(self, layers, state)

@@ -1,8 +1,8 @@
-"""How likely each draft is to be accepted, and which drafts a budget admits. Torch, on the device, capturable.
+"""Probability that drafts are accepted, and admission of the likeliest to a row budget. Torch, capturable.
 
-A node's **survival** is the probability that verification keeps it: the product of the chances of the nodes on its
-path, each the chance to be kept once its parent is. No factor is above 1, so a child never survives likelier than its
-parent. So the best nodes of all requests, parents first among equals, are closed under parents.
+A node's **survival** is the probability that verification keeps it: the product of the chances along its path. A
+node's chance is the probability that it is kept once its parent is. No chance is above 1, so no child survives more
+likely than its parent. Parents come first among equals, so the best nodes of all requests include their own parents.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
     """Multiply chances along each path.
 
     Args:
-        chances: float32 ``[R, D]``, of each node once its parent is kept; 0 for an unused row; the root's is not read.
-            Siblings exclude each other, so chances that sum to more than 1 are scaled down to that.
+        chances: float32 ``[R, D]``, chance of each node once its parent is kept; 0 for an unused node. The root's is
+            not read. Siblings exclude each other, so a sum of siblings above 1 is scaled down to 1.
         parents: int64 ``[R, D]``, parents[r, j] < j; -1 for the root.
-        levels: generations below the root, at least those of the deepest node that is used.
+        levels: number of levels below the root, at least the depth of the deepest used node.
 
     Returns:
         float32 ``[R, D]`` in [0, 1], 1 for the root, and monotone: no node is above its parent.
     """
     parent = parents.clamp(min=0)
     chances = chances.nan_to_num(nan=0.0).clamp(0, 1)
-    chances[:, 0].zero_()  # an assignment would copy the number from the host
+    chances[:, 0].zero_()  # an assignment of 0 would copy the number from the host
     chances = chances / of_children(chances, parents).clamp(min=1).gather(1, parent)
     chances[:, 0].fill_(1)
     alive = torch.ones_like(chances)
@@ -36,20 +36,21 @@ def survival(chances: torch.Tensor, parents: torch.Tensor, levels: int) -> torch
 
 
 def of_children(values: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
-    """Sum over each node's children, the same bits on every device of a kind: ``[R, D]`` → ``[R, D]``.
+    """Sum values over each node's children, ``[R, D]`` → ``[R, D]``, with equal bits on every device of a kind.
 
-    Not by scatter_add, whose atomics add in any order: tensor-parallel ranks would admit different nodes of a tie.
+    scatter_add is not used: its atomics add in any order, so tensor-parallel ranks could admit different nodes of a
+    tie.
     """
     node = torch.arange(parents.shape[1], device=parents.device)
     return torch.where(parents[:, None] == node[:, None], values[:, None], 0).sum(-1)
 
 
 class Ranked(NamedTuple):
-    """All nodes of a batch: roots first, then by survival; among equals as they stand, so parents before children.
+    """Nodes of a batch in order of admission: roots first, then by survival; equals keep their order.
 
     Attributes:
-        values: float32 ``[R · D]``, survival in that order, descending; 0 for what must not be admitted.
-        places: int64 ``[R · D]``, place of each in ``[R, D]``.
+        values: float32 ``[R · D]``, survival in that order, descending; 0 for nodes that must not be admitted.
+        places: int64 ``[R · D]``, index of each node in the flattened ``[R, D]``.
     """
 
     values: torch.Tensor
@@ -57,11 +58,11 @@ class Ranked(NamedTuple):
 
 
 def ranked(alive: torch.Tensor, live: torch.Tensor) -> Ranked:
-    """Order the nodes of all requests.
+    """Sort the nodes of all requests in order of admission.
 
     Args:
-        alive: float32 ``[R, D]``, of `survival`.
-        live: bool ``[R]``; nothing of the others may be admitted.
+        alive: float32 ``[R, D]``, from `survival`.
+        live: bool ``[R]``; nodes of other requests get value 0.
     """
     keys = torch.where(live[:, None], alive, 0)
     keys[:, 0].copy_(live).mul_(2)
@@ -73,11 +74,11 @@ def admit(order: Ranked, budget: int, requests: int) -> torch.Tensor:
     """Admit the likeliest nodes of all requests to one budget of rows.
 
     Args:
-        budget: rows, at least as many as live requests.
+        budget: number of rows, at least the number of live requests.
         requests: R.
 
     Returns:
-        bool ``[R, D]``: every live root, and the best of the rest that may survive at all; closed under parents.
+        bool ``[R, D]``: every live root and the likeliest other nodes of nonzero survival; closed under parents.
     """
     values, places = order.values[:budget], order.places[:budget]
     admitted = torch.zeros(len(order.places), dtype=torch.bool, device=places.device)
@@ -85,14 +86,14 @@ def admit(order: Ranked, budget: int, requests: int) -> torch.Tensor:
 
 
 def expected(order: Ranked, live: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """Tokens a live request that a round is expected to yield, by its rows.
+    """Return the expected tokens a live request of a round, by its rows.
 
     Args:
         live: bool ``[R]``.
         points: float32 ``[n]``, rows a live request, each at least 1.
 
     Returns:
-        float32 ``[n]``; the target's own token included. Between whole rows a straight line.
+        float32 ``[n]``, the target's own token included; linear between whole rows.
     """
     count, total, last = live.sum().clamp(min=1), order.values.cumsum(0), len(order.values) - 1
     at = (points * count - 1).clamp(0, last)
@@ -102,13 +103,13 @@ def expected(order: Ranked, live: torch.Tensor, points: torch.Tensor) -> torch.T
 
 
 class Admitted(NamedTuple):
-    """Trees of admitted nodes only, each in its first rows.
+    """Trees that contain only admitted nodes, packed to the front.
 
     Attributes:
-        tokens: int64 ``[R, D]``; -1 behind a request's rows.
-        parents: int64 ``[R, D]``; -1 for the root, 0 for the others behind a request's rows.
-        q_lens: int64 ``[R]``, rows of each request; 0 for one that is not live.
-        nodes: int64 ``[R, D]``, the node that each row was before.
+        tokens: int64 ``[R, D]``; -1 past a request's rows.
+        parents: int64 ``[R, D]``; -1 for the root, 0 past a request's rows.
+        q_lens: int64 ``[R]``, number of rows of each request; 0 for padding requests.
+        nodes: int64 ``[R, D]``, original index of each node.
     """
 
     tokens: torch.Tensor
@@ -118,7 +119,7 @@ class Admitted(NamedTuple):
 
 
 def compacted(tokens: torch.Tensor, parents: torch.Tensor, admitted: torch.Tensor) -> Admitted:
-    """Close the gaps that nodes left behind which were not admitted; the order stays.
+    """Pack the admitted nodes of each tree to the front, in their order.
 
     Args:
         tokens, parents: int64 ``[R, D]``.
@@ -130,6 +131,6 @@ def compacted(tokens: torch.Tensor, parents: torch.Tensor, admitted: torch.Tenso
     used = node < q_lens[:, None]
     above = parents.gather(1, nodes)
     above = torch.where(above < 0, -1, rank.gather(1, above.clamp(min=0)))
-    # A root has parent -1 in a request without rows too: whoever climbs to it would climb for ever (a kernel hung so).
+    # The root keeps parent -1 in a request without rows too: a kernel that climbs to the root would never end.
     above = torch.where(used, above, 0).index_fill(1, node[:1], -1)
     return Admitted(torch.where(used, tokens.gather(1, nodes), -1), above, q_lens, nodes)

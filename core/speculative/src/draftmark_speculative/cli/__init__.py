@@ -1,1 +1,1 @@
-"""What `draftmark generate` does, in order: prompts → settings → decoding (with progress) → check → report."""
+"""Command `draftmark generate`: prompts → settings → decoding (with progress) → check → report."""

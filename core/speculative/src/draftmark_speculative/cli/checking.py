@@ -1,4 +1,4 @@
-"""`--check`: the same prompts without speculation and through transformers, token for token."""
+"""Baselines for `--check`: the same prompts without speculation and through transformers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRANSFORMERS = "transformers' generate"
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the output is held against.
+    """Output that the run's texts are compared with.
 
     Attributes:
         name: `PLAIN` or `TRANSFORMERS`.
-        outputs: tokens by prompt.
+        outputs: tokens of each prompt.
         tokens_per_second: over all prompts; transformers decodes one prompt at a time.
     """
 
@@ -45,10 +45,10 @@ def baselines(
     config: EngineConfig,
     line: ProgressLine,
 ) -> list[Baseline]:
-    """Decode without drafts in the same graph mode, and, if decoding is greedy, by transformers' own `generate`.
+    """Decode without drafts in the same graph mode and, if greedy, by transformers' own `generate`.
 
-    Sampled text is not compared with transformers, whose random stream is another one. With our own plain sampling
-    it is: randomness is a function of (seed, request, position), so drafts cannot change it.
+    Sampled text is not compared with transformers, because its random numbers differ. It is compared with draftmark's
+    plain sampling: randomness is a function of (seed, request, position), so drafts cannot change the text.
     """
     plain = decode(model, prompts, max_new_tokens, replace(config, speculate=None), line, PLAIN)
     if plain.interrupted:
@@ -88,7 +88,10 @@ def _generate(model: CausalLM, prompt: Sequence[int], max_new_tokens: int) -> To
 
 @contextmanager
 def _generation_config(hf: Any, config: GenerationConfig) -> Iterator[None]:
-    """transformers fills what a configuration leaves open (penalties, say) from the model's own: greedy has none."""
+    """Replace the model's generation configuration inside the context.
+
+    transformers fills unset fields, such as penalties, from the model's own configuration. Greedy decoding has none.
+    """
     own = hf.generation_config
     hf.generation_config = config
     try:

@@ -1,4 +1,4 @@
-"""Decode all prompts to the end, with the time it took and what each prompt got from a round."""
+"""Decoding of all prompts to the end, with the time taken and each prompt's tokens per round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..models import CausalLM
 
 @dataclass(frozen=True)
 class Decoded:
-    """All outputs of one run.
+    """Outputs of one run.
 
     Attributes:
-        outputs: by prompt.
-        tokens_a_round: by prompt, tokens kept over rounds taken; the token that prefill gives is not counted.
-        seconds: prefill and rounds; capture and loading are not counted.
-        interrupted: whether Ctrl-C ended it; prompts that were not done then are cancelled.
+        outputs: output of each prompt.
+        tokens_a_round: by prompt, kept tokens divided by rounds; the token from prefill is not counted.
+        seconds: time of prefill and rounds, without loading and capture.
+        interrupted: True if Ctrl-C ended the run; unfinished prompts are cancelled.
     """
 
     outputs: list[Generation]
@@ -37,11 +37,11 @@ class Decoded:
 
 
 Show = Callable[[int, Sequence[int], bool], None]
-"""Takes a prompt's index, its tokens so far, and whether they are all."""
+"""Callback with a prompt's index, its tokens so far, and True if they are complete."""
 
 
 class _Watch:
-    """What each prompt has so far."""
+    """Progress of each prompt so far: tokens, rounds and finish reason."""
 
     def __init__(self, engine: Engine, num_prompts: int) -> None:
         self.engine = engine
@@ -52,11 +52,11 @@ class _Watch:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.perf_counter() - self._start
 
     def take(self, progress: list[Progress]) -> bool:
-        """Note what a step gave; whether a prompt is done with it."""
+        """Record the progress of a step; return True if a prompt ended in it."""
         rounds, before = self.engine.statistics.rounds, self.done
         for p in progress:
             self.tokens[p.request_id] += p.tokens
@@ -70,7 +70,7 @@ class _Watch:
         return self.done > before
 
     def stand(self) -> str:
-        """For the progress line."""
+        """Return the state of the run for the progress line."""
         s, pages = self.engine.statistics, self.engine.pages
         return (
             f"{s.tokens} tokens · {s.tokens / self.seconds:.1f} tokens/s · accepted {s.mean_accepted:.2f} · "
@@ -78,7 +78,7 @@ class _Watch:
         )
 
     def decoded(self, interrupted: bool) -> Decoded:
-        """All of it."""
+        """Return the outputs recorded so far."""
         outputs = [Generation(tuple(text), end) for text, end in zip(self.tokens, self.finish, strict=True)]
         tokens_a_round = [kept / max(1, rounds) for kept, rounds in zip(self.kept, self.rounds, strict=True)]
         return Decoded(outputs, tokens_a_round, self.engine.statistics, self.seconds, interrupted)
@@ -93,14 +93,14 @@ def decode(
     what: str,
     show: Show | None = None,
 ) -> Decoded:
-    """Run one engine until every prompt is done, or until Ctrl-C, which keeps what is there.
+    """Run one engine until every prompt is done. Ctrl-C ends the run and keeps the tokens so far.
 
     Args:
-        what: names the run on the progress line.
-        show: called with what each step gave.
+        what: name of the run on the progress line.
+        show: called with the progress of each step.
 
     Raises:
-        RequestError: a prompt that the engine cannot take, before any token.
+        RequestError: the engine cannot serve a prompt; raised before any token.
     """
     engine = Engine(model, config)
     seen = _Watch(engine, len(prompts))

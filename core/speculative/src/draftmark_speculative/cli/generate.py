@@ -1,4 +1,4 @@
-"""`draftmark generate`: the main job. Decodes prompts speculatively, and checks the text if asked to."""
+"""Command `draftmark generate`: decode prompts speculatively and, with --check, compare the text."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ examples:
 A prompt file is text with a line of --- between prompts, or .jsonl with
 {"prompt": "…"} in each line.
 
---check decodes again without drafts, and with transformers' own generate, and
-exits 1 if a token differs. In bfloat16 and float16 it asks a float32 copy of
-the model: each token must lie as near to the best as transformers' own
-rounding allows, and the backend's logits may lie twice as far from float32's
-as transformers' own.
+--check decodes again without drafts and with transformers' own generate, and
+exits 1 if a token differs. In bfloat16 and float16 it compares with a float32
+copy of the model. Each token's float32 logit must lie near the best one,
+within twice transformers' own rounding error. The backend's logits may have
+at most twice the error of transformers' own.
 
 tokens/round counts the tokens that a prompt kept. The mean accepted length
-counts those too that a last round yielded beyond --max-new-tokens.
+also counts tokens that a round yielded after the end of a text.
 
-Ctrl-C keeps what is there: texts so far, the table, and exit code 130."""
+Ctrl-C prints the texts so far and the table, and exits with code 130."""
 
 
 class CheckFailed(DraftmarkError):
-    """The text is not what plain decoding gives."""
+    """Error for texts or logits that differ from their baselines."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+    """Add the command's arguments to the parser."""
     _add_prompts(parser.add_argument_group("model and prompts"))
     _add_decoding(parser.add_argument_group("decoding"))
     _add_engine(parser.add_argument_group("engine"))
@@ -57,24 +57,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", metavar="PATH", help="a folder or a .gguf file; default: the bundled small model")
-    group.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    group.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     group.add_argument("--prompts", metavar="FILE", help="a file of prompts, see below")
     group.add_argument(
-        "--prompt-ids", action="append", default=[], type=integers, metavar="N,N,…", help="a prompt as token ids"
+        "--prompt-ids",
+        action="append",
+        default=[],
+        type=integers,
+        metavar="N,N,…",
+        help="a prompt as token ids; may be repeated",
     )
-    group.add_argument("--raw", action="store_true", help="prompts as they are, without the model's chat template")
+    group.add_argument("--raw", action="store_true", help="pass prompts without the model's chat template")
     group.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
 
 
 def _add_decoding(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="for each prompt")
+    group.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="most tokens for each prompt")
     group.add_argument(
         "--speculate",
         choices=("none", "ngram", "eagle", "adaptive"),
         default="ngram",
-        help="how to draft; adaptive: as many drafts of --drafts as pay, over all prompts",
+        help="how to draft; adaptive: drafts of --drafts, in the number that pays",
     )
-    group.add_argument("--drafts", choices=("eagle", "ngram"), help="adaptive: whose drafts; default: eagle")
+    group.add_argument("--drafts", choices=("eagle", "ngram"), help="adaptive: source of drafts; default: eagle")
     group.add_argument("--head", metavar="PATH", help="eagle: folder of the draft head; default: the installed one")
     group.add_argument("--topk", type=int, metavar="K", help="branches of the draft tree, 1 is a chain; default: "
                        "ngram 2, eagle 4")  # fmt: skip
@@ -83,7 +88,7 @@ def _add_decoding(group: argparse._ArgumentGroup) -> None:
                        "ngram 8, eagle 16")  # fmt: skip
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 keeps every token")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling")
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
@@ -96,7 +101,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host-lengths",
         choices=("exact", "upper_bound", "unknown"),
-        help="what the host tells the backend about sequence lengths; default: exact, with --overlap upper_bound",
+        help="sequence lengths that the host gives the backend; default: exact, with --overlap upper_bound",
     )
     group.add_argument(
         "--overlap", action="store_true", help="prepare a round while the device runs the one before; not with ngram"
@@ -104,7 +109,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode, show, check."""
+    """Decode the prompts, print the result, check it, and return the exit code."""
     prompts = gather(args)
     settings.check_numbers(args, len(prompts))
     with progress_line("importing torch and transformers"):
@@ -120,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if wrong := report.agreement.wrong_texts:
         raise CheckFailed(
             f"{len(wrong)} of {len(prompts)} texts differ from their baseline; "
-            "if --dtype is not float32, try float32, where no rounding can be the reason"
+            "if --dtype is not float32, try float32, which excludes rounding as the reason"
         )
     if report.agreement.wrong_logits is not None:
         raise CheckFailed(report.agreement.wrong_logits)
@@ -128,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _loaded(args: argparse.Namespace, prompts: list[Prompt], config: EngineConfig) -> Report:
-    """The model, its prompts as tokens, and the settings that it completes."""
+    """Load the model, encode its prompts and complete the settings."""
     from ..models import load_model
     from .report import Report
 
@@ -138,7 +143,7 @@ def _loaded(args: argparse.Namespace, prompts: list[Prompt], config: EngineConfi
 
 
 def _decode(args: argparse.Namespace, report: Report) -> None:
-    """Decode; unless --json asks for one object at the end, show each text as it comes."""
+    """Decode the prompts; print each text as it grows, except with --json."""
     from .decoding import decode
     from .report import describe, show_summary
     from .stream import TextStream
@@ -158,7 +163,7 @@ def _decode(args: argparse.Namespace, report: Report) -> None:
 
 
 def _checked(args: argparse.Namespace, report: Report) -> bool:
-    """Compare the texts, if asked to; False when Ctrl-C came before the end."""
+    """Compare the texts if --check is given; return False if Ctrl-C ended the comparison."""
     from ..compare import compare
     from .checking import baselines
 

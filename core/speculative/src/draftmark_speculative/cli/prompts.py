@@ -11,15 +11,15 @@ from typing import Any
 from draftmark.cli.errors import ArgumentError
 
 SEPARATOR = "---"
-"""A line of its own between the prompts of a text file."""
+"""Line between two prompts of a text file."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: text, or token ids as they are.
+    """One prompt: text, or token ids.
 
     Attributes:
-        name: for tables; a prompt's own from a .jsonl file, else its first words.
+        name: name in tables: from the .jsonl file, else the first line of the prompt.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Prompt:
 
 
 def gather(args: argparse.Namespace) -> list[Prompt]:
-    """Every prompt of the command line: --prompt, then --prompts, then --prompt-ids.
+    """Return every prompt of the command line: --prompt, then --prompts, then --prompt-ids.
 
     Raises:
-        ArgumentError: there is none, one is empty, or the file cannot be used.
+        ArgumentError: there is no prompt, a prompt is empty, or the file cannot be used.
     """
     prompts = [_named(text) for text in args.prompt]
     if args.prompts is not None:
@@ -46,10 +46,10 @@ def gather(args: argparse.Namespace) -> list[Prompt]:
 
 
 def read_file(path: Path) -> list[Prompt]:
-    """Prompts of a .jsonl file (objects with "prompt" and perhaps "name"), or of a text file.
+    """Read the prompts of a text file, or of a .jsonl file of objects with "prompt" and optionally "name".
 
     Raises:
-        ArgumentError: not readable, not UTF-8, empty, or a line that holds no prompt.
+        ArgumentError: the file is unreadable, not UTF-8 or empty, or a line has no prompt.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark

@@ -1,4 +1,4 @@
-"""What a run says: the texts, a table, the check, or one JSON object."""
+"""Output of `draftmark generate`: the table, the totals, the check, or one JSON object."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .prompts import Prompt
 
 SCHEMA = 1
 NOT_COMPARED = (
-    f"{TRANSFORMERS} is not compared at temperature > 0: its random stream is another one. {PLAIN.capitalize()} with "
-    "the same seed is, because randomness here is a function of (seed, request, position)"
+    f"{TRANSFORMERS} is not compared at temperature > 0, because its random numbers differ. {PLAIN.capitalize()} with "
+    "the same seed is compared: its randomness is a function of (seed, request, position)"
 )
 COLUMNS = (
     Column("#", right=True, style="dim"),
@@ -34,7 +34,7 @@ NAME_WIDTH = 40
 
 @dataclass
 class Report:
-    """One command: what it is given, and, as it goes on, what it found."""
+    """Inputs of one command, and its results as they arrive."""
 
     model: CausalLM
     config: EngineConfig
@@ -45,7 +45,7 @@ class Report:
     agreement: Agreement = field(default_factory=Agreement)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Tokens as text, or as numbers where there is no tokenizer."""
+        """Return tokens as text, or as numbers if there is no tokenizer."""
         if self.model.tokenizer is None:
             return " ".join(map(str, tokens))
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -59,7 +59,7 @@ def show_summary(report: Report) -> None:
 
 
 def show_check(report: Report) -> None:
-    """Print the baselines' speeds and what the check says, if there was one."""
+    """Print the baselines' speeds and the result of the check, if there was one."""
     if not report.baselines:
         return
     for line in speeds(report):
@@ -72,7 +72,7 @@ def show_check(report: Report) -> None:
 
 
 def describe(model: CausalLM, config: EngineConfig) -> str:
-    """The settings, in one line."""
+    """Return the settings in one line."""
     dtype = str(model.dtype).removeprefix("torch.")
     how = ("graph" if config.graph else "eager") + (" · overlap" if config.overlap else "")
     return (
@@ -82,7 +82,7 @@ def describe(model: CausalLM, config: EngineConfig) -> str:
 
 
 def totals(report: Report) -> str:
-    """Speed and accepted length, in one line."""
+    """Return speed and mean accepted length in one line."""
     s, decoded = report.decoded.statistics, report.decoded
     plain = f", {s.plain} of them plain" if 0 < s.plain < s.rounds else ""
     ended = "interrupted after " if decoded.interrupted else ""
@@ -93,7 +93,7 @@ def totals(report: Report) -> str:
 
 
 def speeds(report: Report) -> list[str]:
-    """A line for each baseline."""
+    """Return one line for each baseline's speed."""
     lines = []
     for baseline in report.baselines:
         speed = f"{baseline.tokens_per_second:.1f} tokens/s"
@@ -106,13 +106,13 @@ def speeds(report: Report) -> list[str]:
 
 
 def check_lines(report: Report) -> list[tuple[str, bool]]:
-    """One line per prompt, what counted as a near-tie, and how far logits lie from float32's; whether each is right."""
+    """Return lines on each prompt, on near-ties and on logits, each with True if the result is right."""
     found = report.agreement
-    lines = [(f"check {i + 1}: {_told(report, i)}", i not in found.wrong_texts) for i in range(len(report.prompts))]
+    lines = [(f"check {i + 1}: {_verdict(report, i)}", i not in found.wrong_texts) for i in range(len(report.prompts))]
     if found.gaps:
         near = (
-            f"near-ties: {found.near_ties} of {len(found.gaps)} first differences, where a float32 model's logits of "
-            f"both tokens lie less than {found.bound:.3g} below the best, twice the error of transformers' own"
+            f"near-ties: {found.near_ties} of {len(found.gaps)} first differences; a float32 model's logits of both "
+            f"tokens lie less than {found.bound:.3g} below the best (twice the error of transformers' own)"
         )
         lines.append((near, not found.wrong_texts))
     if found.wrong_logits is not None:
@@ -120,34 +120,34 @@ def check_lines(report: Report) -> list[tuple[str, bool]]:
     elif found.rounding is not None and found.backend is not None:
         mine, theirs = found.backend.rms, found.rounding.rms
         right = (
-            f"logits: {mine:.3g} from a float32 model's (root mean square), transformers' own {theirs:.3g}; "
-            f"{SLACK:g} times that is the limit"
+            f"logits: {mine:.3g} from a float32 model's (root mean square); transformers' own differ by {theirs:.3g}, "
+            f"and {SLACK:g} times that is the limit"
         )
         lines.append((right, True))
     return lines
 
 
-def _told(report: Report, index: int) -> str:
-    """What the check says of one prompt."""
+def _verdict(report: Report, index: int) -> str:
+    """Return the result of the check for one prompt."""
     differences, output = report.agreement.differences, report.decoded.outputs[index]
-    told = [
+    parts = [
         _split(report, index, baseline, differences[index, baseline.name])
         for baseline in report.baselines
         if (index, baseline.name) in differences
     ]
     same = " and ".join(baseline.name for baseline in report.baselines if (index, baseline.name) not in differences)
-    told += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
+    parts += [f"{len(output.tokens)} tokens, equal to {same}"] if same else []
     if index in report.agreement.wrong_choices:
         at, gap = report.agreement.wrong_choices[index]
-        told.append(
+        parts.append(
             f"token {at} ({_token(report, output.tokens, at)}) lies {gap:.3g} below the best of a float32 model, "
             f"but rounding explains {report.agreement.bound:.3g}"
         )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     s, decoded = report.decoded.statistics, report.decoded
     return {
         "schema": SCHEMA,
@@ -174,7 +174,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _rounding(found: Agreement) -> dict[str, Any]:
-    """What half precision excuses; in float32 both are None."""
+    """Return the near-ties and logit errors of half precision; in float32 both are None."""
     if found.rounding is None:
         return {"near_ties": None, "logit_error": None}
     near = {"bound": found.bound, "excused": found.near_ties} if found.gaps else None

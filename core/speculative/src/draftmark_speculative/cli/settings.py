@@ -1,4 +1,4 @@
-"""From arguments to an engine configuration, with every wrong argument found before a model is loaded."""
+"""Engine configuration from command-line arguments. Wrong arguments are reported before a model is loaded."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKEND = "reference"
 MOST_REQUESTS = 8
-"""Prompts that decode together unless --max-num-reqs says otherwise."""
+"""Default limit on prompts that decode together, without --max-num-reqs."""
 
 
 EAGLE, NGRAM = DraftShape(4, 4, 16), DraftShape(2, 1, 8)
-"""Draft shapes where the arguments name none."""
+"""Default draft shapes."""
 
 
 def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
-    """Refuse numbers that no model could make right, by the geometry's own rules. Needs no torch.
+    """Reject numbers that are out of range for every model, by the geometry's own rules. Needs no torch.
 
     Raises:
         GeometryError, RequestError: the first value out of range.
-        ArgumentError: an empty --model, or an argument that this way of drafting does not read.
+        ArgumentError: --model is empty, or an argument has no effect with this way of drafting.
     """
     Geometry.create(
         AttentionShape(1, 1, 1, args.page_size, args.dtype, args.dtype),
@@ -58,10 +58,10 @@ def check_numbers(args: argparse.Namespace, num_prompts: int) -> None:
 
 
 def _draft_shape(args: argparse.Namespace) -> DraftShape:
-    """The shape that the arguments ask for, each left out taking its default by the way of drafting.
+    """Return the draft shape of the arguments; an argument left out takes the drafting method's default.
 
     Raises:
-        ArgumentError: an argument that this way of drafting does not read.
+        ArgumentError: an argument has no effect with this way of drafting.
     """
     eagle = _drafts(args) == "eagle"
     if args.drafts is not None and args.speculate != "adaptive":
@@ -74,7 +74,7 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
         if getattr(args, name) is not None and unread:
             option = f"--{name.replace('_', '-')}"
             way = f"--speculate {args.speculate}" + (f" --drafts {args.drafts}" if args.drafts else "")
-            belongs = "eagle, alone or as --drafts of adaptive" if owner == "eagle" else "drafts; leave it out"
+            belongs = "eagle (--speculate eagle or --drafts eagle)" if owner == "eagle" else "drafts; leave it out"
             raise ArgumentError(f"{option} is given with {way}; it belongs to {belongs}")
     default = EAGLE if eagle else NGRAM
     given = args.topk, args.num_steps, args.num_draft_tokens
@@ -83,7 +83,7 @@ def _draft_shape(args: argparse.Namespace) -> DraftShape:
 
 
 def _drafts(args: argparse.Namespace) -> str:
-    """Whose drafts: "none", "ngram" or "eagle"."""
+    """Return the source of drafts: "none", "ngram" or "eagle"."""
     named: str = args.speculate
     return (args.drafts or "eagle") if named == "adaptive" else named
 
@@ -92,7 +92,7 @@ def import_torch_side() -> None:
     """Import torch and transformers.
 
     Raises:
-        DraftmarkError: either is missing or broken, with the pip command.
+        DraftmarkError: either is missing or broken; the message has the pip command.
     """
     try:
         import draftmark_speculative.engine  # noqa: F401
@@ -105,31 +105,31 @@ def import_torch_side() -> None:
 
 
 def backend_on(args: argparse.Namespace) -> LoadedBackend:
-    """Load the named backend, and make sure of its runtime and of the device.
+    """Load the named backend and check its runtime and device.
 
     Raises:
-        BackendLoadError: it cannot be loaded, or its runtime or the device is absent.
-        ArgumentError: --device is no torch device.
+        BackendLoadError: the backend cannot be loaded, or its runtime or the device is absent.
+        ArgumentError: --device is not a torch device.
     """
     import torch
 
     with stdout_for_results():
         backend = load(args.backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND)
     if args.device.partition(":")[0] == backend.info.device:
-        backend.require_runtime(args.device)  # it may be what teaches torch this device type
+        backend.require_runtime(args.device)  # this import may register the device type with torch
     try:
         device = torch.device(args.device)
     except RuntimeError:
-        raise ArgumentError(f"--device {args.device} is no torch device; pass cpu, cuda or cuda:1") from None
+        raise ArgumentError(f"--device {args.device} is not a torch device; pass cpu, cuda or cuda:1") from None
     backend.require_runtime(device)
     return backend
 
 
 def encode(model: CausalLM, prompts: Sequence[Prompt], raw: bool) -> list[list[int]]:
-    """Token ids of each prompt, through the model's chat template unless `raw`.
+    """Return the token ids of each prompt, through the model's chat template unless `raw`.
 
     Raises:
-        RequestError: text for a model without a tokenizer, or text that is not Unicode.
+        RequestError: the model has no tokenizer for text, or the text is not valid Unicode.
     """
     return [list(p.token_ids) if p.token_ids is not None else _encode(model, p.text, raw) for p in prompts]
 
@@ -137,7 +137,7 @@ def encode(model: CausalLM, prompts: Sequence[Prompt], raw: bool) -> list[list[i
 def _encode(model: CausalLM, text: str, raw: bool) -> list[int]:
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise RequestError(f"{model.name} came without a tokenizer, so text cannot be encoded; pass --prompt-ids N,N,…")
+        raise RequestError(f"{model.name} has no tokenizer, so text cannot be encoded; pass --prompt-ids N,N,…")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -151,12 +151,12 @@ def _encode(model: CausalLM, text: str, raw: bool) -> list[int]:
 
 
 def config_without_model(args: argparse.Namespace, num_prompts: int) -> EngineConfig:
-    """The configuration as far as the arguments go, before seconds are spent on a model.
+    """Return the configuration that the arguments define, before a model is loaded.
 
     Raises:
-        BackendLoadError, ArgumentError: as `backend_on`.
-        RequestError: sampling out of range, or overlap with what excludes it.
-        ModelError: a --head that is none.
+        BackendLoadError, ArgumentError: see `backend_on`.
+        RequestError: sampling is out of range, or other settings contradict overlap.
+        ModelError: --head is not a draft head.
     """
     from .. import EngineConfig, HostKind, Sampling
     from ..eagle import HeadConfig
@@ -180,10 +180,10 @@ def config_without_model(args: argparse.Namespace, num_prompts: int) -> EngineCo
 def with_model(
     args: argparse.Namespace, config: EngineConfig, model: CausalLM, prompts: Sequence[Sequence[int]]
 ) -> EngineConfig:
-    """The same with a context that fits the prompts.
+    """Return the configuration with a context that fits the prompts.
 
     Raises:
-        RequestError: a prompt or a context longer than the model's.
+        RequestError: a prompt or a context is longer than the model's.
     """
     return replace(config, max_context_len=_context_len(args, model, max(map(len, prompts))))
 
@@ -206,7 +206,7 @@ def _max_num_reqs(args: argparse.Namespace, num_prompts: int) -> int:
 
 
 def _context_len(args: argparse.Namespace, model: CausalLM, longest: int) -> int:
-    """What the longest prompt and its output need, in whole pages, unless the arguments or the model say less."""
+    """Return the context length for the longest prompt and its output, within --max-context-len and the model."""
     given: int | None = args.max_context_len
     if longest >= model.max_context_len:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Texts as they come: prompt after prompt in order, each from its first token on, in a pipe too."""
+"""Streaming of texts to a terminal or a pipe, prompt after prompt in order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from draftmark.cli.rendering import shorten, show
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer makes of a character whose last bytes are still to come."""
+"""Replacement character that a tokenizer returns while the last bytes of a character are missing."""
 HEADLINE = 90
 
 
 class TextStream:
-    """Writes to stdout what a run decodes.
+    """Writes a run's texts to stdout while they are decoded.
 
-    Prompts are decoded together; the first one that is not done is written as it grows, and those behind it when their
-    turn comes. So the output is the same as if it were written at the end.
+    Prompts are decoded together. The first unfinished prompt is written as it grows; later prompts wait for it. So the
+    output equals that of a run that writes everything at the end.
 
     Args:
-        names: of the prompts, for the headlines.
-        text: tokens → text.
-        begin: called before the first word, to clear the terminal's last line.
+        names: names of the prompts, for the headlines.
+        text: converts tokens to text.
+        begin: called before the first headline of each text, to clear the terminal's last line.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class TextStream:
         self._current, self._written, self._headed = 0, "", False
 
     def show(self, index: int, tokens: Sequence[int], done: bool) -> None:
-        """Take the tokens of one prompt so far, and write what can be written."""
+        """Store the tokens of one prompt so far, and write all text that can be written."""
         self._tokens[index], self._done[index] = tokens, done
         while self._current < len(self._names):
             ended = self._done[self._current]
@@ -43,7 +43,7 @@ class TextStream:
             self._next()
 
     def finish(self) -> None:
-        """Write what is left: after Ctrl-C, the texts that are not whole."""
+        """Write the remaining texts; after Ctrl-C these are incomplete."""
         while self._current < len(self._names):
             if self._tokens[self._current]:
                 self._write(ended=True)
@@ -57,7 +57,7 @@ class TextStream:
         self._current, self._written, self._headed = self._current + 1, "", False
 
     def _write(self, ended: bool) -> None:
-        """Write the part of the current text that no later token changes."""
+        """Write the part of the current text that later tokens cannot change."""
         tokens = self._tokens[self._current]
         if not tokens:
             return
@@ -67,11 +67,11 @@ class TextStream:
             show(f"── {self._current + 1} · {shorten(self._names[self._current], HEADLINE)}", "bold cyan")
             self._headed = True
         text = self._text(tokens).lstrip("\n")
-        # Line ends wait for what follows them: those at a text's end are not written.
+        # Hold line ends back until other text follows: line ends at the end of a text are not written.
         text = text.rstrip("\n") if ended else text.rstrip("\n" + INCOMPLETE)
         if text.startswith(self._written):
             self._put(text[len(self._written) :])
-        elif ended:  # the tokenizer has changed its mind about a text that is out already
+        elif ended:  # the tokenizer changed a part that is already written
             self._put("\n" + text)
         else:
             return

@@ -1,4 +1,4 @@
-"""EAGLE-style drafting: a one-layer head that reads the target's hidden states and grows a tree on the device."""
+"""EAGLE-style drafting: a one-layer head reads the target's hidden states and builds a draft tree on the device."""
 
 from .config import HeadConfig
 from .head import DraftHead

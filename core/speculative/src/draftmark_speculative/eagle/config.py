@@ -1,4 +1,4 @@
-"""What a draft head looks like: the content of its head.json."""
+"""Configuration of a draft head: the content of its head.json."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FORMAT = "draftmark-eagle-head/1"
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The shape of a draft head. Fields without a default must equal the target's.
+    """Shape of a draft head. hidden_size and vocab_size must equal the target's.
 
     Attributes:
-        hidden_size: of the target: of its hidden states, its token embedding and its output layer.
-        vocab_size: of the target.
-        num_attention_heads, num_key_value_heads, head_dim: of the head's own attention layer; head_dim is even.
-        intermediate_size: of the head's own SwiGLU layer.
-        feature_layers: which hidden states of the target the head reads, ascending, counted as in transformers'
+        hidden_size: width of the target's hidden states, of its token embedding and of its output layer.
+        vocab_size: size of the target's vocabulary.
+        num_attention_heads, num_key_value_heads, head_dim: shape of the head's own attention layer; head_dim is even.
+        intermediate_size: width of the head's own SwiGLU layer.
+        feature_layers: hidden states of the target that the head reads, ascending, counted as transformers'
             ``output_hidden_states``: 0 is the embedding, i the output of the first i decoder layers, and
-            num_hidden_layers the last one *behind the final norm*. One or several (EAGLE-3 takes three).
-        draft_vocab_size: tokens that the head can draft, named by its `d2t` tensor; None means all.
-        rope_theta: of the head's rotary embedding (the whole head_dim is rotated).
-        rms_norm_eps: of every norm.
-        target: name of the model it was trained for; only messages show it.
+            num_hidden_layers the output of the final norm. At least one (EAGLE-3 reads three).
+        draft_vocab_size: number of tokens that the head can draft, listed in its `d2t` tensor; None means all.
+        rope_theta: base of the head's rotary embedding, which rotates the whole head_dim.
+        rms_norm_eps: epsilon of every norm.
+        target: name of the model that the head was trained for; used in messages only.
     """
 
     hidden_size: int
@@ -75,7 +75,7 @@ class HeadConfig:
             )
 
     def _check_types(self) -> None:
-        """Lists, as JSON has them, become tuples; what is no number at all is refused before torch meets it."""
+        """Convert lists (from JSON) to tuples, and reject values of a wrong type before torch uses them."""
         if not isinstance(self.feature_layers, tuple | list):
             raise ModelError(
                 f"the head's feature_layers are {self.feature_layers!r}, but they must be a list of layers; write [0]"
@@ -93,30 +93,30 @@ class HeadConfig:
 
     @property
     def num_features(self) -> int:
-        """Hidden states of the target that one row reads."""
+        """Number of the target's hidden states that one row reads."""
         return len(self.feature_layers)
 
     def save(self, folder: Path) -> None:
-        """Write head.json."""
+        """Write head.json into `folder`."""
         content = {"format": FORMAT, **asdict(self)}
         (folder / "head.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> HeadConfig:
-        """Read head.json.
+        """Read head.json from `folder`.
 
         Raises:
-            ModelError: absent, not JSON, of another format, or with missing or unknown fields.
+            ModelError: the file is absent, is not JSON, has another format, or has missing or unknown fields.
         """
         file = folder / "head.json"
         if not file.is_file():
-            raise ModelError(f"{folder} is no draft head: it has no head.json; name a folder that DraftHead.save wrote")
+            raise ModelError(f"{folder} is not a draft head: it has no head.json; name a folder from DraftHead.save")
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ModelError(f"{file} is not JSON ({error}); save the head again") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ModelError(f"{file} does not say format {FORMAT!r}; save the head with this version of draftmark")
+            raise ModelError(f"{file} does not have format {FORMAT!r}; save the head with this version of draftmark")
         unknown = sorted(set(content) - {field.name for field in fields(cls)})
         try:
             return cls(**content)

@@ -1,8 +1,8 @@
-"""The head's side of every forward: it follows the prompt, takes over what was accepted, and drafts the next tree.
+"""Drafter with an EAGLE head: prefill, DRAFT_EXTEND over the accepted path, and drafting of the next tree.
 
-A row of the head at position p is fed the target's feature of p and the token of p + 1, so with L tokens committed
-and the root (token L) known, rows 0 … L - 1 are complete and the newest one predicts the root's children. The head
-keeps its KV in a pool of its own under the target's page ids: one page table and one set of lengths serve both.
+A row of the head at position p reads the target's feature of p and the token of p + 1. With L committed tokens and a
+root (token L), rows 0 … L - 1 are complete, and the newest one predicts the root's children. The head keeps its KV in
+a separate pool under the target's page ids. One page table and one set of lengths serve both models.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .tree_builder import DraftTreeBuilder, best_tokens
 
 
 class Accepted:
-    """What VERIFY leaves for DRAFT_EXTEND: the accepted path, in static tensors. Rows are batch entries.
+    """Accepted path that VERIFY leaves for DRAFT_EXTEND, in static tensors. Rows are batch entries.
 
     Attributes:
-        prefix_lens: int32 ``[max_reqs]``, committed tokens *before* the round: where the path begins.
-        tokens: int64 ``[max_reqs, D]``, the token behind each accepted node; -1 beyond accept_lens.
-        accept_lens: int64 ``[max_reqs]``, accepted nodes.
-        features: ``[max_reqs, D, width]``, the target's features of each accepted node; beyond accept_lens of any node.
+        prefix_lens: int32 ``[max_reqs]``, committed tokens *before* the round: the start of the path.
+        tokens: int64 ``[max_reqs, D]``, the token that follows each accepted node; -1 beyond accept_lens.
+        accept_lens: int64 ``[max_reqs]``, number of accepted nodes.
+        features: ``[max_reqs, D, width]``, the target's features of each accepted node; undefined beyond accept_lens.
     """
 
     def __init__(self, geometry: Geometry, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,11 +42,11 @@ class Accepted:
         self.features = torch.zeros(reqs, nodes, width, dtype=dtype, device=device)
 
     def write(self, prefix_lens: torch.Tensor, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep a round's path. Capturable.
+        """Keep a round's accepted path. Capturable.
 
         Args:
-            prefix_lens: int32 ``[R]``, of the verified batch.
-            features: ``[R · D, width]``, of every node.
+            prefix_lens: int32 ``[R]``, prefix lengths of the verified batch.
+            features: ``[R · D, width]``, features of every node.
         """
         size, nodes = result.accept_index.shape
         by_node = features.view(size, nodes, -1)
@@ -60,11 +60,11 @@ class Accepted:
 class HeadDrafter(Drafting):
     """Runs EXTEND, DRAFT_EXTEND and DRAFT of the head over the engine's static state, eagerly or captured.
 
-    Between rounds it keeps, by request row, what the newest complete row of the head said: its hidden state and the
-    topk most probable tokens behind it. So a request that has just been prefilled drafts like any other.
+    Between rounds it keeps the output of each request's newest complete row: the hidden state and the topk most
+    probable next tokens. So a request that has just been prefilled drafts like any other.
 
     Args:
-        layers: of the head.
+        layers: attention layers of the head.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HeadDrafter(Drafting):
         self.taps = model.tap(head.config.feature_layers)
 
     def capture(self) -> None:
-        """Capture both programs at every captured batch size; the state is filled with null rows."""
+        """Capture DRAFT_EXTEND and DRAFT at every captured batch size, on null rows."""
         for size in sorted(self._geometry.limits.capture_batch_sizes, reverse=True):
             self._state.fill((), size)
             host = self._layers.lengths_at_capture(size)
@@ -102,7 +102,7 @@ class HeadDrafter(Drafting):
             self.capture_steps(size, host)
 
     def capture_steps(self, size: int, host: HostLengths) -> None:
-        """Capture the draft steps of a batch whose state is filled."""
+        """Capture the draft steps of a batch; the state is already filled."""
         steps = self._steps(size, size, host)
         for batch in steps:
             self._layers.plan(batch)
@@ -118,7 +118,7 @@ class HeadDrafter(Drafting):
         self._keep(rows, hidden.index_select(0, last))
 
     def draft(self, requests: Sequence[Request], padded: int, host: HostLengths) -> Round:
-        """Grow a tree below every root, into the state's tokens and parents."""
+        """Build a tree below every root and write it into the state's tokens and parents."""
         self.grow(padded, len(requests), host)
         return Round(Mode.VERIFY, padded)
 
@@ -130,7 +130,7 @@ class HeadDrafter(Drafting):
         self._runner.run(GraphKey(Program.DRAFT, padded), partial(self._draft, padded, steps))
 
     def keep(self, batch: ForwardBatch, result: VerifyResult, features: torch.Tensor) -> None:
-        """Keep the accepted path."""
+        """Keep the accepted path for DRAFT_EXTEND."""
         self.accepted.write(batch.prefix_lens, result, features)
 
     def draft_extend(self, padded: int, num_reqs: int, host: HostLengths) -> None:
@@ -165,12 +165,12 @@ class HeadDrafter(Drafting):
         self._state.set_draft_tokens(size, tokens, parents)
 
     def _take_over(self, batch: ForwardBatch) -> None:
-        """Run the head's rows of the accepted path, and keep what the newest one says."""
+        """Run the head over the accepted path and keep the newest row's output."""
         size, accepted = batch.padded_reqs, self.accepted
         self._gather(batch, accepted.prefix_lens[:size])
         self._layers.tree_ops.write_tail(batch)
         self._layers.begin(batch)
-        # Rows beyond the path are run on whatever is there; the next draft steps overwrite their KV.
+        # Rows beyond the path compute on undefined inputs; the next draft steps overwrite their KV.
         tokens = accepted.tokens[:size].clamp(min=0).flatten()
         fused = self._head.fuse(accepted.features[:size].flatten(0, 1))
         hidden = self._run(tokens, fused, batch.positions).view(size, batch.q_lens[0], -1)
@@ -199,7 +199,7 @@ class HeadDrafter(Drafting):
     # -- batches ------------------------------------------------------------------------------------------
 
     def _steps(self, padded: int, num_reqs: int, host: HostLengths) -> list[ForwardBatch]:
-        """A batch per draft step, all over the same static tensors: each step rewrites its tail."""
+        """Return one batch per draft step over the same static tensors; each step rewrites the tail."""
         tree = self._topk > 1
         return [
             self._batch.uniform(Mode.DRAFT, step, padded, num_reqs, host, tree=tree)

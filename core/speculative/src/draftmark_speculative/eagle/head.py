@@ -1,41 +1,41 @@
-"""The draft head: one decoder layer that guesses what the target will say next.
+"""Draft head: one decoder layer that predicts the tokens that follow the target's newest token.
 
-For whoever trains one. A **row** of the head stands at a position p of a request and is made of two things:
+This text specifies the head for training. A **row** of the head stands at a position p of a request. It has two inputs:
 
-* the **feature** of position p: what the target computed when it processed token p, i.e. its hidden states
-  ``feature_layers`` at p, side by side, ``[num_features · hidden_size]``; and
-* the **embedding of token p + 1** by the target's own input embedding.
+* The **feature** of position p: the target's hidden states ``feature_layers`` at token p, concatenated,
+  ``[num_features · hidden_size]``.
+* The **embedding of token p + 1**, from the target's own input embedding.
 
-From them, and through attention over the rows of positions 0 … p, it predicts **token p + 2**. So for a text
-``t[0], …, t[n-1]`` and the target's features ``f[0], …, f[n-1]``::
+From these inputs, and through attention over the rows of positions 0 … p, the row predicts **token p + 2**. For a
+text ``t[0], …, t[n-1]`` and the target's features ``f[0], …, f[n-1]``::
 
     inputs    e[p] = embed(t[p + 1]), f[p], position p       p = 0 … n - 3
     label     t[p + 2], or better the target's own distribution there: its logits at position p + 1
 
-Rotary positions are p (the feature's), in training as in decoding. While drafting there are no features of the target
-beyond the newest committed token, so the head reads **its own output** instead: `forward` returns a hidden state
-``[hidden_size]`` that takes the place of `fuse`'s result in the next row. A head that is to draft S tokens deep
-should be trained on its own outputs too (EAGLE-3 calls this training-time test)::
+Rotary positions are p (the feature's), in training and in decoding. While drafting, the target has no features beyond
+the newest committed token, so the head reads **its own output** instead. `forward` returns a hidden state
+``[hidden_size]`` that replaces the result of `fuse` in the next row. A head that drafts S tokens deep should also be
+trained on its own outputs (EAGLE-3 calls this training-time test)::
 
     g = head.fuse(features)                                 # from the target: [.., hidden_size]
     g = head(embed(tokens_shifted_by_1), g, positions, attend)   # predicts p + 2; g is the feature of position p + 1
     g = head(embed(tokens_shifted_by_2), g, positions + 1, attend)   # predicts p + 3, and so on
     logits = head.logits(g, target_lm_head_weight)
 
-In step j ≥ 1 of that chain the row of position p + j sees the step-0 rows of positions 0 … p (made from the target's
-features) and its own chain's rows of steps 1 … j, since those are what the KV cache holds in decoding; `attend` decides
-that. `dense_attention` is plain causal attention for step 0.
+In step j ≥ 1 of that chain, the row of position p + j sees two kinds of rows: the step-0 rows of positions 0 … p (from
+the target's features), and the rows of steps 1 … j of its own chain. The KV cache holds these rows in decoding.
+`attend` implements this mask. `dense_attention` is plain causal attention for step 0.
 
-Attention goes through the callable `attend(q, k, v) -> out`. A trainer passes dense attention over
+Attention is the callable `attend(q, k, v) -> out`. A trainer passes dense attention over
 ``[batch, rows, heads, head_dim]``; the engine passes its paged cache over ``[rows, heads, head_dim]``. `q` and `k` are
-rotated already; the scale is head_dim ** -0.5; grouped-query.
+already rotated; the scale is head_dim ** -0.5; heads are grouped-query.
 
-The head owns neither an embedding nor an output layer: both are the target's (`CausalLM.embed`, `CausalLM.lm_head`).
-With a **reduced draft vocabulary** it scores only the ``draft_vocab_size`` rows of the output layer that `d2t` names
-(draft token i is target token ``d2t[i]``): set `head.d2t` before training, it is saved with the weights.
+The head has no embedding and no output layer of its own. It uses the target's (`CausalLM.embed`, `CausalLM.lm_head`).
+With a **reduced draft vocabulary** it scores only the ``draft_vocab_size`` rows of the output layer that `d2t` lists:
+draft token i is target token ``d2t[i]``. Set `head.d2t` before training; it is saved with the weights.
 
-Files: a folder with head.json (`HeadConfig`) and head.safetensors, written by `save`, read by `load`. Weights may be
-stored in bfloat16 or float32; `load` converts.
+Files: a folder with head.json (`HeadConfig`) and head.safetensors, written by `save` and read by `load`. Weights may be
+stored in bfloat16 or float32; `load` converts them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WEIGHTS = "head.safetensors"
 
 
 class DraftHead(nn.Module):
-    """The module's text says what it computes. Capturable: no host read, no shape that depends on data.
+    """EAGLE draft head; the module's docstring specifies it. Capturable: no host read, no data-dependent shape.
 
     Attributes:
         d2t: int64 ``[draft_vocab_size]``, the target token of each draft token; None for the whole vocabulary.
@@ -68,7 +68,7 @@ class DraftHead(nn.Module):
         super().__init__()
         self.config = config
         size, eps = config.hidden_size, config.rms_norm_eps
-        # One feature is used as it is, so that the head's own output can be of the same kind.
+        # One feature is used without projection, because the head's own output must be able to replace it.
         self.feature_proj = nn.Linear(config.num_features * size, size, bias=False) if config.num_features > 1 else None
         self.embed_norm = nn.RMSNorm(size, eps)
         self.feature_norm = nn.RMSNorm(size, eps)
@@ -84,22 +84,22 @@ class DraftHead(nn.Module):
 
     @property
     def layers(self) -> tuple[LayerAttention, ...]:
-        """What the head's one attention layer needs, as a `CausalLM` tells of its own."""
+        """Attention parameters of the head's only layer, in the form of `CausalLM.layers`."""
         c = self.config
         return (LayerAttention(c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.head_dim**-0.5),)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' dtype."""
+        """Dtype of the weights."""
         return self.fc.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.fc.weight.device
 
     def pack(self) -> DraftHead:
-        """Compute q, k and v in one product from now on, and gate and up. For decoding, behind the last `to`."""
+        """Compute q, k and v in one product, and gate and up in another. For decoding; call it after the last `to`."""
         a, inner = self.attention, self.config.intermediate_size
         kernels = elementwise(self.fc.weight, a.num_q, a.num_kv, a.head_dim, inner)
         self.attention.pack(kernels)
@@ -107,23 +107,23 @@ class DraftHead(nn.Module):
         return self
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Features of the target ``[…, num_features · hidden_size]`` → ``[…, hidden_size]``."""
+        """Project features of the target, ``[…, num_features · hidden_size]`` → ``[…, hidden_size]``."""
         fused: torch.Tensor = features if self.feature_proj is None else self.feature_proj(features)
         return fused
 
     def forward(
         self, embeddings: torch.Tensor, fused: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Run one decoder layer over rows.
+        """Run the decoder layer over rows.
 
         Args:
-            embeddings: ``[…, rows, hidden_size]``, of the token *behind* each row's position.
-            fused: like embeddings; `fuse` of the target's features, or this function's own result of the row before.
-            positions: int64 ``[…, rows]`` or ``[rows]``, of the features.
+            embeddings: ``[…, rows, hidden_size]``, embedding of the token *after* each row's position.
+            fused: shaped like embeddings; `fuse` of the target's features, or this function's result of the last step.
+            positions: int64 ``[…, rows]`` or ``[rows]``, positions of the features.
             attend: the attention; called once.
 
         Returns:
-            like embeddings: the hidden state that `logits` scores and that the next draft step takes for `fused`.
+            Hidden state, shaped like embeddings: the input of `logits`, and `fused` of the next draft step.
         """
         x = fused + self.fc(torch.cat((self.embed_norm(embeddings), self.feature_norm(fused)), -1))
         x = x + self.attention(self.attention_norm(x), positions, attend)
@@ -131,11 +131,11 @@ class DraftHead(nn.Module):
         return hidden
 
     def logits(self, hidden: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
-        """Score the next-but-one token.
+        """Score the token two positions after each row.
 
         Args:
             hidden: ``[…, hidden_size]``, from `forward`.
-            lm_head: the target's output weight ``[vocab_size, hidden_size]``, or `output_rows` of it.
+            lm_head: the target's output weight ``[vocab_size, hidden_size]``, or its `output_rows`.
 
         Returns:
             ``[…, draft_vocab_size or vocab_size]`` in hidden's dtype; entry i is target token ``d2t[i]``.
@@ -145,15 +145,15 @@ class DraftHead(nn.Module):
         return nn.functional.linear(self.output_norm(hidden), lm_head.to(hidden.dtype))
 
     def output_rows(self, lm_head: torch.Tensor) -> torch.Tensor:
-        """The rows of the target's output weight that the head scores: gathered once, by whoever decodes."""
+        """Return the rows of the target's output weight that the head scores. Decoders gather them once."""
         return lm_head if self.d2t is None else lm_head.index_select(0, self.d2t)
 
     def target_tokens(self, draft_tokens: torch.Tensor) -> torch.Tensor:
-        """Indices into `logits` → tokens of the target."""
+        """Convert indices of `logits` to tokens of the target."""
         return draft_tokens if self.d2t is None else self.d2t[draft_tokens]
 
     def save(self, folder: str | Path) -> None:
-        """Write head.json and head.safetensors; makes the folder."""
+        """Write head.json and head.safetensors; create the folder if needed."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.config.save(folder)
@@ -164,10 +164,10 @@ class DraftHead(nn.Module):
     def load(
         cls, folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> DraftHead:
-        """Read what `save` wrote, with weights converted to `dtype`, in eval mode and without gradients.
+        """Load a head that `save` wrote, with weights in `dtype`, in eval mode and without gradients.
 
         Raises:
-            ModelError: absent or damaged files, or tensors that do not fit the configuration.
+            ModelError: files are absent or damaged, or tensors do not fit the configuration.
         """
         folder = Path(folder)
         head = cls(HeadConfig.load(folder))

@@ -1,13 +1,13 @@
-"""Draft heads that are installed as packages: entry-point group ``draftmark.heads.v1``.
+"""Draft heads installed as packages: entry-point group ``draftmark.heads.v1``.
 
-A package that ships a head names the model in its metadata, and carries the folder that `DraftHead.save` wrote::
+A package with a head names the model in its metadata, and contains the folder that `DraftHead.save` wrote::
 
     [project.entry-points."draftmark.heads.v1"]
     "smollm2-135m-instruct" = "draftmark_head_smollm2_135m"
 
-The value is an importable package; head.json lies in the package's folder. The package is found, not imported, so it
-needs no code. A head serves every model whose name, in lower case, begins with the entry point's name: a quantised
-file "SmolLM2-135M-Instruct.Q4_1.gguf" is the same model as the folder "SmolLM2-135M-Instruct". The longest name wins.
+The value is an importable package with head.json in its folder. The package is located, not imported, so it needs no
+code. A head serves every model with a name that begins, in lower case, with the entry point's name. So a quantised file
+"SmolLM2-135M-Instruct.Q4_1.gguf" and the folder "SmolLM2-135M-Instruct" are one model. The longest matching name wins.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ GROUP = "draftmark.heads.v1"
 
 
 def installed_heads() -> dict[str, str]:
-    """Model name (lower case) → package that carries its head; imports none of them."""
+    """Return a map from model name (lower case) to the package with its head; no package is imported."""
     return {entry.name.lower(): entry.value for entry in md.entry_points(group=GROUP)}
 
 
 def installed_head(model_name: str) -> Path:
-    """The folder of the head that was trained for a model.
+    """Return the folder of the installed head for a model.
 
     Raises:
-        ModelError: none is installed, or the package does not hold one.
+        ModelError: no head is installed for the model, or the package does not contain it.
     """
     heads = installed_heads()
     fitting = sorted((name for name in heads if model_name.lower().startswith(name)), key=len)
@@ -46,6 +46,6 @@ def installed_head(model_name: str) -> Path:
         if (Path(folder) / "head.json").is_file():
             return Path(folder)
     raise ModelError(
-        f"package {package!r} says that it carries the draft head of {fitting[-1]!r}, but it holds no head.json; "
+        f"package {package!r} is registered for the draft head of {fitting[-1]!r}, but it has no head.json; "
         "install it again"
     )

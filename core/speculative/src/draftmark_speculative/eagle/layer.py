@@ -1,4 +1,4 @@
-"""The parts of the draft head's one decoder layer."""
+"""Attention and feed-forward parts of the draft head's decoder layer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ..models.fused import Packed
 from .config import HeadConfig
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``attend(q, k, v) -> out``: ``[…, rows, num_attention_heads | num_key_value_heads, head_dim]``, out like q."""
+"""Attention function ``attend(q, k, v) -> out``, each ``[…, rows, heads, head_dim]``; out has q's shape."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions, around an `Attend`."""
+    """Grouped-query attention with rotary positions around an `Attend` function."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         size, dim = config.hidden_size, config.head_dim
         self.head_dim = dim
         frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-        # Negated in the first half, so that sin is: see `rotated`. No buffer, for `to(dtype)` would round it.
+        # Negative in the first half, so that sin is negated there: see `rotated`. Not a buffer: `to(dtype)` would
+        # round it.
         self.frequencies = torch.cat((-frequencies, frequencies))
         self.num_q, self.num_kv = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=False)
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         self.kernels = Elementwise()
 
     def pack(self, kernels: Elementwise) -> None:
-        """Compute q, k and v in one product from now on, and turn them by `kernels`."""
+        """Compute q, k and v in one product from now on, and rotate them by `kernels`."""
         self.packed, self.kernels = Packed(self.q_proj, self.k_proj, self.v_proj), kernels
 
     def _apply(self, fn: Any, recurse: bool = True) -> Attention:
@@ -44,7 +45,11 @@ class Attention(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """``[…, rows, hidden_size]`` → the same, before the residual; positions int64 ``[…, rows]`` or ``[rows]``."""
+        """Attend, ``[…, rows, hidden_size]`` → the same shape, without the residual.
+
+        Args:
+            positions: int64 ``[…, rows]`` or ``[rows]``.
+        """
         angle = positions[..., None, None] * self.frequencies
         heads = self._heads(x)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -53,7 +58,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """q, k and v ``[…, rows, all heads, head_dim]``."""
+        """Return q, k and v, concatenated over heads: ``[…, rows, all heads, head_dim]``."""
         if self.packed is not None:
             side_by_side = self.packed(x)
         else:
@@ -62,7 +67,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The feed-forward part of a decoder layer."""
+    """Feed-forward part of a decoder layer."""
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
@@ -73,11 +78,11 @@ class SwiGLU(nn.Module):
         self.kernels = Elementwise()
 
     def pack(self, kernels: Elementwise) -> None:
-        """Compute gate and up in one product from now on, and what they make by `kernels`."""
+        """Compute gate and up in one product from now on, and their activation by `kernels`."""
         self.packed, self.kernels = Packed(self.gate_proj, self.up_proj), kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[…, size]`` → the same, before the residual."""
+        """Apply the feed-forward part, ``[…, size]`` → the same shape, without the residual."""
         if self.packed is not None:
             let_through = self.kernels.swiglu(self.packed(x))
         else:

@@ -1,4 +1,4 @@
-"""Eagle: drafting on the device, as an engine is asked for it."""
+"""`Eagle`: the speculation that drafts on the device with a head."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .installed import installed_head
 
 @dataclass(frozen=True)
 class Eagle(Speculation):
-    """Drafts by a head that continues the target's hidden states, as a tree that grows where it is probable.
+    """Drafts by a head that continues the target's hidden states; the tree grows where tokens are probable.
 
     Attributes:
-        head: a folder that `DraftHead.save` wrote, or the head itself; None looks for an installed one that was
-            trained for the model (`draftmark_speculative.eagle.installed`).
-        topk: beams of a draft step, and candidates behind each; 1 is a chain, and needs no mask.
-        num_steps: levels of the tree; the head runs ``num_steps - 1`` times a round, and once to take over what
-            was accepted.
+        head: a folder that `DraftHead.save` wrote, or the head itself. None selects the installed head for the model
+            (`draftmark_speculative.eagle.installed`).
+        topk: beams of a draft step, and candidates after each beam; 1 is a chain, which needs no mask.
+        num_steps: levels of the tree. The head runs ``num_steps - 1`` times a round to draft, and once over the
+            accepted tokens.
         num_draft_tokens: rows verified per request, root included.
 
     Raises:
-        RequestError: a head that is neither. The geometry refuses the counts.
+        RequestError: `head` has another type. The geometry checks the counts.
     """
 
     head: str | Path | DraftHead | None = None
@@ -49,30 +49,30 @@ class Eagle(Speculation):
         return f"EAGLE drafts (topk {self.topk}, {self.num_steps} steps, {self.num_draft_tokens} tokens)"
 
     def open(self, model: CausalLM) -> DraftHead:
-        """The head on the model's device and in its dtype, in evaluation mode.
+        """Return the head on the model's device and in its dtype, in evaluation mode.
 
         Raises:
-            ModelError: no head, a damaged one, or one for another model.
-            GeometryError: topk is more than the head can tell apart.
+            ModelError: there is no head, or it is damaged or made for another model.
+            GeometryError: topk exceeds the number of tokens that the head can draft.
         """
         if isinstance(self.head, DraftHead):
-            head = deepcopy(self.head)  # the caller may go on training it
+            head = deepcopy(self.head)  # the caller may continue to train it
         else:
             head = DraftHead.load(installed_head(model.name) if self.head is None else self.head)
         head = head.to(device=model.device, dtype=model.dtype).requires_grad_(False).eval().pack()
         _check_fit(head, model)
         vocab = head.config.draft_vocab_size or head.config.vocab_size
-        if is_count(self.topk) and self.topk > vocab:  # the geometry refuses what is no count
-            raise GeometryError("draft.topk", self.topk, f"the head knows {vocab} tokens", "lower topk")
+        if is_count(self.topk) and self.topk > vocab:  # the geometry rejects a topk that is not a count
+            raise GeometryError("draft.topk", self.topk, f"the head can draft {vocab} tokens", "lower topk")
         return head
 
     def drafting(self, model: CausalLM, layers: AttentionLayers, state: DeviceState, runner: GraphRunner) -> Drafting:
-        """A `HeadDrafter` over the head's layers."""
+        """Create a `HeadDrafter` over the head's layers."""
         return HeadDrafter(self, model, layers, state, runner)
 
 
 def _check_fit(head: DraftHead, model: CausalLM) -> None:
-    """The head reads this model's hidden states and scores its vocabulary."""
+    """Raise `ModelError` unless the head fits the model's hidden states and vocabulary."""
     config, rows = head.config, model.lm_head.shape[0]
     for name, mine, models in (
         ("hidden_size", config.hidden_size, model.hidden_size),

@@ -1,8 +1,8 @@
-"""A tiny model and a draft head that is right by construction where it can be: for tests, the soak and drawings.
+"""Tiny model and draft head with a chosen acceptance rate, for tests, the soak test and drawings.
 
-The model is a tiny Llama whose layers add only `strength` times their part, so that its text depends on the last token
-above all. The head says what it would say if the layers did nothing: ``lm_head(norm(embedding))``. At strength 0 it is
-right always, at 0.01 for about two tokens in a row, at 1 hardly ever.
+The model is a tiny Llama. Its layers add only `strength` times their output, so its text depends mostly on the last
+token. The head computes the logits of a model without layers: ``lm_head(norm(embedding))``. At strength 0 the head is
+always right, at 0.01 for about two tokens in a row, at 1 almost never.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def tiny_pair(
     head_dim: int | None = None,
     **overrides: Any,
 ) -> tuple[CausalLM, DraftHead]:
-    """The model and its head; the same weights in every dtype.
+    """Make the model and its head, with the same weights in every dtype.
 
     Args:
-        head_dim: of both; None leaves the tiny model its own and gives the head 12.
+        head_dim: head dimension of both; None gives the model its default and the head 12.
         overrides: fields of the model's configuration.
     """
     if head_dim is not None:
@@ -44,8 +44,8 @@ def tiny_pair(
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data.zero_()
-    # Behind the target the fused feature is 0. Behind the head itself it is the normalised embedding of the token
-    # before, which the second half takes away again.
+    # In a row after the target the fused feature is 0. In a row after the head it is the normalised embedding of the
+    # token before; the second half of this weight subtracts that.
     one = torch.eye(width)
     head.fc.weight.data.copy_(torch.cat((one, -one), 1))
     head.output_norm.weight.data.copy_(hf.model.norm.weight.data)

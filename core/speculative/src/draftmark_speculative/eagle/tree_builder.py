@@ -1,9 +1,9 @@
-"""How a draft tree grows: beams that change parents, and the best nodes of all that were tried. Device only.
+"""Growth of a draft tree on the device: beams that change parents, and selection of the best nodes.
 
-The first level has k candidates, every later one k² (k best tokens behind each of k beams), so that S levels try
-``k + (S-1)·k²`` nodes (EAGLE-2, Li et al. 2024). The verified tree is the D - 1 of them with the highest cumulative
-probability. A parent is at least as probable as its child and comes earlier, so under a stable sort the chosen nodes
-are closed under parents, and parents stand before children.
+The first level has k candidates, and every later level k²: the k best tokens after each of k beams. So S levels try
+``k + (S-1)·k²`` nodes (EAGLE-2, Li et al. 2024). The verified tree consists of the D - 1 nodes with the highest
+cumulative probability. A parent is at least as probable as its child and comes earlier. So under a stable sort the
+chosen nodes include their parents, and parents stand before children.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 import torch
 
 CHUNK = 256
-"""Entries of the vocabulary that one block of a GPU looks through where rows are few."""
+"""Vocabulary entries that one GPU block scans when there are few rows."""
 FEW_ROWS = 64
-"""With this many rows one block a row fills a GPU."""
+"""Number of rows from which one block a row fills a GPU."""
 
 
 class DraftTreeBuilder:
-    """One round's candidates, for R requests. Capturable: every shape is fixed by (R, k, step).
+    """Candidates of one round for R requests. Capturable: (R, k, step) fix every shape.
 
     Attributes:
-        tokens: int64 ``[R, k]``, the token of each beam, to be run in the next draft step.
-        parents: int64 ``[R, k]``, the beam of the previous step that each beam continues.
-        slots: int64 ``[R, k·steps]``, the parent slot of every tail slot that beams were placed in; -1 where it is
-            the root, which is committed.
+        tokens: int64 ``[R, k]``, token of each beam, the input of the next draft step.
+        parents: int64 ``[R, k]``, beam of the previous step that each beam continues.
+        slots: int64 ``[R, k·steps]``, parent slot of every tail slot with a beam; -1 if the parent is the root, which
+            is committed.
     """
 
     def __init__(self, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """
+        """Start with the first level of a tree.
+
         Args:
             scores: float32 ``[R, k]``, log-probability of each first token; at most 0.
             tokens: int64 ``[R, k]``.
@@ -37,15 +38,15 @@ class DraftTreeBuilder:
         self.parents = torch.zeros_like(tokens)
         self.slots = tokens[:, :0]
         self._scores = scores
-        # Which candidate each beam is: the index of a node's parent among all candidates, -1 for the root.
+        # Candidate index of each beam; a node's parent is an index into all candidates, -1 for the root.
         self._beams = torch.arange(self.topk, device=tokens.device).expand(requests, -1)
         self._found = [(scores, tokens, torch.full_like(tokens, -1))]
 
     def place(self) -> torch.Tensor:
-        """Put the beams into the next k tail slots; returns `slots`.
+        """Place the beams into the next k tail slots; return `slots`.
 
-        Beam b of step i holds slot ``k·i + b``. Its parent is the slot of the beam that it continues, whatever that
-        one's branch index: beams change parents from step to step.
+        Beam b of step i gets slot ``k·i + b``. Its parent is the slot of the beam that it continues, which may have
+        another index b: beams change parents from step to step.
         """
         placed, k = self.slots.shape[1], self.topk
         parents = self.parents + (placed - k) if placed else torch.full_like(self.tokens, -1)
@@ -53,10 +54,10 @@ class DraftTreeBuilder:
         return self.slots
 
     def extend(self, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Take the k best tokens behind each beam, and make the k best of all k² the next beams.
+        """Add the k best tokens after each beam, and make the k best of these k² the next beams.
 
         Args:
-            scores: float32 ``[R, k, k]``, log-probability of each token behind each beam; at most 0.
+            scores: float32 ``[R, k, k]``, log-probability of each token after each beam; at most 0.
             tokens: int64 ``[R, k, k]``.
         """
         k, first = self.topk, sum(found[1].shape[1] for found in self._found)
@@ -68,7 +69,7 @@ class DraftTreeBuilder:
         self._beams = first + best
 
     def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `count` most probable nodes, or all where there are fewer, as a tree below the root.
+        """Return the `count` most probable nodes, or all if there are fewer, as a tree below the root.
 
         Returns:
             tokens and parents, int64 ``[R, count]``; node i of a tree is entry i - 1, node 0 is the root.
@@ -76,11 +77,11 @@ class DraftTreeBuilder:
         return self.best_with_chances(count)[:2]
 
     def best_with_chances(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `best` returns, and how likely each node is once its parent is kept, and its level.
+        """Return the tree of `best` with each node's chance once its parent is kept, and its level.
 
         Returns:
-            tokens, parents; float32 ``[R, count]`` in [0, 1], by the draft model; int64 ``[R, count]``, 1 for children
-            of the root.
+            tokens and parents as in `best`; chances float32 ``[R, count]`` in [0, 1], by the draft model; levels int64
+            ``[R, count]``, 1 for children of the root.
         """
         scores, tokens, parents = (torch.cat(column, 1) for column in zip(*self._found, strict=True))
         level = torch.cat([torch.full_like(found[1][0], i + 1) for i, found in enumerate(self._found)])
@@ -96,9 +97,9 @@ class DraftTreeBuilder:
 
 
 def best_tokens(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `topk` most probable entries of each row.
+    """Return the `topk` most probable entries of each row.
 
-    A head may say NaN; a draft is still only a guess, so such scores become -inf and the tree stays one.
+    NaN scores become -inf: a draft may be wrong, but the tree must stay a tree.
 
     Args:
         logits: ``[rows, vocab]``.
@@ -112,10 +113,10 @@ def best_tokens(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _largest(logits: torch.Tensor, topk: int) -> torch.Tensor:
-    """Indices of each row's `topk` largest entries, int64, in any order.
+    """Return the indices of each row's `topk` largest entries, int64, in any order.
 
-    A GPU gives each row of a topk to one block, which passes over it a dozen times. So for few rows the best of every
-    chunk are found side by side first, then the best of those.
+    torch's topk gives each row to one GPU block, which passes over it a dozen times. For few rows, the best entries of
+    every chunk are found in parallel first, and then the best of those.
     """
     rows, width = logits.shape
     if rows >= FEW_ROWS or width % CHUNK or topk > CHUNK or width <= CHUNK:

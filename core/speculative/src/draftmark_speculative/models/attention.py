@@ -1,9 +1,8 @@
-"""The border between transformers' attention layers and ours.
+"""Interface between transformers' attention layers and draftmark's attention.
 
-transformers looks attention up by name in a registry. Ours is registered as ``"draftmark"``, with **no mask
-function**: registering one would run packed-sequence detection, which reads the device on the host. The model is
-called with its rows packed into a batch of one, and hands every layer's q, k and v to the run that the forward
-passed along as a keyword.
+transformers looks attention up by name in a registry. draftmark registers ``"draftmark"`` **without a mask function**:
+a mask function would run packed-sequence detection, which reads the device on the host. The model is called with its
+rows packed into a batch of one. Every layer passes q, k and v to the `Run` that the forward received as a keyword.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from transformers import AttentionInterface
 from draftmark import ModelError
 
 NAME = "draftmark"
-"""Our name in transformers' attention registry."""
+"""Name in transformers' attention registry."""
 RUN = "draftmark_run"
-"""The keyword that carries a `Run` from `CausalLM.forward` to the attention function."""
+"""Keyword that carries a `Run` from `CausalLM.forward` to the attention function."""
 
 HARMLESS = frozenset(
     ("position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "output_router_logits")
 )
-"""Keywords that models pass along without a meaning for attention, whatever their value."""
+"""Keywords that models pass to attention and that do not change its result, with any value."""
 
 
 class AttentionStep(Protocol):
-    """One forward's attention, over all layers; the engine binds it to a batch, caches and backends."""
+    """Attention of one forward over all layers. The engine binds it to a batch, caches and backends."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k and v, attend, and return the result.
+        """Store k and v, compute attention, and return its output.
 
         Args:
             layer: decoder layer, from 0.
@@ -47,7 +46,7 @@ class AttentionStep(Protocol):
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What the attention of one decoder layer needs to know; `AttentionShape` without pages and dtypes.
+    """Attention parameters of one decoder layer: `AttentionShape` without pages and dtypes.
 
     Attributes:
         softmax_scale: factor on q·k.
@@ -64,11 +63,11 @@ class LayerAttention:
 
 
 Run = Callable[[int, LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``run(layer, called_with, q, k, v) -> out``, tensors as in `AttentionStep.attend`."""
+"""Attention function ``run(layer, called_with, q, k, v) -> out``; tensors as in `AttentionStep.attend`."""
 
 
 def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
-    """A run that hands over to `step` what matches `layers`, and raises `ModelError` for what does not."""
+    """Return a `Run` that passes calls equal to `layers` to `step` and raises `ModelError` for other calls."""
 
     def run(layer: int, called: LayerAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if called != layers[layer]:
@@ -83,9 +82,10 @@ def checked(step: AttentionStep, layers: tuple[LayerAttention, ...]) -> Run:
 
 @contextmanager
 def attention_of(config: Any) -> Iterator[None]:
-    """Run the model whose (text) `config` this is with our attention; its own is back afterwards.
+    """Run a model with draftmark's attention inside the context, and restore its own attention afterwards.
 
-    Two attribute writes, no device work, so it may stand inside a captured region.
+    It writes two attributes of the model's (text) `config` and does no device work, so it may stand in a captured
+    region.
     """
     own = config._attn_implementation
     config._attn_implementation = NAME
@@ -103,22 +103,23 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: q, k, v ``[1, heads, rows, head_dim]`` → ``[1, rows, num_qo_heads, head_dim]``."""
+    """Attention function for transformers: q, k, v ``[1, heads, rows, head_dim]`` → out ``[1, rows, heads, dim]``."""
     run: Run | None = arguments.pop(RUN, None)
     if run is None:
         raise ModelError(
             f"{type(module).__name__} called the attention 'draftmark' without a run: its family does not pass "
-            "keywords on to attention, or the model ran outside CausalLM.forward; use that, or a family that does"
+            "keywords to attention, or the model ran outside CausalLM.forward; call CausalLM.forward, or use a "
+            "family that passes them"
         )
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ModelError(
-            f"{type(module).__name__} has no layer_idx, so its layers cannot be told apart; use another model"
+            f"{type(module).__name__} has no layer_idx, so its layers cannot be distinguished; use another model"
         )
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise ModelError(
-            f"{type(module).__name__} of layer {layer} is not plain causal attention (it brings a mask of its own or "
-            "attends both ways), which paged attention would run wrongly; use a decoder-only causal model"
+            f"{type(module).__name__} of layer {layer} is not plain causal attention (it passes its own mask or "
+            "attends both ways), which paged attention would run incorrectly; use a decoder-only causal model"
         )
     called = _read(layer, query, key, value, arguments)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -128,7 +129,7 @@ def _attention(
 def _read(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
 ) -> LayerAttention:
-    """The layer's attention as called; refuses what it does not know by name."""
+    """Return the layer's attention parameters as called; raise `ModelError` for unknown arguments."""
     scaling, window, cap = (arguments.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
     _refuse_unknown(layer, arguments)
     head_dim = query.shape[-1]

@@ -1,4 +1,4 @@
-"""CausalLM: a transformers model whose attention is ours."""
+"""CausalLM: a transformers model that runs on draftmark's attention."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .fused import FusedDecoder
 
 
 class CausalLM:
-    """A decoder-only model, verified to run right over paged attention. Made by `load_model` or `wrap_model`.
+    """Decoder-only model, verified to run correctly on paged attention. Made by `load_model` or `wrap_model`.
 
     Attributes:
-        layers: what each decoder layer's attention needs, as configured and as called.
+        layers: attention parameters of each decoder layer, equal as configured and as called.
         vocab_size: width of the logits.
-        max_context_len: positions the model was made for (``max_position_embeddings``).
-        dtype, device: of the weights; q, k and v come in this dtype.
+        max_context_len: number of positions that the model was made for (``max_position_embeddings``).
+        dtype, device: of the weights; q, k and v have this dtype.
         stop_token_ids: end-of-sequence ids, as transformers' own `generate` uses them; may be empty.
-        hf: the transformers model itself. Its own attention is in place whenever no forward of ours is running,
-            so ``hf.generate`` works on the same weights.
-        tokenizer: a transformers tokenizer, or None when the model came without one.
+        hf: the transformers model. Its own attention is active except during a draftmark forward, so ``hf.generate``
+            works on the same weights.
+        tokenizer: a transformers tokenizer, or None if the model came without one.
         name: for messages.
 
     Args:
-        fused: a faster forward over the same weights, where there is one.
+        fused: a faster forward over the same weights, or None.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class CausalLM:
         step: AttentionStep,
         logits_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run one forward over packed rows of any number of requests. It reads nothing on the host and may be captured.
+        """Run one forward over packed rows of any number of requests. Reads nothing on the host; capturable.
 
         Args:
             token_ids: int64 ``[rows]``.
             positions: int64 ``[rows]``, below max_context_len.
             step: this forward's attention; called once per layer, in order.
-            logits_rows: int64 ``[n]``, rows whose logits are wanted, in that order; None means all.
+            logits_rows: int64 ``[n]``, rows that need logits, in this order; None means all.
 
         Returns:
-            float32 ``[rows or n, vocab_size]``.
+            Logits, float32 ``[rows or n, vocab_size]``.
 
         Raises:
-            ModelError: a layer calls attention otherwise than verified.
+            ModelError: a layer calls attention with other parameters than verified.
         """
         run = checked(step, self.layers)
         if self._fused is not None:
@@ -72,10 +72,10 @@ class CausalLM:
         return packed_forward(self.hf, token_ids, positions, run, logits_rows)
 
     def tap(self, feature_layers: Sequence[int]) -> FeatureTaps:
-        """Taps for `forward_features`; made once.
+        """Create taps for `forward_features`. Call it once and reuse the result.
 
         Raises:
-            ModelError: this model has no such hidden state.
+            ModelError: the model has no such hidden state.
         """
         return FeatureTaps(self.hf, feature_layers, self.name)
 
@@ -87,10 +87,10 @@ class CausalLM:
         taps: FeatureTaps | None,
         logits_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run `forward`, and return the tapped hidden states of every row too; None without taps.
+        """Run `forward` and also return the tapped hidden states of every row.
 
         Returns:
-            logits, and ``[rows, len(feature_layers) · hidden_size]``.
+            Logits, and hidden states ``[rows, len(feature_layers) · hidden_size]``, or None without taps.
         """
         if taps is None:
             return self.forward(token_ids, positions, step, logits_rows), None
@@ -102,13 +102,13 @@ class CausalLM:
         return logits, taps.take()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The model's own input embedding, scaled as the model scales it: int64 ``[…]`` → ``[…, hidden_size]``."""
+        """Return the model's input embedding with its scaling: int64 ``[…]`` → ``[…, hidden_size]``."""
         embedded: torch.Tensor = self.hf.get_input_embeddings()(token_ids)
         return embedded
 
     @property
     def lm_head(self) -> torch.Tensor:
-        """The output layer's weight ``[vocab_size, hidden_size]``; the model's own, not a copy."""
+        """Weight of the output layer, ``[vocab_size, hidden_size]``; the model's own tensor, not a copy."""
         weight: torch.Tensor = self.hf.get_output_embeddings().weight
         return weight
 
@@ -121,10 +121,10 @@ class CausalLM:
 def packed_forward(
     hf: Any, token_ids: torch.Tensor, positions: torch.Tensor, run: Run, logits_rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Run the model with `run` for attention; arguments and result are those of `CausalLM.forward`.
+    """Run the model with `run` as its attention; arguments and result are those of `CausalLM.forward`.
 
-    ``use_cache`` and ``position_ids`` must be explicit: transformers would otherwise make a cache of its own and
-    positions that know nothing of packed rows.
+    ``use_cache`` and ``position_ids`` must be explicit. Otherwise transformers would make its own cache, and positions
+    that ignore packed rows.
     """
     keep: Any = 0 if logits_rows is None else logits_rows
     with torch.no_grad(), attention_of(hf.config.get_text_config()):

@@ -1,7 +1,8 @@
-"""What a decoder layer does between its products, element by element: rotary positions and SwiGLU.
+"""Element-wise parts of a decoder layer between its matrix products: rotary positions and SwiGLU.
 
-On CUDA Inductor makes one kernel of each where torch's operators take four and two, which pass over the rows as often.
-They are made when a model is wrapped, for one row and for any number of them, so that no forward waits for a compiler.
+On CUDA, Inductor compiles each into one kernel. torch's operators take four and two kernels, and each passes over all
+rows. The kernels are compiled when a model is wrapped, for one row and for any number of rows, so that no forward waits
+for a compiler.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ Rotation = Callable[[torch.Tensor, int, int, torch.Tensor, torch.Tensor], tuple[
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 REHEARSED_ROWS = (2, 3, 1)
-"""The second size tells the compiler that rows vary; one row is a kernel of its own to it."""
+"""Row counts of the warm-up runs. The second size makes the row count dynamic; one row gets its own kernel."""
 
 
 def rotated(
     heads: torch.Tensor, num_q: int, num_k: int, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary positions in Llama's layout, in four launches: ``x · cos + (second half, first half) · sin``.
+    """Apply rotary positions in Llama's layout, in four launches: ``x · cos + (second half, first half) · sin``.
 
     Args:
         heads: ``[…, rows, at least num_q + num_k, head_dim]``: queries, then keys.
         cos, sin: ``[…, rows, 1, head_dim]``, sin negated in its first half.
 
     Returns:
-        ``[…, rows, num_q, head_dim]`` and ``[…, rows, num_k, head_dim]``, contiguous.
+        Queries ``[…, rows, num_q, head_dim]`` and keys ``[…, rows, num_k, head_dim]``, contiguous.
     """
     turned = heads[..., : num_q + num_k, :]
     first, second = turned.chunk(2, -1)
@@ -39,25 +40,27 @@ def rotated(
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """``[rows, 2 · n]``, gates and then what they let through → ``[rows, n]``, contiguous."""
+    """Return silu(gate) · up: ``[rows, 2 · n]``, gates first → ``[rows, n]``, contiguous."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """`rotated` and `swiglu`, as one model runs them."""
+    """Implementations of `rotated` and `swiglu` that one model runs."""
 
     rotated: Rotation = rotated
     swiglu: Activation = swiglu
 
 
 def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, intermediate: int) -> Elementwise:
-    """The two for a model's shapes: compiled and run once on CUDA, torch's operators elsewhere and without a compiler.
+    """Return both functions for a model's shapes.
+
+    On CUDA they are compiled and run once. Without CUDA or a compiler they are torch's operators.
 
     Args:
-        like: a weight: the dtype and device of all that is computed.
-        num_q, num_k: heads that turn. Values lie behind them, as many as keys.
+        like: a weight with the dtype and device of the computation.
+        num_q, num_k: number of query and key heads, which are rotated. num_k value heads follow the keys.
     """
     if like.device.type != "cuda":
         return Elementwise()
@@ -68,6 +71,6 @@ def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, inter
                 angles = like.new_zeros(rows, 1, head_dim)
                 made.rotated(like.new_zeros(rows, num_q + 2 * num_k, head_dim), num_q, num_k, angles, angles)
                 made.swiglu(like.new_zeros(rows, 2 * intermediate))
-    except Exception:  # no C compiler on this machine, for one; what it saves is time
+    except Exception:  # for example no C compiler; compiled kernels only save time
         return Elementwise()
     return made

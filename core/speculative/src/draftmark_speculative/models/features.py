@@ -1,4 +1,4 @@
-"""Hidden states of a transformers model, taken while its forward runs."""
+"""Hidden states of a transformers model, captured by hooks during its forward."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from draftmark import ModelError
 
 
 class FeatureTaps:
-    """Where the hidden states `layers` of a model pass by, counted as in transformers' ``output_hidden_states``:
-    0 is the embedding, i the output of the first i decoder layers, num_hidden_layers the final norm's output.
+    """Hooks that keep some hidden states of a model's forward.
 
-    Hooks stand for one forward only, so that a captured forward contains nothing of them but the tensors.
+    `layers` counts as transformers' ``output_hidden_states``: 0 is the embedding, i the output of the first i decoder
+    layers, num_hidden_layers the output of the final norm. Hooks exist during one forward only, so a captured forward
+    contains only the tensors.
 
     Attributes:
         layers: the indices, as given.
 
     Raises:
-        ModelError: an index out of range, or a decoder whose layers and final norm cannot be found.
+        ModelError: an index is out of range, or the decoder's layers or final norm cannot be found.
     """
 
     def __init__(self, hf: Any, layers: Sequence[int], name: str) -> None:
@@ -29,13 +30,13 @@ class FeatureTaps:
         blocks, norm = getattr(decoder, "layers", None), getattr(decoder, "norm", None)
         if blocks is None or norm is None:
             raise ModelError(
-                f"model {name!r} keeps its decoder layers or final norm elsewhere than .layers and .norm, so its "
-                "hidden states cannot be taken; use another model, or draft without a head"
+                f"model {name!r} has no decoder .layers or no final .norm, so its hidden states cannot be read; "
+                "use another model, or draft without a head"
             )
         wrong = [layer for layer in layers if not 0 <= layer <= len(blocks)]
         if wrong:
             raise ModelError(
-                f"hidden state {wrong[0]} is asked of model {name!r}, which has 0 … {len(blocks)}; "
+                f"model {name!r} has no hidden state {wrong[0]}, only 0 … {len(blocks)}; "
                 "use the head that was trained for this model"
             )
         self.layers = tuple(layers)
@@ -45,7 +46,7 @@ class FeatureTaps:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the hidden states of the forward inside the block."""
+        """Keep the hidden states of the forward inside the context."""
         handles = [block.register_forward_pre_hook(self._before(i), with_kwargs=True) for i, block in self._blocks]
         handles += [norm.register_forward_hook(self._after(i)) for i, norm in self._norms]
         try:
@@ -55,9 +56,9 @@ class FeatureTaps:
                 handle.remove()
 
     def take(self) -> torch.Tensor:
-        """``[rows, len(layers) · hidden_size]`` of the last forward, in the model's dtype; a new tensor."""
+        """Return the last forward's states ``[rows, len(layers) · hidden_size]`` in the model's dtype."""
         taken = [tensor for tensor in self._found if tensor is not None]
-        assert len(taken) == len(self._found), "every hidden state passes by in a forward"
+        assert len(taken) == len(self._found), "a forward passes every hidden state"
         self._found = [None] * len(taken)
         return torch.cat([tensor[0] for tensor in taken], -1)
 

@@ -1,10 +1,14 @@
-"""A Llama-shaped decoder in 12 to 16 launches a layer, over the weights of the transformers model itself.
+"""Llama-shaped decoder in 12 to 16 launches a layer, over the weights of the transformers model itself.
 
-A forward of few rows is nothing but launches, and a captured graph pays one to two microseconds for each.
-transformers' modules make 40 a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here
-a norm is one, rotary positions are one (`elementwise`; four without a compiler), q, k and v are one matrix product,
-gate and up another, and residuals are added by the products that make them. Roundings differ, in half precision by
-the last bit; `probe` holds the logits against transformers' own before this is used.
+A forward with few rows is bound by launches; a captured graph pays one to two microseconds for each. transformers'
+modules make 40 launches a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here:
+
+* A norm is one launch. Rotary positions are one launch, or four without a compiler (`elementwise`).
+* q, k and v are one matrix product. gate and up are another.
+* The products that compute a residual also add it.
+
+Rounding differs from transformers' own by the last bit in half precision. `probe` compares the logits of both before
+this path is used.
 """
 
 from __future__ import annotations
@@ -21,28 +25,28 @@ from .attention import LayerAttention, Run
 from .elementwise import Elementwise, elementwise
 
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
-"""transformers' classes whose layers are: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
+"""transformers' classes with these layers: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
 
 DEVICES = frozenset(("cpu", "cuda"))
-"""Where it has run. Elsewhere transformers' own modules do, whose operators a vendor has met."""
+"""Device types on which this path has run. Other devices run transformers' own modules."""
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class FusedDecoder:
-    """The whole model from token ids to logits. Capturable; hooks on transformers' modules are not run.
+    """Whole model from token ids to logits. Capturable; hooks on transformers' modules do not run.
 
-    Making one packs the model's projections; see `Packed` for what that does to its parameters.
+    The constructor packs the model's projections; see `Packed` for the effect on its parameters.
 
     Args:
-        hf: a model for which `fits` says so.
-        layers: what each layer's attention is, as verified.
+        hf: a model for which `fits` returns True.
+        layers: verified attention parameters of each layer.
     """
 
     def __init__(self, hf: Any, layers: Sequence[LayerAttention]) -> None:
         self._embed, self._rotary, self._lm_head = hf.get_input_embeddings(), hf.model.rotary_emb, hf.lm_head
         self._norm = hf.model.norm
-        one, inner = layers[0], hf.config.intermediate_size  # these families have layers of one shape
+        one, inner = layers[0], hf.config.intermediate_size  # in these families all layers have one shape
         kernels = elementwise(hf.lm_head.weight, one.num_qo_heads, one.num_kv_heads, one.head_dim, inner)
         self._layers = [_Layer(block, layer, kernels) for block, layer in zip(hf.model.layers, layers, strict=True)]
 
@@ -61,14 +65,14 @@ class FusedDecoder:
             taps: hidden states to keep, counted as in `FeatureTaps`.
 
         Returns:
-            logits, and ``[rows, hidden_size]`` for each of `taps`.
+            Logits, and one tensor ``[rows, hidden_size]`` for each of `taps`.
         """
         hidden = self._embed(token_ids)
         cos, sin = self._rotation(hidden, positions)
         states = {}
         for index, layer in enumerate(self._layers):
             if index in taps:
-                states[index] = hidden.clone()  # the layer adds to it in place
+                states[index] = hidden.clone()  # the layer adds to `hidden` in place
             layer.add_to(hidden, cos, sin, partial(run, index, layer.attention))
         hidden = states[len(self._layers)] = _normed(self._norm, hidden)
         wanted = hidden if logits_rows is None else hidden.index_select(0, logits_rows)
@@ -76,14 +80,14 @@ class FusedDecoder:
         return logits, [states[tap] for tap in taps]
 
     def _rotation(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin ``[rows, 1, head_dim]``, as `rotated` takes them."""
+        """Return cos and sin, ``[rows, 1, head_dim]`` each, in the layout that `rotated` reads."""
         cos, sin = self._rotary(hidden, positions[None])
         first, second = sin[0].chunk(2, -1)
         return cos[0][:, None], torch.cat((-first, second), -1)[:, None]
 
 
 class _Layer:
-    """One decoder layer."""
+    """One decoder layer of the fused model."""
 
     def __init__(self, block: Any, attention: LayerAttention, kernels: Elementwise) -> None:
         self.attention, self._kernels = attention, kernels
@@ -93,7 +97,7 @@ class _Layer:
         self._gate_up = Packed(block.mlp.gate_proj, block.mlp.up_proj)
 
     def add_to(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> None:
-        """Add the layer's two parts to ``hidden [rows, hidden_size]``."""
+        """Add the outputs of attention and MLP to ``hidden [rows, hidden_size]`` in place."""
         num_q, num_kv = self.attention.num_qo_heads, self.attention.num_kv_heads
         heads = self._qkv(_normed(self._norms[0], hidden)).view(len(hidden), -1, self.attention.head_dim)
         q, k = self._kernels.rotated(heads, num_q, num_kv, cos, sin)
@@ -113,7 +117,7 @@ def _add_product(hidden: torch.Tensor, x: torch.Tensor, linear: nn.Linear) -> No
 
 
 def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
-    """Whether `FusedDecoder` is written for this model: a known class, unmodified, full attention, a known device."""
+    """Return True if `FusedDecoder` supports the model: known class and device, unmodified, full attention."""
     known = type(hf).__name__ in FAMILIES and type(hf).__module__.startswith("transformers.models.")
     known = known and hf.device.type in DEVICES
     if not known or any(layer.window_left >= 0 or layer.logits_soft_cap for layer in layers):
@@ -123,16 +127,16 @@ def fits(hf: Any, layers: Sequence[LayerAttention]) -> bool:
 
 
 def _plain(module: nn.Module) -> bool:
-    """No hooks, no forward of its own, and no kind of `nn.Linear` (an adapter, a quantised one) but that itself."""
+    """Return True for a module without hooks or a replaced forward, and not of a subclass of `nn.Linear`."""
     changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     return not changed and (type(module) is nn.Linear or not isinstance(module, nn.Linear))
 
 
 class Packed:
-    """``[layer(x) for layer in linears]`` side by side, in one product.
+    """Several linear layers as one product: ``[layer(x) for layer in linears]``, concatenated.
 
-    The layers' own parameters become views of the packed ones: nothing is stored twice, what is written to them in
-    place is seen here, and moving them (`Module.to`) ends that, so pack last.
+    The layers' parameters become views of the packed tensors, so nothing is stored twice. Writes to them in place are
+    visible here. Moving the module (`Module.to`) breaks the views, so pack last.
 
     Args:
         linears: all with a bias, or all without.
@@ -143,7 +147,7 @@ class Packed:
         self._bias = _pack(linears, "bias") if linears[0].bias is not None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``[…, in]`` → ``[…, sum of the layers' out]``."""
+        """Return the concatenated outputs: ``[…, in]`` → ``[…, sum of the layers' out]``."""
         return F.linear(x, self._weight, self._bias)
 
 

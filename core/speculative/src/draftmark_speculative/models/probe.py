@@ -1,8 +1,13 @@
-"""Refusals by fact: run the model on a handful of tokens and see whether our attention is its attention.
+"""Check that draftmark's attention reproduces the model's own, by running the model on a few tokens.
 
-Three short forwards: ours over two packed requests, transformers' own over the same two, and ours again with the
-second request moved to the end of the context. They show that every layer calls the registry exactly once, that
-nothing but attention mixes rows, and that positions reach the model.
+Three short forwards run:
+
+1. draftmark's attention over two packed requests;
+2. transformers' own attention over the same requests;
+3. draftmark's attention again, with the second request moved to the end of the context.
+
+They show that every layer calls the registry exactly once, that only attention mixes rows, and that positions reach
+the model.
 """
 
 from __future__ import annotations
@@ -20,32 +25,34 @@ from .files import MOST_OF_A_CAUSE
 from .fused import FusedDecoder, fits
 
 REQUESTS, TOKENS = 2, 4
-"""Packed requests, and tokens of each."""
+"""Number of packed requests, and of tokens in each."""
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 2e-2}
-"""Largest relative difference of logits by dtype. A dropped feature makes 0.2 and more; rounding made up to 2.6e-2 and
-5e-3 over all tiny families and SmolLM2-135M."""
+"""Largest relative difference of logits, by dtype.
+
+A dropped feature makes 0.2 or more. Rounding made up to 2.6e-2 in bfloat16 and 5e-3 in float16, over all tiny families
+and SmolLM2-135M."""
 FLOAT32_TOLERANCE = 1e-2
-"""Rounding makes 1e-6 here, and 1e-3 where TF32 is on."""
+"""Largest relative difference of logits in float32. Rounding makes 1e-6 here, and 1e-3 with TF32 on."""
 
 
 def probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
-    """Find out which attention each layer calls.
+    """Return the attention parameters with which each layer calls attention.
 
     Raises:
-        ModelError: the family bypasses the attention registry, or would come out different from transformers' own.
+        ModelError: the family bypasses the attention registry, or its logits would differ from transformers' own.
     """
     try:
         with torch.inference_mode():
             return _probe(hf, name)
     except DraftmarkError as error:
         raise _refusal(hf, name, str(error)) from None
-    except Exception as error:  # any model's forward may raise anything when it is driven in a way it does not know
+    except Exception as error:  # a model may raise anything in a forward that it does not support
         cause = shorten(" ".join(str(error).split()), MOST_OF_A_CAUSE, placeholder=" …")
         raise _refusal(hf, name, f"its forward raised {type(error).__name__}: {cause}; use another model") from error
 
 
 def fused_decoder(hf: Any, layers: tuple[LayerAttention, ...]) -> FusedDecoder | None:
-    """Make the fused forward of a model that has one and whose logits it reproduces."""
+    """Make the fused forward of a model, or return None if there is none or its logits differ."""
     if not fits(hf, layers):
         return None
     tokens, near = _rows(hf)
@@ -70,24 +77,24 @@ def _probe(hf: Any, name: str) -> tuple[LayerAttention, ...]:
     if not own.isfinite().all():
         raise ModelError(
             f"its own forward gives logits that are not finite in {str(hf.dtype).removeprefix('torch.')}: weights are "
-            "damaged, or too large for it; download them again, or take float32"
+            "damaged, or too large for this dtype; download them again, or use float32"
         )
     moved = packed_forward(hf, tokens, far, ProbeAttention())
     one = slice(TOKENS)
-    _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so draftmark misses something of it")
+    _compare(hf.dtype, ours, own, "its logits differ from transformers' own by {}, so a part of it is not supported")
     _compare(hf.dtype, moved[one], ours[one], "a request's logits change by {} with the positions of another request")
     return layers
 
 
 def _rows(hf: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and positions of the packed requests."""
-    # Distinct tokens, so that rows which change places show.
+    """Return tokens and positions of the packed requests."""
+    # Tokens are distinct, so that swapped rows change the logits.
     tokens = torch.arange(REQUESTS * TOKENS, device=hf.device) * 7919 + 11
     return tokens % int(hf.config.get_text_config().vocab_size), torch.arange(TOKENS, device=hf.device).repeat(REQUESTS)
 
 
 def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest difference, relative to the largest logit; NaN where one is."""
+    """Return the largest difference relative to the largest logit; NaN if any value is NaN."""
     return float((got - want).abs().max() / want.abs().max())
 
 
@@ -103,7 +110,7 @@ def _refusal(hf: Any, name: str, reason: str) -> ModelError:
 
 
 class ProbeAttention:
-    """A run that notes what each layer asked for and answers with plain causal attention over the probe's rows."""
+    """`Run` that records each layer's call and computes plain causal attention over the probe's rows."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerAttention]] = []
@@ -114,7 +121,7 @@ class ProbeAttention:
         """Attend in float32, as transformers' softmax does; arguments and result are those of `attention.Run`."""
         dtype = q.dtype
         self.calls.append((layer, called))
-        # [requests, heads, tokens, head_dim], query heads of a group side by side
+        # [requests, heads, tokens, head_dim]; query heads of a group are adjacent
         q, k, v = (t.reshape(REQUESTS, TOKENS, -1, called.head_dim).transpose(1, 2).float() for t in (q, k, v))
         k, v = (t.repeat_interleave(called.num_qo_heads // called.num_kv_heads, dim=1) for t in (k, v))
         scores = q @ k.transpose(-1, -2) * called.softmax_scale
@@ -127,12 +134,12 @@ class ProbeAttention:
         return out.transpose(1, 2).flatten(0, 1).to(dtype)
 
     def layers(self, count: int) -> tuple[LayerAttention, ...]:
-        """Return what was called, if every one of `count` layers called exactly once."""
+        """Return the recorded calls; raise `ModelError` unless each of `count` layers called exactly once."""
         got = [layer for layer, _ in self.calls]
         if got != list(range(count)):
             raise ModelError(
                 f"{len(got)} attention calls of {len(set(got))} layers reached transformers' attention registry, but "
-                f"the model has {count} layers, each of which must call it once; use a family whose attention goes "
+                f"the model has {count} layers, and each must call it once; use a family whose attention goes "
                 "through the registry"
             )
         return tuple(called for _, called in self.calls)

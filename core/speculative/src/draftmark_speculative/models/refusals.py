@@ -1,7 +1,7 @@
-"""Refusals by name: what a configuration says that paged attention would run wrongly.
+"""Models rejected by their configuration, because paged attention would run them incorrectly.
 
-`refuse` reads the configuration only, so it comes before the weights are loaded. What no configuration says is found by
-running the model (`probe`), and `verify` holds the configuration against what the layers then ask for.
+`refuse` reads only the configuration, so it runs before the weights are loaded. `probe` runs the model and finds
+features that no configuration declares. `verify` compares the configuration with the calls that the probe recorded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PAGED_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def refuse(config: Any, name: str) -> None:
-    """Raise `ModelError` for the first reason why `config` cannot be served; `name` is the model's, for the message."""
+    """Raise `ModelError` for the first reason why `config` cannot be served; `name` is the model's name."""
     text = config.get_text_config()
     family = getattr(text, "model_type", "") or "unknown"
     try:
         reason = next(_reasons(text, family), None)
-    except Exception as error:  # some configurations answer a question about "the" head_dim by raising
+    except Exception as error:  # some configurations raise on reading a field that differs between layers
         cause = str(error).strip().split(". ")[0]
-        reason = f"its configuration has no one attention shape ({cause}); use another model"
+        reason = f"its configuration has no single attention shape ({cause}); use another model"
     if reason is not None:
         raise ModelError(f"model {name!r} (family {family}) cannot be decoded: {reason}")
 
@@ -41,10 +41,10 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder and needs cross attention; use a decoder-only model"
     if family in SINK_FAMILIES:
-        yield "it uses attention sinks, which draftmark's backends do not implement; use a model without sinks"
+        yield "it uses attention sinks, which the decoding loop does not implement; use a model without sinks"
     if getattr(config, "kv_lora_rank", None):
         yield (
-            "it uses multi-head latent attention (kv_lora_rank), whose keys and values differ in width; "
+            "it uses multi-head latent attention (kv_lora_rank), in which keys and values differ in width; "
             "use a grouped-query model"
         )
     if any(hasattr(config, field) for field in SPARSE_FIELDS):
@@ -60,7 +60,7 @@ def _reasons(config: Any, family: str) -> Iterator[str]:
         if not isinstance(value, int):
             yield f"its configuration has no single {field}, so it is not a plain attention model; use one that has"
         elif value < 1:
-            yield f"its configuration says {field} {value}, but it must be >= 1; use the config.json of the weights"
+            yield f"its configuration has {field} {value}, but it must be >= 1; use the config.json of the weights"
     _ = getattr(config, "head_dim", None)  # raises where layers differ
 
 
@@ -69,7 +69,7 @@ def _layer_reasons(config: Any) -> Iterator[str]:
     other = sorted({str(kind) for kind in types} - set(PAGED_LAYER_TYPES))
     if any("chunk" in kind for kind in other) or getattr(config, "attention_chunk_size", None):
         yield (
-            "it has chunked attention layers, whose chunk size transformers does not pass to the attention function; "
+            "it has chunked attention layers, but transformers does not pass their chunk size to attention; "
             "use a model with full or sliding-window layers"
         )
     if other:
@@ -85,23 +85,23 @@ def _rope_reasons(config: Any) -> Iterator[str]:
     for kind in sorted(rope_types(config)):
         if kind in BATCH_DEPENDENT_ROPE:
             yield (
-                f"its {kind} RoPE {BATCH_DEPENDENT_ROPE[kind]}, so shorter requests beside it come out wrong; "
+                f"its {kind} RoPE {BATCH_DEPENDENT_ROPE[kind]}, so shorter requests in that batch come out wrong; "
                 "use a model with default, linear, llama3 or yarn RoPE"
             )
 
 
 def rope_types(config: Any) -> set[str]:
-    """RoPE types in ``rope_parameters``, flat or by layer type; empty when the model has none."""
+    """Return the RoPE types in ``rope_parameters``, flat or by layer type; empty if the model has none."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {str(one.get("rope_type", "default")) for one in (nested or [parameters]) if one}
 
 
 def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[LayerAttention, ...]:
-    """Return `called`, if the text `config` says the same of every layer.
+    """Return `called` if the text `config` has equal parameters for every layer.
 
-    A window or a cap that is configured but never reaches the attention function lives in a mask or nowhere, and
-    would be dropped.
+    A window or a cap that is configured but never reaches the attention function is in a mask or unused. draftmark
+    would drop it.
 
     Raises:
         ModelError: the first layer and field that differ.
@@ -109,18 +109,18 @@ def verify(config: Any, called: tuple[LayerAttention, ...], name: str) -> tuple[
     for index, layer in enumerate(called):
         configured = _configured(config, index, layer)
         for field in (field.name for field in fields(LayerAttention)):
-            says, got = getattr(configured, field), getattr(layer, field)
-            if says != got:
+            stated, got = getattr(configured, field), getattr(layer, field)
+            if stated != got:
                 raise ModelError(
-                    f"model {name!r} (family {config.model_type}) cannot be decoded: its configuration says {field} "
-                    f"{says} for layer {index}, but the layer calls attention with {got}; use a transformers release "
+                    f"model {name!r} (family {config.model_type}) cannot be decoded: its configuration has {field} "
+                    f"{stated} for layer {index}, but the layer calls attention with {got}; use a transformers release "
                     "or a model in which both agree"
                 )
     return called
 
 
 def _configured(config: Any, index: int, called: LayerAttention) -> LayerAttention:
-    """What the configuration says of a layer. The scale is taken from the call where no field declares it."""
+    """Return the configuration's parameters of a layer; the scale is the call's if no field declares it."""
     heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
     scale = called.softmax_scale

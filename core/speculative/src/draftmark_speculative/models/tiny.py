@@ -1,8 +1,8 @@
-"""Tiny random-weight models, made offline in milliseconds: for tests and examples.
+"""Tiny random-weight models for tests and examples, made offline in milliseconds.
 
-They say nothing sensible, but they run the real modelling code of their families. Embeddings are not tied and
-weights are wide, so that greedy text does not fall into a loop at once (tied random embeddings repeat one token, and
-a comparison of such texts is vacuous).
+Their text is meaningless, but they run the real modelling code of their families. Embeddings are not tied and weights
+are wide, so that greedy text does not fall into a loop at once. Tied random embeddings repeat one token, and a
+comparison of such texts shows nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .causal_lm import CausalLM
 from .loading import wrap_model
 
 WINDOW = 9
-"""Hugging Face's sliding window of the windowed families: a query sees itself and 8 positions to its left."""
+"""Sliding window of the windowed families in Hugging Face's count: a query sees itself and 8 positions to its left."""
 
 _SHARED: dict[str, Any] = {
     "hidden_size": 48,
@@ -44,20 +44,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 24, "query_pre_attn_scalar": 20, "num_key_value_heads": 1, **_MIXED},
     "phi3": {},
 }
-"""transformers' model types, and what each differs in from the shared shape."""
+"""Model types of transformers, and the fields in which each differs from the shared shape."""
 
 
 def tiny_model(
     family: str, seed: int = 0, *, vocab_size: int = 256, dtype: str = "float32", **overrides: Any
 ) -> CausalLM:
-    """A tiny model of `family`, its weights drawn from `seed`; the global random state is left alone.
+    """Make a tiny model of `family` with weights drawn from `seed`; the global random state does not change.
 
     Args:
-        family: a key of `FAMILIES`; ``"gemma3"`` is taken for its text model.
+        family: a key of `FAMILIES`; ``"gemma3"`` means its text model.
         overrides: configuration fields.
 
     Raises:
-        ModelError: an unknown family, or overrides that make a model that is refused.
+        ModelError: the family is unknown, or the overrides make a model that is rejected.
     """
     hf = tiny_hf_model(family, seed, vocab_size=vocab_size, dtype=dtype, **overrides)
     return wrap_model(hf, name=f"tiny-{family}")
@@ -66,7 +66,7 @@ def tiny_model(
 def tiny_hf_model(
     family: str, seed: int = 0, *, vocab_size: int = 256, dtype: str = "float32", **overrides: Any
 ) -> Any:
-    """The transformers model of `tiny_model`, not wrapped and not refused."""
+    """Make the transformers model of `tiny_model` without wrapping or checking it."""
     family = "gemma3_text" if family == "gemma3" else family
     if family not in FAMILIES:
         raise ModelError(f"family is {family!r}, but tiny models exist for {', '.join(FAMILIES)}; choose one of them")
