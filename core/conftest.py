@@ -272,7 +272,7 @@ def tree(parents: list[int | None]) -> tuple[Slot, ...]:
 
 @dataclass(frozen=True)
 class Request:
-    """One live request: `prefix` committed tokens and a tail. The last `rows` slots of the tail are query rows."""
+    """A live request: `prefix` committed tokens and a tail. The last `rows` slots of the tail are query rows."""
 
     prefix: int
     tail: tuple[Slot, ...]
@@ -286,7 +286,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Scene:
-    """One forward. `host` selects the host's view of the lengths: exact, upper_bound or unknown."""
+    """A forward of several requests. `host` selects the host's view of the lengths: exact, upper_bound or unknown."""
 
     geometry: Geometry
     mode: Mode

@@ -118,7 +118,7 @@ def test_fp8_kv_moves(make_geometry):
     ids=["down", "up", "reversed", "rotated", "fan out", "in place", "nothing"],
 )
 def test_a_move_reads_everything_before_it_writes(pool, source, target):
-    """With overlapping source and target every target gets its source's old contents, in all layers, K and V."""
+    """Each target slot gets its source slot's old contents, in every layer of K and V, also when slots overlap."""
     old_k, old_v = by_slot(pool.k), by_slot(pool.v)
     pool.move(torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64))
     for old, new in ((old_k, by_slot(pool.k)), (old_v, by_slot(pool.v))):

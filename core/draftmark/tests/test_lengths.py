@@ -1,4 +1,4 @@
-"""Sequence lengths: one owner; the host's view is derived, and says by its type how much it knows."""
+"""Sequence lengths: one owner, and host views with a type that states their precision."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ ROWS, LIMIT = 5, 40
 
 @pytest.fixture
 def lengths():
-    """Five request rows with lengths up to 40."""
+    """Return lengths of five request rows, up to 40 tokens each."""
     return SequenceLengths(ROWS, LIMIT, "cpu")
 
 
 def commit(lengths, rows, by, at_most):
-    """Both halves of a dispatch: what the device learns, and what the host knows of it."""
+    """Advance the device and dispatch on the host."""
     lengths.advance(torch.tensor(rows), torch.tensor(by, dtype=torch.int32))
     lengths.dispatched(rows, at_most)
 
 
 def test_a_new_owner_is_empty(lengths):
-    """All rows start at 0, on both sides, with a null row for every request row behind them."""
+    """All rows start at 0 on device and host, and each request row has a null row."""
     assert lengths.first_null_row == ROWS
     assert lengths.device.tolist() == [0] * (2 * ROWS)
     assert lengths.device.dtype == torch.int32
     assert lengths.exact(range(ROWS)) == Exact((0,) * ROWS)
 
 
-def test_an_advance_in_flight_is_a_bound_until_it_is_settled(lengths):
-    """Between dispatch and settle the host knows settled + at_most; afterwards it knows the length."""
+def test_an_advance_in_flight_is_a_bound_until_it_settles(lengths):
+    """Between dispatch and settle the host has the bound settled + at_most; after settle it has the length."""
     commit(lengths, [0, 2], [3, 1], at_most=4)
     assert lengths.device.tolist() == [3, 0, 1, 0, 0] + [0] * ROWS
     assert lengths.upper_bound([0, 1, 2]) == UpperBound((4, 0, 4))
@@ -51,7 +51,7 @@ def test_an_advance_in_flight_is_a_bound_until_it_is_settled(lengths):
 
 
 def test_two_dispatches_settle_one_by_one(lengths):
-    """A row two rounds ahead adds both bounds, and gives them back in turn."""
+    """A row two steps ahead adds both bounds, and each settle subtracts one."""
     commit(lengths, [1], [2], at_most=4)
     commit(lengths, [1], [3], at_most=5)
     assert lengths.upper_bound([1]).lens == (9,)
@@ -62,20 +62,20 @@ def test_two_dispatches_settle_one_by_one(lengths):
 
 
 def test_an_advance_without_tokens_in_flight_is_exact(lengths):
-    """A dispatch that commits nothing leaves the exact length known."""
+    """A dispatch of 0 tokens leaves the exact length known."""
     commit(lengths, [1], [0], at_most=0)
     assert lengths.exact([1]).lens == (0,)
 
 
-def test_the_bound_never_passes_the_geometrys_limit(lengths):
-    """What is in flight may sum past the limit that every length keeps; the bound does not."""
+def test_the_bound_never_exceeds_the_geometry_limit(lengths):
+    """The sum of tokens in flight may exceed the limit; the bound is clamped to it."""
     for _ in range(9):
         commit(lengths, [0], [0], at_most=8)
     assert lengths.upper_bound([0]).lens == (LIMIT,)
 
 
 def test_unknown_is_the_limit_for_every_row(lengths):
-    """The weakest view still gives one upper bound per request."""
+    """The weakest view has an upper bound for each request."""
     assert lengths.unknown([0, 3]) == Unknown(2, LIMIT)
     assert lengths.unknown([0, 3]).upper_bound() == (LIMIT, LIMIT)
     assert Unknown(0, LIMIT).upper_bound() == ()
@@ -83,12 +83,12 @@ def test_unknown_is_the_limit_for_every_row(lengths):
 
 @pytest.mark.parametrize("kind", [Exact, UpperBound])
 def test_every_kind_gives_an_upper_bound(kind):
-    """Callers that need only a bound need not ask which kind they have."""
+    """Callers that need only a bound do not need to check the type of the view."""
     assert kind((3, 0)).upper_bound() == (3, 0)
 
 
 def test_null_rows_never_move(lengths):
-    """Padded entries point at null rows, one often; whatever is committed there, their lengths stay 0."""
+    """Null rows stay 0, also when several padded entries use one null row with any token count."""
     rows = [1, ROWS, ROWS, 2 * ROWS - 1]
     lengths.advance(torch.tensor(rows), torch.tensor([2, 7, 7, 7], dtype=torch.int32))
     assert lengths.device.tolist() == [0, 2, 0, 0, 0] + [0] * ROWS
@@ -96,28 +96,28 @@ def test_null_rows_never_move(lengths):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_advance_takes_any_integers(lengths, dtype):
-    """Accepted counts come as int32 or int64; lengths stay int32."""
+    """`by` may be int32 or int64; lengths stay int32."""
     lengths.advance(torch.tensor([0, 4]), torch.tensor([2, 7], dtype=dtype))
     assert lengths.device[:ROWS].tolist() == [2, 0, 0, 0, 7]
 
 
 @pytest.mark.parametrize("row", [-1, ROWS, 2 * ROWS])
 def test_only_request_rows_can_be_reset(lengths, row):
-    """reset() of a null row, or of no row, is a mistake in the caller and is named."""
+    """reset() of a null row, or of an index out of range, raises an error with the row."""
     with pytest.raises(LengthsError, match=f"row {row} is not a request row"):
         lengths.reset(row)
 
 
 @pytest.mark.parametrize("row", [-1, ROWS])
-def test_the_host_half_knows_request_rows_only(lengths, row):
-    """A null row, or a negative one (another request's, by Python's rules), is named as a mistake, not moved."""
+def test_the_host_methods_accept_request_rows_only(lengths, row):
+    """A null row or a negative row raises an error with the row, although Python would accept a negative index."""
     for call, arguments in {"dispatched": (3,), "settle": ([0], 0), "exact": (), "upper_bound": ()}.items():
         with pytest.raises(LengthsError, match=f"row {row}"):
             getattr(lengths, call)([row], *arguments)
 
 
-def test_reset_empties_both_sides(lengths):
-    """A request that leaves takes its length and what it had in flight along."""
+def test_reset_clears_device_and_host(lengths):
+    """reset() clears the length and the tokens in flight of a request that ends."""
     commit(lengths, [3], [2], at_most=4)
     lengths.reset(3)
     assert lengths.device[3] == 0
@@ -127,8 +127,8 @@ def test_reset_empties_both_sides(lengths):
 @pytest.mark.parametrize(
     ("by", "at_most"), [([5], 4), ([-1], 4), ([1], 5), ([0], 5)], ids=["more", "negative", "undispatched", "too wide"]
 )
-def test_settling_what_was_not_dispatched_is_refused(lengths, by, at_most):
-    """More tokens than promised, negative ones, or a wider promise than is in flight raise and change nothing."""
+def test_settling_tokens_that_were_not_dispatched_is_refused(lengths, by, at_most):
+    """More tokens than at_most, negative tokens, or a larger at_most than in flight raise and change nothing."""
     commit(lengths, [2], [1], at_most=4)
     with pytest.raises(LengthsError, match="row 2 settles"):
         lengths.settle([2], by, at_most)
@@ -136,7 +136,7 @@ def test_settling_what_was_not_dispatched_is_refused(lengths, by, at_most):
 
 
 def test_settling_twice_is_refused(lengths):
-    """One dispatch settles once."""
+    """Each dispatch can be settled once."""
     commit(lengths, [2], [1], at_most=4)
     lengths.settle([2], [1], at_most=4)
     with pytest.raises(LengthsError, match="0 are in flight"):
@@ -144,20 +144,20 @@ def test_settling_twice_is_refused(lengths):
 
 
 def test_negative_tokens_cannot_be_dispatched(lengths):
-    """A negative bound would lower the host's view below the device's; it is refused."""
+    """A negative bound is refused, because it would put the host's view below the device's length."""
     with pytest.raises(LengthsError):
         lengths.dispatched([0], -1)
 
 
 def test_advance_is_device_only_and_in_place(lengths):
-    """The tensor keeps its address, so a captured advance moves what every later reader sees."""
+    """The tensor keeps its address, so a captured advance changes the tensor that later readers use."""
     address = lengths.device.data_ptr()
     commit(lengths, [0], [3], at_most=3)
     assert lengths.device.data_ptr() == address
 
 
-def test_there_is_no_sum_to_go_stale(lengths):
-    """Neither the owner, nor the batch, nor any kind of host lengths stores a sum (sglang#26753)."""
+def test_no_object_stores_a_sum_of_lengths(lengths):
+    """Neither the owner, nor the batch, nor any host view stores a sum (sglang#26753)."""
     commit(lengths, [0], [3], at_most=3)
     names = {field.name for kind in (ForwardBatch, Exact, UpperBound, Unknown) for field in fields(kind)}
     names |= set(vars(lengths)) | set(dir(SequenceLengths))
@@ -165,7 +165,7 @@ def test_there_is_no_sum_to_go_stale(lengths):
 
 
 class Rounds(RuleBasedStateMachine):
-    """An engine's life: requests advance, the host hears of it later and in order, requests leave and join."""
+    """Model of an engine: requests advance, the host settles later and in order, requests end and start."""
 
     @initialize()
     def begin(self):
@@ -203,12 +203,12 @@ class Rounds(RuleBasedStateMachine):
         ]
 
     @invariant()
-    def the_device_is_what_was_settled_plus_what_is_in_flight(self):
-        unheard = [0] * ROWS
+    def the_device_is_settled_plus_in_flight(self):
+        unsettled = [0] * ROWS
         for rows, by, _ in self.flights:
             for row, count in zip(rows, by, strict=True):
-                unheard[row] += count
-        settled = [n - late for n, late in zip(self.true, unheard, strict=True)]
+                unsettled[row] += count
+        settled = [n - late for n, late in zip(self.true, unsettled, strict=True)]
         assert self.lengths.device.tolist() == self.true + [0] * ROWS, self.flights
         pending = {row for rows, _, at_most in self.flights for row in rows if at_most}
         for row in range(ROWS):

@@ -81,7 +81,7 @@ def test_a_second_reference_is_a_duplicate_too(distribution):
 
 @pytest.mark.parametrize("major", [0, 2, 11])
 def test_another_contract_major_is_refused(distribution, major):
-    """The error for another contract major contains both majors and asks for another release."""
+    """The error for another contract major contains both majors and the distribution to replace."""
     distribution("foreign", group=f"draftmark.backends.v{major}")
     error = load_error("foreign")
     assert_load_error(error, LoadFailure.WRONG_CONTRACT_MAJOR, f"contract v{major}", "v1", "draftmark-foreign")

@@ -54,7 +54,7 @@ def changed(batch, of_batch):
 )
 @pytest.mark.parametrize("mode", [Mode.VERIFY, Mode.RAGGED_VERIFY], ids=str)
 def test_every_part_changes_the_digest(filled, mode, change, part):
-    """One changed number in a tensor changes the digest of that tensor's part."""
+    """A changed number in a tensor changes the digest of that tensor's part."""
     before = step_digest(filled[mode], 4).clone()
     change(filled[mode])
     after = step_digest(filled[mode], 4)

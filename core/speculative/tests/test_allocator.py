@@ -1,4 +1,4 @@
-"""PageAllocator: no page with two owners, no null page handed out, all or nothing."""
+"""PageAllocator: one owner per page, no null page handed out, all pages or none."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,16 +9,16 @@ from draftmark_speculative.allocator import PageAllocator
 
 
 def test_exhaustion_takes_nothing():
-    """A reservation that cannot be served raises, says the numbers and the remedy, and changes nothing."""
+    """A request for too many pages raises an error with the numbers and the remedy, and takes nothing."""
     pages = PageAllocator(num_pages=5, null_pages=1)
     pages.take(3)
-    with pytest.raises(CacheExhausted, match="2 KV pages are needed but 1 of 4 are free; finish or cancel"):
+    with pytest.raises(CacheExhausted, match="2 KV pages are needed, but 1 of 4 are free; finish or cancel"):
         pages.take(2)
     assert (pages.free, pages.in_use) == (1, 3)
 
 
 def test_a_page_is_returned_once():
-    """Giving back a page twice, or a null page, is refused."""
+    """Returning a page twice, or returning a null page, raises an error."""
     pages = PageAllocator(num_pages=4, null_pages=2)
     mine = pages.take(2)
     pages.give(mine)
@@ -31,7 +31,7 @@ def test_a_page_is_returned_once():
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.integers(1, 3), st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40))
 def test_pages_have_one_owner(null_pages, usable, steps):
-    """Under random takes and gives, owners are disjoint, null pages stay out, and free plus owned is everything."""
+    """Under random takes and returns, owners are disjoint, null pages stay out, and free plus owned is everything."""
     pages = PageAllocator(null_pages + usable, null_pages)
     held: list[list[int]] = []
     for take, count in steps:

@@ -144,7 +144,7 @@ def test_staging_holds_a_slot_for_every_plan_of_two_rounds(make_geometry):
 def test_overlap_is_refused_when_a_draft_model_is_opened(make_geometry):
     """Plans need exact lengths; the refusal says so, before any buffer is made."""
     geometry = make_geometry(modes=DRAFT_MODES, topk=4, num_steps=4, overlap=True)
-    with pytest.raises(BackendRefusal, match="exact host lengths, which a host that lags cannot give"):
+    with pytest.raises(BackendRefusal, match="exact host lengths, but the host lags behind the device"):
         load("cuda_flashinfer").allocate(geometry, "cpu")
 
 

@@ -27,17 +27,17 @@ POISON_BYTE = 0xFF
 
 @dataclass(frozen=True)
 class Block:
-    """One allocated buffer: specification, typed view, and the guard bytes on both sides."""
+    """An allocated buffer: specification, typed view, and the guard bytes on both sides."""
 
     spec: BufferSpec
     tensor: torch.Tensor
     before: torch.Tensor
-    behind: torch.Tensor
+    after: torch.Tensor
 
     @property
     def hit(self) -> bool:
         """True if a guard byte changed. Reads the device."""
-        return not all(bool((guard == GUARD_BYTE).all()) for guard in (self.before, self.behind))
+        return not all(bool((guard == GUARD_BYTE).all()) for guard in (self.before, self.after))
 
 
 class Arena:
@@ -145,15 +145,15 @@ def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
         mark_host(raw)
     elif spec.memory is Memory.PINNED:
         mark_pinned(raw)
-    before, payload, behind = raw[:guard], raw[guard:end], raw[end:]
+    before, payload, after = raw[:guard], raw[guard:end], raw[end:]
     before.fill_(GUARD_BYTE)
-    behind.fill_(GUARD_BYTE)
+    after.fill_(GUARD_BYTE)
     if spec.init is Init.ZEROS:
         payload.zero_()
     elif guarded:
         payload.fill_(POISON_BYTE)
     tensor = payload.view(getattr(torch, spec.dtype)).view(spec.shape)
-    return Block(spec, tensor, before, behind)
+    return Block(spec, tensor, before, after)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,10 +33,10 @@ class DraftmarkError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception.__reduce__ would call the class with the message only, which fails for classes with several
         # arguments and breaks a process pool without an explanation.
-        return _made_again, (type(self), self.args), self.__dict__
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
-def _made_again(kind: type[DraftmarkError], args: tuple[Any, ...]) -> DraftmarkError:
+def _rebuild(kind: type[DraftmarkError], args: tuple[Any, ...]) -> DraftmarkError:
     return kind.__new__(kind, *args)
 
 

@@ -46,8 +46,8 @@ class BackendInfo:
         runtime: import names of the vendor packages that a device needs, e.g. ``("flashinfer",)``.
         install: pip command that installs the vendor packages.
         summary: one-line description that `draftmark list` prints.
-        runs_code_of: names of other backends whose code this backend runs, e.g. ``("cuda_triton",)``. A verdict on
-            this backend is valid only for the code that those backends had when it was measured.
+        runs_code_of: names of other backends that this backend runs code of, e.g. ``("cuda_triton",)``. A verdict on
+            this backend also depends on the code of those backends.
         modes: modes that the backend serves. A geometry with any other mode is refused.
         forms: engine-specific batch and cache forms that the backend accepts. A geometry with any other form is
             refused.

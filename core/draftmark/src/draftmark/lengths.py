@@ -17,7 +17,7 @@ from .errors import LengthsError
 
 @dataclass(frozen=True)
 class Exact:
-    """Prefix lengths of live requests that the host knows exactly; `lens[r]` is the device's value, in tokens."""
+    """Exact prefix lengths of live requests on the host; `lens[r]` equals the device's value, in tokens."""
 
     lens: tuple[int, ...]
 

@@ -44,7 +44,7 @@ INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
 
 
 class LoadedBackend:
-    """One plugin, registered in its own plugin manager.
+    """A plugin of a backend, registered in its own plugin manager.
 
     Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Errors of the
     plugin itself never reach the caller in another form, except `DraftmarkError`, which passes unchanged.

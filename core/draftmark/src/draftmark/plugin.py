@@ -31,7 +31,7 @@ NOTES = "contract"
 
 
 class BackendPlugin(ABC):
-    """One hardware backend, named by an entry point ``NAME = "package:Class"``.
+    """Base class of a hardware backend, named by an entry point ``NAME = "package:Class"``.
 
     A subclass defines `info`, `buffers` and `open_backend`, and overrides the defaults that do not fit. It keeps no
     state: every return value depends on the arguments only.

@@ -25,7 +25,7 @@ BACKEND_VARIABLE = "DRAFTMARK_BACKEND"
 
 @dataclass(frozen=True)
 class Available:
-    """One backend entry point, as read from installed metadata.
+    """Entry point of a backend, as read from installed metadata.
 
     Attributes:
         name: backend name that `load` accepts.

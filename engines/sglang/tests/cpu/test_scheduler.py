@@ -212,7 +212,7 @@ def test_ranks_that_disagree(target: str) -> None:
     """A rank whose lengths are one off is told from the others, on every rank."""
     served = dict(model_path=target, page_size=16, attention_backend="draftmark")
     guarded = dict(environment={"DRAFTMARK_GUARD": "1"}, function=_longer_on_rank_1)
-    with pytest.raises(RuntimeError, match="ranks 1 disagree with rank 0 about the prefix lengths"):
+    with pytest.raises(RuntimeError, match="ranks 1 differ from rank 0 in the prefix lengths"):
         generate_on_ranks(2, PROMPTS, TOKENS, **served, **guarded)
 
 

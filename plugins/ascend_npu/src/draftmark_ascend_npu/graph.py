@@ -269,7 +269,7 @@ class NpuGraphState(KeyedGraphState):
     def capture(self, key: GraphKey, step: Callable[[], Any]) -> Any:
         """See `GraphState.capture`."""
         if ACTIVE.get() is not None:
-            raise CaptureError("a graph cannot be captured inside another's capture; capture them one after the other")
+            raise CaptureError("a graph cannot be captured inside another capture; capture them one after the other")
         self._key = key
         return super().capture(key, step)
 

@@ -88,7 +88,7 @@ class BatchBuffers:
         The caller fills the contents of all tensors, including `q_indptr`.
 
         Args:
-            budget: query rows of the batch, padding included; one of `Limits.row_budgets`.
+            budget: query rows of the batch, padding included; at most the largest of `Limits.row_budgets`.
             num_reqs: live requests.
             host: the host's view of the live requests' prefix lengths.
             tree: the tail is a `Tree`, otherwise `Causal`.

@@ -17,7 +17,7 @@ Row = Sequence[object]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """Column of a table.
 
     Attributes:
         title: text of the header.

@@ -20,7 +20,7 @@ from .shapes import DTYPE_BYTES, TARGET_MODES, AttentionShape, DeviceProfile, Dr
 
 @dataclass(frozen=True)
 class Geometry:
-    """One attention shape, with the draft shape, limits and device that bound its batches.
+    """Attention shape of a layer, with the draft shape, limits and device that bound its batches.
 
     Create an instance with `Geometry.create`, which validates all fields. The bare constructor does not validate, so
     that a proof can use symbolic integers.

@@ -35,9 +35,9 @@ class GeometryPair:
 
     Attributes:
         target, draft: the two geometries.
-        target_model, draft_model: shapes in the models' configurations; None skips the check of that model. The check
-            rejects a draft layer with the target's heads (vllm#53002), a page size different from the kernel's block
-            (vllm-ascend#13372), and a rotary table shorter than max_context_len (vllm#57941).
+        target_model, draft_model: shapes in the models' configurations; None skips the check of that model. The
+            check rejects a draft layer with the target's heads (vllm#53002) and a rotary table shorter than
+            max_context_len (vllm#57941). Different page sizes are always rejected (vllm-ascend#13372).
 
     Raises:
         GeometryError: the first field with different values in target and draft, or in geometry and model.

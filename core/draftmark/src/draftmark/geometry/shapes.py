@@ -109,7 +109,7 @@ class DraftShape:
 
     Attributes:
         topk: branches of each draft step, k; 1 for a chain.
-        num_steps: tokens on the longest draft path, S; the draft model has S - 1 DRAFT forwards.
+        num_steps: draft steps of a round, S; the draft model runs S - 1 DRAFT forwards.
         num_draft_tokens: rows of one request in VERIFY, root included, D.
     """
 

@@ -12,7 +12,7 @@ from .keyed import KeyedGraphState
 
 
 class CudaGraph:
-    """One captured step; `CudaGraphState` documents the capture.
+    """CUDA graph of a captured step; `CudaGraphState` documents the capture.
 
     Attributes:
         outputs: return value of the step; its memory is uninitialized until the first replay.

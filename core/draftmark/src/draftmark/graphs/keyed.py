@@ -11,7 +11,7 @@ from .state import GraphKey, Outputs
 
 
 class Recording(Protocol):
-    """One captured step, on any device."""
+    """Interface of a captured step, on any device."""
 
     outputs: Any
     """Return value of the step; every replay overwrites its tensors in place."""

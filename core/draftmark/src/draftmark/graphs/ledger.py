@@ -66,7 +66,7 @@ class StorageLedger:
 
     def read(self, tensor: Tensor, operator: str) -> None:
         """Record an operand; a storage that is not recorded yet existed before the capture."""
-        if not self.knows(tensor):
+        if not self.contains(tensor):
             address = tensor.untyped_storage().data_ptr()
             self._outside[storage_key(tensor)] = OutsideStorage(self.alias(tensor), operator, address)
 
@@ -83,7 +83,7 @@ class StorageLedger:
         """Return True if the storage of `tensor` is a host scalar of the capture."""
         return storage_key(tensor) in self._constants
 
-    def knows(self, tensor: Tensor) -> bool:
+    def contains(self, tensor: Tensor) -> bool:
         """Return True if the storage of `tensor` is recorded."""
         key = storage_key(tensor)
         return key in self._outside or key in self._inside or key in self._constants
@@ -157,8 +157,8 @@ def references(tensor: Tensor) -> int:
 @cache
 def _wrapper_references() -> int:
     """Return the use count that the Python storage object of `storage_key` adds; it depends on torch's version."""
-    alone = torch.empty(1)
-    count: int = torch._C._storage_Use_Count(storage_key(alone))
+    single = torch.empty(1)
+    count: int = torch._C._storage_Use_Count(storage_key(single))
     return count - 1
 
 

@@ -1,8 +1,8 @@
 """Graphs on the CPU: a test tool that follows the rules of device graphs without a device.
 
 A `RecordedGraph` records the operators that torch dispatches, with their tensors. A replay runs them again on the same
-storages. As in a CUDA graph, a number stays the number of the capture, a re-allocated tensor is not seen, and a slice
-captured for another batch size stays that slice.
+storages. As in a CUDA graph, Python numbers and slices keep the values of the capture. A tensor that the caller
+re-allocates is not seen.
 
 A recorded graph is not faster than eager mode, and it is not a proof. It does not detect:
 
@@ -34,7 +34,7 @@ from .recorder import Recorder
 
 
 class RecordedGraph:
-    """One recorded step. The recording restores all tensors that existed before, and the random state.
+    """Recording of a step on the CPU. The capture restores all tensors that existed before, and the random state.
 
     Attributes:
         outputs: return value of the step, poisoned until the first replay (NaN; 0x7A bytes in integers; True in bool).

@@ -102,7 +102,7 @@ class Recorder:
 
     def _adopt(self, leaves: Sequence[Any]) -> list[Tensor | None]:
         """Return an alias of each result that the capture allocated; None for views of known storages, non-tensors."""
-        fresh = [isinstance(leaf, Tensor) and not self.ledger.knows(leaf) for leaf in leaves]
+        fresh = [isinstance(leaf, Tensor) and not self.ledger.contains(leaf) for leaf in leaves]
         return [self.ledger.made(leaf) if is_fresh else None for leaf, is_fresh in zip(leaves, fresh, strict=True)]
 
     def _own(self, tree: Any) -> Any:
