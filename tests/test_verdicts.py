@@ -14,8 +14,8 @@ import pytest
 from draftmark_contract.profiles import Profile
 from draftmark_contract.runner.record import MOST_BYTES, SCHEMA
 from draftmark_contract.runner.staleness import standing
+from draftmark_contract.runner.table import BEGIN, END, table, written
 from draftmark_contract.runner.table import main as write_table
-from draftmark_contract.runner.table import table, written
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "benchmarks" / "results").glob("contract-*.json"))
@@ -52,7 +52,7 @@ def test_a_stale_verdict_is_a_warning(path):
 
 
 def test_readme_shows_the_records():
-    """README's table equals the table made from the records; `make verdicts` writes it."""
+    """README's table equals the table made from the records; draftmark_contract.runner.table writes it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert written(text, table(RECORDS, ROOT)) == text
 
@@ -82,7 +82,7 @@ def test_a_damaged_record_is_one_sentence(tmp_path, capsys, text):
     """The table writes nothing and prints one sentence; the record counts as stale."""
     path, page = tmp_path / "record.json", tmp_path / "page.md"
     path.write_text(text)
-    page.write_text("<!-- verdicts: written by make verdicts -->\n<!-- /verdicts -->\n")
+    page.write_text(f"{BEGIN}\n{END}\n")
     before = page.read_text()
     assert write_table([str(path), "--write", str(page)]) == 1
     said = capsys.readouterr()

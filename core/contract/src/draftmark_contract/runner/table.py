@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- verdicts: written by make verdicts -->", "<!-- /verdicts -->"
+BEGIN, END = "<!-- verdicts: written by draftmark_contract.runner.table -->", "<!-- /verdicts -->"
 HEADS = ["backend", "verdict", "device", "date"]
 
 
