@@ -1,4 +1,4 @@
-"""Makes the helpers beside these tests importable, whatever folder pytest was started in."""
+"""Adds this folder to the path, so that tests can import the helper modules in it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sizing-only backends for testing the suite: three layouts that are right, and single changes that make them wrong."""
+"""Backends with sizing only, for tests of the suite: four correct layouts, and layouts with one buffer changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subject_of(
     requirements: Requirements = Requirements(),  # noqa: B008  it is frozen
     **spec: Any,
 ) -> BackendUnderTest:
-    """A backend named ``sized`` that has sizing and nothing else."""
+    """Return a backend named ``sized`` that implements only sizing hooks."""
 
     def layouts(geometry: Geometry) -> dict[Any, MetadataSpec]:
         values = {"levels": (level(buffers(geometry)),), **spec}
@@ -49,17 +49,17 @@ def subject_of(
 
 
 def level_of(layout: Layout, lengths: LengthConvention = LengthConvention.PREFIX_PLUS_TAIL) -> Any:
-    """A level that names every buffer by its role."""
+    """Return a function that makes a level in which every buffer is named after its role."""
     return lambda specs: Level(layout, lengths, {spec.role.value: spec.name for spec in specs}, masked=True)
 
 
 def one(role: Role, shape: tuple[Any, ...], unit: Unit, dtype: str = INT) -> BufferSpec:
-    """A buffer named after its role."""
+    """Return a buffer named after its role."""
     return BufferSpec(role.value, role, shape, dtype, unit, "test formula")
 
 
 def csr_pages(g: Geometry) -> list[BufferSpec]:
-    """CSR of pages with its own mask rows, slots and depths: the whole set of index roles."""
+    """Return a CSR of pages with mask rows, slots and depths: buffers for all index roles."""
     return [
         one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.PAGES, "int64"),
         one(Role.KV_INDICES, (g.max_reqs * g.max_pages_per_req,), Unit.PAGES, "int64"),
@@ -72,7 +72,7 @@ def csr_pages(g: Geometry) -> list[BufferSpec]:
 
 
 def csr_tokens(g: Geometry) -> list[BufferSpec]:
-    """CSR of token slots, with byte masks concatenated by request."""
+    """Return a CSR of token slots, with one bit mask per request, concatenated."""
     mask_bytes = ceil_div(_tree_rows(g) * g.max_tail, 8)
     return [
         one(Role.KV_INDPTR, (g.max_reqs + 1,), Unit.TOKENS, "int64"),
@@ -83,7 +83,7 @@ def csr_tokens(g: Geometry) -> list[BufferSpec]:
 
 
 def page_table(g: Geometry) -> list[BufferSpec]:
-    """A page table of its own, lengths, and staged queries."""
+    """Return a page table with lengths, slot mapping and output staging."""
     return [
         one(Role.PAGE_TABLE, (g.max_reqs, g.max_pages_per_req), Unit.PAGES, "int64"),
         one(Role.KV_LENS, (g.max_reqs,), Unit.TOKENS),
@@ -95,7 +95,7 @@ def page_table(g: Geometry) -> list[BufferSpec]:
 
 
 def two_levels(g: Geometry) -> list[BufferSpec]:
-    """Prefix by pages, tail by tokens, in one set of buffers per level."""
+    """Return buffers for two levels: the prefix by pages, the tail by tokens."""
     tail = g.max_reqs * g.max_tail
     prefix_pages = ceil_div(g.max_prefix_len, g.attention.page_size)
     return [
@@ -116,7 +116,7 @@ def two_levels(g: Geometry) -> list[BufferSpec]:
 
 
 def two_level_subject(sizing: Sizing = two_levels) -> BackendUnderTest:
-    """The backend whose prefix and tail are two passes."""
+    """Return a backend that processes prefix and tail in two passes."""
     prefix = {"kv_indptr": "prefix_indptr", "kv_indices": "prefix_indices"}
     tail = {"kv_indptr": "tail_indptr", "kv_indices": "tail_indices"}
     levels = (
@@ -140,7 +140,7 @@ LAYOUTS: dict[str, tuple[Sizing, Layout]] = {
 
 
 def correct(layout: str) -> BackendUnderTest:
-    """The right backend of a layout."""
+    """Return the correct backend of a layout."""
     if layout == "two_levels":
         return two_level_subject()
     sizing, name = LAYOUTS[layout]
@@ -148,7 +148,7 @@ def correct(layout: str) -> BackendUnderTest:
 
 
 def changed(layout: str, role: Role, shape: Callable[[Geometry], tuple[Any, ...]], dtype: str = "") -> BackendUnderTest:
-    """The backend of a layout with one buffer's shape (or dtype) replaced."""
+    """Return the backend of a layout with one buffer's shape (or dtype) replaced."""
     sizing, name = LAYOUTS[layout]
 
     def buffers(g: Geometry) -> list[BufferSpec]:

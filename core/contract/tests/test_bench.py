@@ -1,4 +1,4 @@
-"""`draftmark bench`, at tiny sizes on the CPU."""
+"""Tests of `draftmark bench`, with tiny sizes on the CPU."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Plugin(ReferencePlugin):
 
 
 def test_every_case_is_compared_and_timed(draftmark: Run) -> None:
-    """Without arguments beyond sizes all five cases run; the output says that the times mean nothing here."""
+    """All five cases run by default, and the output warns that the times are no measure of speed."""
     done = draftmark("bench", "reference", *SMALL)
     assert done.code == 0, done.err
     for name in bench.CASE_NAMES:
         assert any(line.startswith(f"{name} ") for line in done.out.splitlines()), done.out
-    assert "say nothing about speed" in done.out
+    assert "no measure of speed" in done.out
 
 
-def test_names_and_sizes_agree_with_the_measuring_side() -> None:
-    """The command lists its cases without importing torch; the two lists are one."""
+def test_case_names_match_measuring_module() -> None:
+    """The command's list of cases, which needs no torch, equals the list of the measuring module."""
     assert tuple(measuring.CASES) == bench.CASE_NAMES
     assert set(measuring.TOLERANCE) == set(bench.DTYPES)
 
 
 def test_json_rows(draftmark: Run) -> None:
-    """A row per case and backend in the order asked, with the bytes of K and V, and no rate on a CPU."""
+    """JSON has a row per case and backend in the given order, with the bytes of K and V, and no rate on a CPU."""
     found = draftmark("bench", "reference", *SMALL, "--cases", "verify16,decode", "--json").json
     assert (found["schema"], found["device"]) == (1, "cpu")
     assert [row["case"] for row in found["rows"]] == ["verify16", "decode"]
@@ -64,7 +64,7 @@ def test_json_rows(draftmark: Run) -> None:
 
 
 def test_two_names_share_the_inputs(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A second backend is held against the same reference answer; a name given twice counts once."""
+    """A second backend is compared with the same reference output, and a repeated name counts once."""
     distribution("twin")
     argv = ("bench", "reference", "twin", "twin", *SMALL, "--cases", "draft8", "--json")
     rows = draftmark(*argv).json["rows"]
@@ -72,7 +72,7 @@ def test_two_names_share_the_inputs(draftmark: Run, distribution: Callable[..., 
 
 
 def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -> None:
-    """A backend whose device is not here is named with its reason; that is no failure."""
+    """A backend for an absent device gets a row with the reason, and the command does not fail."""
     distribution("metal", device="npu", host_kernels=False)
     done = draftmark("bench", "metal", "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 0
@@ -89,10 +89,10 @@ def test_a_refusal_is_a_row(draftmark: Run, distribution: Callable[..., Path]) -
         ("raises", "raise ValueError('no such tile')", "ValueError: no such tile"),
     ],
 )
-def test_a_wrong_answer_is_not_timed(
+def test_wrong_output_is_not_timed(
     draftmark: Run, distribution: Callable[..., Path], name: str, spoil: str, note: str
 ) -> None:
-    """What differs from the reference, or raises, gets no time, and the command fails; the other rows still come."""
+    """A backend with a wrong output or an error gets no time and fails the command; other rows are still timed."""
     distribution(name, source=SPOILT.format(name=name, spoil=spoil))
     done = draftmark("bench", name, "reference", *SMALL, "--cases", "decode", "--json")
     assert done.code == 1
@@ -105,7 +105,7 @@ def test_a_wrong_answer_is_not_timed(
 @pytest.mark.parametrize(
     ("argv", "code", "word"),
     [
-        (("nobody",), 1, "nobody"),
+        (("missing",), 1, "missing"),
         (("reference", "--cases", "gallop"), 2, "gallop is no case"),
         (("reference", "--cases", ","), 2, "choose from"),
         (("reference", "--heads", "8"), 2, "such as 32,8"),
@@ -118,7 +118,7 @@ def test_a_wrong_answer_is_not_timed(
     ],
 )
 def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word: str) -> None:
-    """One sentence that names the argument."""
+    """A wrong argument gives one sentence that names the argument."""
     done = draftmark("bench", *argv)
     assert done.code == code
     assert word in done.err and done.err.count("\n") == 1
@@ -126,13 +126,13 @@ def test_wrong_arguments(draftmark: Run, argv: tuple[str, ...], code: int, word:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(draftmark: Run) -> None:
-    """Asking for CUDA where there is none is a wrong argument; not asking runs on the CPU."""
+    """`--device cuda` without a CUDA device is a wrong argument."""
     done = draftmark("bench", "reference", "--device", "cuda")
     assert (done.code, "no cuda device" in done.err) == (2, True)
 
 
-def test_draft_trees_descend_from_the_step_before() -> None:
-    """In draft8 a row sees itself and one ancestor in each step before its own; in verify16 always the root."""
+def test_draft_trees_extend_the_previous_step() -> None:
+    """In draft8 a row sees itself and one ancestor of the previous step; in verify16 every row sees the root."""
     draft = measuring.Inputs(measuring.case_of("draft8", 3, 4, 0), SHAPE, CPU).batch
     assert isinstance(draft.tail, Tree)
     words = draft.tail.mask[:, 0].view(3, 8)
@@ -148,7 +148,7 @@ def test_draft_trees_descend_from_the_step_before() -> None:
 
 
 def test_large_sizes_shrink_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA the requests are halved until KV is a sixteenth of the free memory, then the context."""
+    """On CUDA the requests, then the context, are halved until KV needs at most 1/16 of the free memory."""
     from draftmark.cli.parser import parse
 
     def sizes(free: int, *argv: str) -> tuple[int, int]:

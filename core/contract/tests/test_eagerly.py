@@ -1,4 +1,4 @@
-"""A failed replay says how its batch ends eagerly, and what poison in a value means."""
+"""Tests of notes on failed replays: the eager result of the batch, and an explanation of poison in a value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Any], None]
 
 
 def _message(change: Change) -> str:
-    """What the item says of the reference with an opened backend changed in place."""
+    """Return the failure message for the reference with `change` applied to its opened backend."""
 
     class Changed(ReferencePlugin):
         def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:
@@ -36,7 +36,7 @@ def _message(change: Change) -> str:
 
 
 def _writes_once(backend: Any) -> None:
-    """write_metadata works the first time alone: the warm-up's; what is captured writes nothing."""
+    """Make write_metadata write only in the warm-up, so that the captured call writes nothing."""
     right, calls = backend.write_metadata, []
 
     def once(batch: ForwardBatch) -> None:
@@ -52,7 +52,7 @@ def _zeros(backend: Any) -> None:
 
 
 def _raises_at_replay(backend: Any) -> None:
-    """plan raises from the third call on: warm-up and capture have passed."""
+    """Make plan raise after the warm-up and the capture."""
     right, calls = backend.plan, []
 
     def plan(batch: ForwardBatch) -> None:
@@ -64,20 +64,20 @@ def _raises_at_replay(backend: Any) -> None:
     backend.plan = plan
 
 
-def test_a_capture_at_fault_is_told_from_a_wrong_kernel() -> None:
-    """The same batch is right eagerly in a fresh arena, and the poison in it is explained."""
+def test_faulty_capture_is_right_eagerly() -> None:
+    """A capture fault is reported with a correct eager result, and poison in the value is explained."""
     message = _message(_writes_once)
     assert "  eagerly: right: the same batch in a fresh arena" in message
     assert f"  poison: {INDEX}" in message
 
 
-def test_a_wrong_kernel_is_wrong_eagerly_too() -> None:
-    """Then the graph is not to blame."""
+def test_wrong_kernel_is_wrong_eagerly_too() -> None:
+    """A wrong kernel is reported as wrong in eager mode too, so that the graph is not suspected."""
     assert "  eagerly: wrong too: the output is wrong in (request, row)" in _message(_zeros)
 
 
-def test_what_a_plugin_raises_in_a_replay_has_batch_and_note() -> None:
-    """A bare exception keeps the batch, and says that the batch is right eagerly."""
+def test_exception_in_replay_has_batch_and_note() -> None:
+    """An exception in a replay is reported with the batch, and with the batch's correct eager result."""
     message = _message(_raises_at_replay)
     assert "raised IndexError: index 92 is out of bounds" in message
     assert "  batch: decode-replay-" in message and "r0: L=" in message
@@ -97,5 +97,5 @@ def test_what_a_plugin_raises_in_a_replay_has_batch_and_note() -> None:
     ],
 )
 def test_poison_is_recognised(got: object, note: str) -> None:
-    """By a value that nobody can have meant: NaN, or a negative index."""
+    """A NaN or a negative index is recognised as poison."""
     assert poison_in(got) == note

@@ -1,4 +1,4 @@
-"""The checks of `engine` notice what a backend does wrong beyond the core modes."""
+"""Tests that the `engine` checks find defects in forms and modes beyond the core modes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _causal_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reference, "block_visibility", visibility)
 
 
-def _rows_of_nobody_are_stored(patch: pytest.MonkeyPatch) -> None:
+def _padding_rows_are_stored(patch: pytest.MonkeyPatch) -> None:
     whole = reference._rows
 
     def rows(batch: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,7 +50,7 @@ def _rows_of_nobody_are_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _bounds_for_facts(patch: pytest.MonkeyPatch) -> None:
-    """Rows laid out by what the host bounds them with, as if every request had so many."""
+    """Lay rows out by the host's upper bounds, as if every request had that many rows."""
     whole = reference.ReferenceBackend.write_metadata
 
     def write(self: Any, batch: Any) -> None:
@@ -73,7 +73,7 @@ WRONG: list[tuple[Patch, str]] = [
     (_ignore_slots, "engine.forms_are_taken_as_they_are[engine_slots-page16-decode]"),
     (_contiguous_copies, "engine.forms_are_taken_as_they_are[strided_kv-page16-decode]"),
     (_causal_blocks, "engine.blocks_see_themselves[page16]"),
-    (_rows_of_nobody_are_stored, "engine.rows_are_the_devices[page16-chain]"),
+    (_padding_rows_are_stored, "engine.rows_are_the_devices[page16-chain]"),
     (_bounds_for_facts, "engine.rows_are_the_devices[page16-random]"),
     (_bounds_for_facts, "engine.graphs_follow_the_device[page16-ragged_verify]"),
 ]
@@ -81,7 +81,7 @@ WRONG: list[tuple[Patch, str]] = [
 
 @pytest.mark.parametrize(("wrong", "item"), WRONG, ids=[f"{wrong.__name__}-{item}" for wrong, item in WRONG])
 def test_a_wrong_backend_fails(wrong: Patch, item: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each item passes on the reference, and fails when the reference is broken in what the item is about."""
+    """Each item passes on the reference, and fails when its part of the reference is broken."""
     assert _run(item).outcome is Outcome.PASSED
     wrong(monkeypatch)
     found = _run(item)
@@ -89,7 +89,7 @@ def test_a_wrong_backend_fails(wrong: Patch, item: str, monkeypatch: pytest.Monk
 
 
 def test_every_mode_and_form_has_cases() -> None:
-    """What a backend may claim beyond the core is judged: each mode, each form in each mode, surplus rows and none."""
+    """Cases cover each mode beyond the core, each form in each mode, and ragged batches with and without padding."""
     ragged = [case.value for case in of_the_device()]
     assert {one.forward.mode for one in ragged} == {Mode.RAGGED_VERIFY}
     assert {one.budget > len(one.forward.rows) for one in ragged} == {True, False}

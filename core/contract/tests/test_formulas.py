@@ -1,4 +1,4 @@
-"""The oracle's formulas: the only copy in the contract, and equal to the geometry's on everything that is asked."""
+"""Tests that the contract's formulas exist once, in the oracle, and agree with `Geometry`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(draftmark_contract.__file__).parent
 COPY = re.compile(
     r"num_steps - [12]\b|\*(\w+\.)*capture_batch_sizes(, 1)?\)|page_size - 1\) //|// (\w+\.)*page_size\) \*"
 )
-"""Steps of a round, a page count, the requests of the largest batch: how copies of a length formula began."""
+"""Start of a copied length formula: steps of a round, a page count, or requests of the largest batch."""
 GEOMETRIES = [*behaviours().values(), *(case.value for case in (*odd_geometries(), *tight_geometries()))]
 
 
@@ -29,14 +29,14 @@ def test_no_formula_is_written_twice() -> None:
 
 
 def test_no_length_comes_from_the_geometry() -> None:
-    """The oracle, the cases and the harness call none of `Geometry`'s own formulas."""
+    """The oracle, the cases, the harness and the sizing call none of `Geometry`'s formulas."""
     own = re.compile(r"geometry\.(max_\w+|pages_for|null_pages|extent|mask_words|num_draft_steps)\b")
     files = [file for room in ("oracle", "cases", "harness", "sizing") for file in (SOURCE / room).glob("*.py")]
     assert [f"{file.name}: {line.strip()}" for file in files for line in _lines(file) if own.search(line)] == []
 
 
-def test_both_copies_agree() -> None:
-    """Two people who read the design came to the same numbers."""
+def test_oracle_and_geometry_agree() -> None:
+    """The oracle's formulas and `Geometry`, written independently, give equal numbers."""
     for geometry in GEOMETRIES:
         mine = (formulas.max_tail(geometry), formulas.max_prefix(geometry), formulas.max_pages(geometry))
         assert mine == (geometry.max_tail, geometry.max_prefix_len, geometry.max_pages_per_req)
@@ -49,5 +49,5 @@ def test_both_copies_agree() -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Code without docstrings' remedies: lines that are no prose."""
+    """Return lines of code, without lines that begin with a string, which are prose."""
     return [line for line in file.read_text().splitlines() if not re.search(r'^\s*("|f")', line)]

@@ -1,4 +1,4 @@
-"""What failed, on one screen: some in full, the rest in a line, the reasons below the verdict."""
+"""Tests of the terminal report: failures on one screen, and reasons below the verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _wrong(item: Item, lines: int = 8) -> Result:
 
 
 def test_everything_wrong_takes_one_screen() -> None:
-    """The first checks in the order of learning in full, some in a line with their first cases, the rest counted."""
+    """The first failed checks are printed in full, the next in one line each, and the rest are counted."""
     lines = failure_lines(verdict(_wrong))
     checks = {item.check.name for item in all_items() if item.tier.value != "device"}
     assert len(lines) <= SCREEN + LISTED + 2
@@ -27,8 +27,8 @@ def test_everything_wrong_takes_one_screen() -> None:
     assert lines[-1] == f"  and {len(checks) - len(named)} more"
 
 
-def test_one_long_failure_keeps_its_head_and_its_command() -> None:
-    """However many requests a batch has: what is cut is counted."""
+def test_long_failure_keeps_head_and_command() -> None:
+    """A long message is cut to its head and its command, with the number of lines removed."""
     only = all_items()[0]
     lines = failure_lines(verdict(lambda item: _wrong(item, 500) if item.id == only.id else None))
     assert len(lines) <= LONGEST + 2
@@ -36,13 +36,13 @@ def test_one_long_failure_keeps_its_head_and_its_command() -> None:
     assert lines[-2].strip().startswith("run it again: ")
 
 
-def test_nothing_wrong_says_nothing() -> None:
-    """No failure, no line."""
+def test_no_failure_prints_nothing() -> None:
+    """A run without failures has no failure lines."""
     assert failure_lines(verdict()) == []
 
 
-def test_reasons_stand_below_the_verdict() -> None:
-    """Why items were refused, declared or left open, the most frequent reason first."""
+def test_reasons_follow_the_verdict() -> None:
+    """Reasons of refused and declared items follow the verdict line, with counts."""
 
     def ending(item: Item) -> Result | None:
         if Profile.FP8 in item.needs:
@@ -51,10 +51,10 @@ def test_reasons_stand_below_the_verdict() -> None:
             return Result(item.id, item.tier.value, Outcome.DECLARED, "k1: the vendor's kernel\nlong story")
         return None
 
-    told = verdict(ending)
-    first, *rest = verdict_lines(told)
-    assert first == told.line
+    judged = verdict(ending)
+    first, *rest = verdict_lines(judged)
+    assert first == judged.line
     assert rest == [
-        f"  refused: {told.counts.refused:,} x fp8 is not served here",
-        f"  declared: {told.counts.declared:,} x k1: the vendor's kernel",
+        f"  refused: {judged.counts.refused:,} x fp8 is not served here",
+        f"  declared: {judged.counts.declared:,} x k1: the vendor's kernel",
     ]

@@ -1,6 +1,6 @@
-"""Backends that once "conformed" and are wrong or nearly empty: what is said of them now.
+"""Tests that wrong or almost empty backends do not get the verdict "conforms".
 
-The items that matter run for real; every other one is taken to have ended as well as it could for the backend.
+The decisive items run for real; all other items get the best outcome that is possible for the backend.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERYTHING = KnownFailure("all", "*", "not written yet", "https://example.org", 
 
 
 class _False(ReferencePlugin):
-    """The reference with another `attend`, which is handed the right one, or with other limits."""
+    """The reference with a wrapped `attend`, or with another `supports`."""
 
     def __init__(self, attend: Attend | None = None, supports: Callable[[Geometry], list[str]] | None = None) -> None:
         self._attend, self._supports = attend, supports
@@ -61,37 +61,37 @@ def _zeros(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, 
     out.zero_()
 
 
-def test_declaring_what_is_not_written_does_not_conform() -> None:
-    """An attend that writes zeros, with every failure declared: one declared item of the core profile is enough."""
+def test_declared_core_failure_does_not_conform() -> None:
+    """An attend that writes zeros does not conform, even if all failures are declared: one core item is enough."""
     ended = _end(_plugin(_zeros), DECODE, EVERYTHING)
     assert ended.outcome is Outcome.DECLARED
-    told = verdict(lambda item: ended if item.id == DECODE else None)
-    assert (told.word, told.exit_code(allow_known=True)) == (Word.DOES_NOT, 1)
-    assert "core profile: 1 declared" in told.line
+    judged = verdict(lambda item: ended if item.id == DECODE else None)
+    assert (judged.word, judged.exit_code(allow_known=True)) == (Word.DOES_NOT, 1)
+    assert "core profile: 1 declared" in judged.line
 
 
-def test_declaring_all_but_the_core_says_so_in_its_first_words() -> None:
-    """Right where nobody may declare and declared elsewhere: known failures, and nothing but the core is named."""
-    told = verdict(lambda item: Outcome.DECLARED if item.needs else None)
-    assert told.line.startswith("reference conforms with known failures to draftmark contract")
-    assert list(told.profiles) == [Profile.CORE]
-    assert told.exit_code() == 1
+def test_declared_failures_outside_core_are_named() -> None:
+    """With all items outside the core declared, the verdict names known failures and only the core profile."""
+    judged = verdict(lambda item: Outcome.DECLARED if item.needs else None)
+    assert judged.line.startswith("reference conforms with known failures to draftmark contract")
+    assert list(judged.profiles) == [Profile.CORE]
+    assert judged.exit_code() == 1
 
 
-def test_serving_the_mandatory_profile_only_is_said_and_counted() -> None:
-    """It conforms, for that is what the core profile is for; the line names the core alone and counts the refusals."""
+def test_core_only_backend_conforms_with_refusals() -> None:
+    """A backend that serves only the core profile conforms; the verdict names the core and counts the refusals."""
     plugin = _plugin(supports=lambda g: ["only the mandatory profile is served here"] if profiles_of(g) else [])
     assert _end(plugin, DECODE).outcome is Outcome.PASSED
     refused = [item.id for item in all_items(Tier.HOST.includes) if item.needs]
     for item in (TREE128, "supports.answers_alike[target-cap]", "sizing.covers[draft-p16-k4]"):
         assert item in refused and _end(plugin, item).outcome is Outcome.REFUSED
-    told = verdict(lambda item: Outcome.REFUSED if item.needs else None)
-    assert "(core): " in told.line and f" {len(refused):,} refused, " in told.line
-    assert told.counts.passed < told.counts.refused / 5
+    judged = verdict(lambda item: Outcome.REFUSED if item.needs else None)
+    assert "(core): " in judged.line and f" {len(refused):,} refused, " in judged.line
+    assert judged.counts.passed < judged.counts.refused / 5
 
 
-def test_refusing_by_the_suites_own_error_is_a_failure() -> None:
-    """An attend that raises `Refused`, or a refusal of its own, in the middle of a step has failed."""
+def test_refusal_during_a_step_is_a_failure() -> None:
+    """An attend that raises `Refused` in the middle of a step fails."""
 
     def refuse(*arguments: Any) -> None:
         raise Refused(["not this batch"])
@@ -102,8 +102,8 @@ def test_refusing_by_the_suites_own_error_is_a_failure() -> None:
     assert verdict(lambda item: ended if item.id == DECODE else None).word is Word.DOES_NOT
 
 
-def test_an_old_target_does_not_hide_what_is_wrong() -> None:
-    """Wrong on trees in pages of 128, which contract 1.0 did not try: the line names 1.0, and no tree."""
+def test_old_target_does_not_hide_a_defect() -> None:
+    """A defect that contract 1.0 does not test removes its profile from the verdict on contract 1.0."""
 
     def halve(right: Callable[..., None], q: torch.Tensor, cache: Any, batch: Any, out: torch.Tensor) -> None:
         right(q, cache, batch, out)
@@ -112,8 +112,8 @@ def test_an_old_target_does_not_hide_what_is_wrong() -> None:
 
     ended = _end(_plugin(halve, minor=0), TREE128)
     assert ended.outcome is Outcome.UPCOMING
-    told = verdict(lambda item: ended if item.id == TREE128 else None, contract_minor=0)
-    assert told.line.startswith("reference conforms to draftmark contract 1.0 (core, ")
-    assert Profile.TREE not in told.profiles
-    assert "1 failing" in told.line
+    judged = verdict(lambda item: ended if item.id == TREE128 else None, contract_minor=0)
+    assert judged.line.startswith("reference conforms to draftmark contract 1.0 (core, ")
+    assert Profile.TREE not in judged.profiles
+    assert "1 failing" in judged.line
     assert verdict(lambda item: Outcome.FAILED if item.id == TREE128 else None).word is Word.DOES_NOT

@@ -1,4 +1,4 @@
-"""Identity: what changes behaviour changes the digest, nothing else does, and the step path's list is whole."""
+"""Tests of code digests: code changes them, prose does not, and the list of step path modules is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 
 import draftmark
 from draftmark_contract.runner.code_digest import counts, digest_of, imports_of
-from draftmark_contract.runner.identity import BESIDE, JUDGING, STEP_PATH, Part, identity_of, parts_of, siblings_of
+from draftmark_contract.runner.identity import (
+    IMPORTED_ONLY,
+    JUDGING,
+    STEP_PATH,
+    Part,
+    identity_of,
+    parts_of,
+    siblings_of,
+)
 from draftmark_contract.runner.source import CLEAN, COMMIT_VARIABLE, UNVERIFIED, source_of, verified
 
 CORE = Path(draftmark.__file__).parent
@@ -37,26 +45,26 @@ def _digest(text: str, name: str = "a.py") -> str:
     "edit",
     [
         lambda text: text.replace("# as measured", "# as the vendor says"),
-        lambda text: text.replace('"""Whether."""', '"""Whether so many are served."""'),
+        lambda text: text.replace('"""Whether."""', '"""Whether n is served."""'),
         lambda text: text.replace('"""What it is."""\n', ""),
         lambda text: text.replace("n < LIMIT", "(n < LIMIT)").replace("\n\n\n", "\n\n"),
     ],
     ids=["comment", "docstring", "attribute's docstring", "layout"],
 )
-def test_words_do_not_change_a_digest(edit: Callable[[str], str]) -> None:
-    """A comment can be corrected by somebody without a device."""
+def test_prose_does_not_change_a_digest(edit: Callable[[str], str]) -> None:
+    """A change of comments, docstrings or layout keeps the digest."""
     assert edit(CODE) != CODE
     assert _digest(edit(CODE)) == _digest(CODE)
 
 
 @pytest.mark.parametrize("old, new", [("< LIMIT", "<= LIMIT"), ("LIMIT = 3", "LIMIT = 4"), ("served", "serves")])
 def test_code_changes_a_digest(old: str, new: str) -> None:
-    """An operator, a number, a name."""
+    """A changed operator, number or name changes the digest."""
     assert _digest(CODE.replace(old, new)) != _digest(CODE)
 
 
 def test_files_count_by_name_and_bytes() -> None:
-    """A kernel's source is taken as it is, comments included; a declaration of known failures is not code."""
+    """A kernel's source counts with its comments; contract.toml and documents do not count."""
     assert _digest("int a; // one", "k.cu") != _digest("int a; // two", "k.cu")
     assert _digest(CODE, "a.py") != _digest(CODE, "b.py")
     assert [
@@ -65,8 +73,8 @@ def test_files_count_by_name_and_bytes() -> None:
     assert _digest("def broken(:", "a.py") == _digest("def broken(:", "a.py") != _digest("def brokem(:", "a.py")
 
 
-def test_an_empty_text_in_a_nested_format_is_none() -> None:
-    """Python 3.12 writes one into the tree where 3.11 does not; a record is made by both."""
+def test_empty_string_in_nested_format_is_ignored() -> None:
+    """Python 3.12 puts an empty string into some syntax trees, and digests must be equal under 3.11."""
     plain = ast.parse('f"{a:<{b}}"')
     format_spec = plain.body[0].value.values[0].format_spec  # type: ignore[attr-defined]
     format_spec.values.append(ast.Constant(""))
@@ -79,11 +87,11 @@ def _modules(name: str) -> list[Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """Modules of the core that a file imports, at run time: first names under `draftmark`."""
+    """Return the modules of the core that a file imports at run time: first names under `draftmark`."""
     package = [CORE.name, *path.relative_to(CORE).parent.parts]
     found = {name.split(".")[1] for name in imports_of(path.read_bytes()) if name.startswith(f"{CORE.name}.")}
     tree = ast.parse(path.read_bytes())
-    hidden = {id(one) for node in ast.walk(tree) if _for_types_alone(node) for one in ast.walk(node)}
+    hidden = {id(one) for node in ast.walk(tree) if _is_type_checking(node) for one in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level and id(node) not in hidden:
             base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
@@ -91,20 +99,20 @@ def _imported(path: Path) -> set[str]:
     return found
 
 
-def _for_types_alone(node: ast.AST) -> bool:
+def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def test_the_step_path_is_whole() -> None:
-    """Whatever a module of the step path imports of the core is in the list too, or is named as being beside it."""
+def test_step_path_is_complete() -> None:
+    """Every core module that a step path module imports is in `STEP_PATH` or in `IMPORTED_ONLY`."""
     files = {path: name for name in STEP_PATH for path in _modules(name)}
     assert all(path.is_file() for path in files), "a module of STEP_PATH is gone"
-    missing = {name for path in files for name in _imported(path)} - {*STEP_PATH, *BESIDE}
-    assert missing == set(), "add these to identity.STEP_PATH, or to BESIDE if no step runs them"
+    missing = {name for path in files for name in _imported(path)} - {*STEP_PATH, *IMPORTED_ONLY}
+    assert missing == set(), "add these to identity.STEP_PATH, or to IMPORTED_ONLY if no step runs them"
 
 
-def test_a_verdict_depends_on_plugin_core_and_suite() -> None:
-    """Each has a digest of its own; showing a verdict is no part of judging."""
+def test_verdict_depends_on_plugin_core_and_suite() -> None:
+    """Plugin, core and suite have digests, and code that only presents a verdict does not count."""
     loaded = draftmark.load("reference")
     parts = {part.name: part for part in parts_of(loaded)}
     assert set(parts) == set(identity_of(loaded)) == {"plugin", "core", "suite"}
@@ -115,7 +123,7 @@ def test_a_verdict_depends_on_plugin_core_and_suite() -> None:
 
 
 def test_siblings_are_found_by_their_imports() -> None:
-    """The reference runs nobody's code; a plugin that imports another's package does."""
+    """The reference imports no other backend, and a plugin that imports another backend's package is found."""
     assert siblings_of(draftmark.load("reference")) == set()
     pytest.importorskip("draftmark_cuda_trtllm")
     assert siblings_of(draftmark.load("cuda_trtllm")) == {"cuda_triton"}
@@ -123,7 +131,7 @@ def test_siblings_are_found_by_their_imports() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Part:
-    """A plugin in a repository of its own, committed."""
+    """Return a plugin in a git repository with one commit."""
     (tmp_path / "src" / "plug").mkdir(parents=True)
     (tmp_path / "src" / "plug" / "__init__.py").write_text(CODE)
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
@@ -135,17 +143,17 @@ def _file(part: Part) -> Path:
     return part.root / "__init__.py"
 
 
-def test_a_clean_tree_is_proved(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files are those of the commit, or at least their code is."""
+def test_clean_tree_is_proved(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree with the code of its commit is clean, also with changed comments."""
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     found = source_of([tree])
     assert (found["tree"], found["paths"]) == (CLEAN, {"plugin": "src/plug"})
-    _file(tree).write_text(CODE.replace("as measured", "as told"))
+    _file(tree).write_text(CODE.replace("as measured", "as the vendor says"))
     assert source_of([tree])["tree"] == CLEAN
 
 
-def test_a_changed_tree_cannot_call_itself_clean(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an edit nor a file that git does not know passes, whatever DRAFTMARK_COMMIT says."""
+def test_changed_tree_is_not_clean(tree: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edited or untracked file makes a tree changed, whatever DRAFTMARK_COMMIT contains."""
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     commit = source_of([tree])["commit"]
     (tree.root / "more.py").write_text("X = 1\n")
@@ -159,8 +167,8 @@ def test_a_changed_tree_cannot_call_itself_clean(tree: Part, monkeypatch: pytest
     assert source_of([tree]) == {"commit": "0123abc", "tree": UNVERIFIED, "paths": {}}
 
 
-def test_a_told_commit_is_checked_by_the_history(tree: Part, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A copy without history may name a commit; whoever has the history sees whether it holds the recorded code."""
+def test_claimed_commit_is_checked_by_the_history(tree: Part, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The history shows whether the commit that a copy without history names contains the recorded code."""
     commit = source_of([tree])["commit"]
     copy = tmp_path_factory.mktemp("copy") / "plug"
     copy.mkdir()

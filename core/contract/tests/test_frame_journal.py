@@ -1,4 +1,4 @@
-"""The journal: a run goes on where another ended, and only over the same files and suite."""
+"""Tests of the journal: a run resumes where another ended, and only with equal code."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HERE = {"date": "2026-01-01", "source": {"commit": "1", "tree": "unverified"}}
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """A journal of the reference, begun."""
+    """Return a started journal of the reference."""
     made = Journal(tmp_path / "run.jsonl")
     made.begin(JUDGED, HERE)
     return made
 
 
 def passed(number: int) -> dict[str, object]:
-    """A result of the suite's item of that number."""
+    """Return a passed result of the suite's item with this number."""
     item = all_items()[number]
     return Result(item.id, item.tier.value, Outcome.PASSED).as_json()
 
 
-def test_a_later_run_has_what_was_decided(journal: Journal) -> None:
-    """Results stay; each run is counted by what it decided last."""
+def test_later_run_keeps_earlier_results(journal: Journal) -> None:
+    """A later run keeps earlier results, and each run is listed with the number of its results."""
     journal.note(passed(0))
     journal.note(passed(1))
     journal.begin(JUDGED, HERE)
@@ -42,8 +42,8 @@ def test_a_later_run_has_what_was_decided(journal: Journal) -> None:
     assert journal.runs()[0]["date"] == "2026-01-01"
 
 
-def test_one_run_that_proved_its_tree_speaks_for_all(journal: Journal) -> None:
-    """A device that is only lent knows no history; the machine with the repository ran the same code."""
+def test_source_of_a_verified_run_applies_to_all(journal: Journal) -> None:
+    """A clean source of one run applies to all runs, since a machine without git history ran equal code."""
     journal.note(passed(0))
     assert journal.source() is None
     proved = {"commit": "1", "tree": "clean"}
@@ -63,16 +63,16 @@ def test_one_run_that_proved_its_tree_speaks_for_all(journal: Journal) -> None:
     ],
     ids=["backend", "code", "part"],
 )
-def test_results_of_other_code_are_refused(journal: Journal, other: dict[str, object], words: str) -> None:
-    """With what differs, and what to do; the file stays as it is."""
+def test_results_of_other_code_are_rejected(journal: Journal, other: dict[str, object], words: str) -> None:
+    """A journal of other code is rejected with the difference and a remedy, and the file does not change."""
     before = journal.path.read_text()
     with pytest.raises(ForeignJournal, match=f"{words}; name a new file"):
         journal.begin(other, HERE)
     assert journal.path.read_text() == before
 
 
-def test_another_file_is_left_alone(tmp_path: Path) -> None:
-    """A run is not appended to somebody's notes."""
+def test_other_file_is_left_unchanged(tmp_path: Path) -> None:
+    """A run does not append to a file that is no journal."""
     notes = tmp_path / "notes.md"
     notes.write_text("# to do\n")
     with pytest.raises(ForeignJournal, match="is no journal of a contract run"):
@@ -87,19 +87,19 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
      {"item": "x", "tier": "host", "outcome": "passed", "marks": [], "colour": "red"}],
     ids=str,
 )  # fmt: skip
-def test_a_damaged_journal_is_refused(tmp_path: Path, row: dict[str, object]) -> None:
-    """Lines that are JSON and no journal's end a run before its first item; the file stays as it is."""
+def test_damaged_journal_is_rejected(tmp_path: Path, row: dict[str, object]) -> None:
+    """A file of JSON lines that are no journal lines is rejected before the first item, and does not change."""
     path = tmp_path / "run.jsonl"
     first = [] if "journal" in row else [{"journal": JUDGED}, {"run": HERE}]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*first, row, {"item": "y", "outcome": "passed"}]))
     before = path.read_text()
-    with pytest.raises(ForeignJournal, match=r"damaged|other than it was"):
+    with pytest.raises(ForeignJournal, match=r"damaged|has changed"):
         Journal(path).begin(JUDGED, HERE)
     assert path.read_text() == before
 
 
-def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> None:
-    """An item that a cut run began is no failure of the next one; one that this run began is."""
+def test_unfinished_item_of_earlier_run_runs_again(journal: Journal) -> None:
+    """An item that an interrupted run started is not failed; an unfinished item of the current run is."""
     first, second = (item.id for item in all_items()[:2])
     journal.note({"started": first})
     with journal.path.open("a") as file:
@@ -114,8 +114,8 @@ def test_what_was_under_way_in_an_ended_run_is_run_again(journal: Journal) -> No
     assert died.message.endswith(f"draftmark contract reference --item '{second}'")
 
 
-def test_a_second_command_runs_what_is_left(tmp_path: Path, draftmark: Callable[..., Any]) -> None:
-    """One check, then that and another one: the verdict has both runs, and each item once."""
+def test_second_command_runs_remaining_items(tmp_path: Path, draftmark: Callable[..., Any]) -> None:
+    """Two commands with one journal give a verdict with both runs and each item once."""
     command = ("contract", "reference", "--tier", "sizing", "--journal", tmp_path / "run.jsonl", "-k")
     assert draftmark(*command, "describes_itself").code == 0
     record = tmp_path / "verdict.json"

@@ -1,4 +1,4 @@
-"""A record says when and where: the day, versions, the device with its driver."""
+"""Tests of the machine facts in a record: date, versions, and the device with its driver."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from draftmark_contract.runner import machine
 
 
-def test_a_run_is_dated_and_versioned() -> None:
-    """The day in UTC, Python, and what the backend's distribution asks for; a device only where one is named."""
+def test_run_has_date_and_versions() -> None:
+    """A run records the UTC date, Python, and required packages; it has a device only if one is named."""
     here = machine.machine_of("reference")
     assert datetime.date.fromisoformat(here["date"]).isoformat() == here["date"]
     assert {"draftmark", "draftmark-contract", "torch"} <= set(here["versions"])
@@ -19,8 +19,8 @@ def test_a_run_is_dated_and_versioned() -> None:
     assert machine.machine_of("reference", "cpu")["device"]["kind"] == "cpu"
 
 
-def test_a_cuda_device_comes_with_driver_and_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, driver and CUDA; a driver that nobody tells is said to be unknown."""
+def test_cuda_device_has_driver_and_cuda_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA device is recorded with name, driver and CUDA version; an undetectable driver is "unknown"."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(machine, "DRIVER_QUERY", ("echo", "570.1"))

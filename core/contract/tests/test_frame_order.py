@@ -1,4 +1,4 @@
-"""The record does not depend on the order of the items, nor on the number of processes."""
+"""Tests that a record depends neither on the order of items nor on the number of processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUBSET = "load and mandatory or describes_itself or overflow and target or survi
 
 
 def _shuffled(path: Path) -> dict[str, Any]:
-    """The record of a subset of both tiers, in pytest with two workers."""
+    """Return the record of a subset of both tiers, run by pytest in random order with two workers."""
     (path.parent / "shuffle.py").write_text(SHUFFLE)
     environment = {**os.environ, "PYTHONPATH": str(path.parent), "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", "--noconftest", "-k", SUBSET]
@@ -33,7 +33,7 @@ def _shuffled(path: Path) -> dict[str, Any]:
 
 
 def _in_order(path: Path, items: set[str]) -> dict[str, Any]:
-    """The record of these items, run in this process in the suite's order."""
+    """Return the record of these items, run in this process in the suite's order."""
     session = ContractSession("reference", "host", None)
     records = {item: session.run(item).as_json() for item in session.items if item in items}
     write_outputs(conclude(session, records), str(path), None, None)
@@ -41,15 +41,15 @@ def _in_order(path: Path, items: set[str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A record without times."""
+    """Return a record without times."""
     record: dict[str, Any] = json.loads(path.read_text())
     for row in record["results"]:
         del row["seconds"]
     return record
 
 
-def test_record_is_the_same(tmp_path: Path) -> None:
-    """Shuffled, on two workers: the same verdict, with the same outcomes in the suite's order."""
+def test_record_does_not_depend_on_order(tmp_path: Path) -> None:
+    """A shuffled run on two workers gives the verdict and outcomes of an ordered run."""
     shuffled = _shuffled(tmp_path / "shuffled.json")
     items = {row["item"] for row in shuffled["results"]}
     assert {row["tier"] for row in shuffled["results"]} == {"sizing", "host"} and len(items) > 30

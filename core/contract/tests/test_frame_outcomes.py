@@ -1,4 +1,4 @@
-"""Whatever a plugin does, an item ends with a result that says what happened."""
+"""Tests of item outcomes: whatever a plugin does, an item ends with a result that names the cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _hang(subject: Any, case: Any) -> None:
     assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= LIMIT_S, "no alarm is set"
     while True:
         try:
-            signal.raise_signal(signal.SIGALRM)  # what the alarm does when the limit is over
+            signal.raise_signal(signal.SIGALRM)  # the alarm's signal at the time limit
         except Exception:
             continue
 
@@ -71,15 +71,15 @@ KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", 
     ids=["raises", "exits", "violates", "hangs", "prints", "refuses by the suite's error", "refuses late"],
 )
 def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], words: str) -> None:
-    """An exception, an exit, a hang that swallows exceptions and a print each fail the item alone."""
+    """An exception, an exit, a hang that catches exceptions, or printed output fails only this item."""
     result = _end(run)
     assert result.outcome is Outcome.FAILED
     assert result.message.startswith("some.check: A rule.\n")
     assert words in result.message
 
 
-def test_refusal_is_the_subjects_own() -> None:
-    """A geometry that supports() refuses, alike everywhere, is an outcome of its own, with its reasons."""
+def test_refusal_is_an_outcome_of_its_own() -> None:
+    """A geometry that supports() refuses gives the outcome REFUSED, with the reasons."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         raise subject.refusal(["page_size 3 is not served"])
@@ -88,8 +88,8 @@ def test_refusal_is_the_subjects_own() -> None:
     assert (result.outcome, result.message) == (Outcome.REFUSED, "page_size 3 is not served")
 
 
-def test_an_item_that_is_judged_in_part_says_so() -> None:
-    """A check that takes some geometries and finds others refused passes, with a mark."""
+def test_partly_judged_item_has_a_mark() -> None:
+    """A check with some refused geometries passes, with the mark "partly refused"."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.refusal(["page_size 3 is not served"])
@@ -99,8 +99,8 @@ def test_an_item_that_is_judged_in_part_says_so() -> None:
 
 
 @pytest.mark.parametrize("mark, words", [("interpreted", "the suite computed the output"), ("opaque", "is opaque")])
-def test_what_the_suite_computed_itself_has_not_passed(mark: str, words: str) -> None:
-    """Neither an output by the suite's interpreter nor a layout that nobody reads is a proof of anything."""
+def test_output_computed_by_the_suite_is_unjudged(mark: str, words: str) -> None:
+    """An item with output computed by the suite, or with an opaque layout, is unjudged."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         getattr(subject, mark)()
@@ -110,8 +110,8 @@ def test_what_the_suite_computed_itself_has_not_passed(mark: str, words: str) ->
     assert words in result.message
 
 
-def test_the_batch_is_shown_whatever_was_raised() -> None:
-    """An exception of the plugin comes with the forward that it was in, the known bugs, and a command."""
+def test_exception_is_reported_with_its_batch() -> None:
+    """A plugin's exception is reported with the current forward, the known bugs, and a command."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.current = "r0: L=3"
@@ -126,7 +126,7 @@ def test_the_batch_is_shown_whatever_was_raised() -> None:
 
 
 def test_six_counts() -> None:
-    """Every outcome has a number of its own, and what did not run is the rest."""
+    """Every outcome is counted separately, and the remaining items count as not run."""
     outcomes = (Outcome.PASSED, Outcome.PASSED, Outcome.REFUSED, Outcome.UNJUDGED, Outcome.FAILED)
     counts = Counts.of([Result(str(n), "host", outcome) for n, outcome in enumerate(outcomes)], 9)
     assert (counts.passed, counts.refused, counts.declared, counts.unjudged, counts.failed, counts.not_run) == (
@@ -136,7 +136,7 @@ def test_six_counts() -> None:
 
 
 def test_known_failure_is_strict() -> None:
-    """It excuses a failure that still happens, and fails once the failure is gone."""
+    """A known failure is declared while it fails, and fails once it passes."""
     assert _end(_raise(ValueError("x")), (KNOWN,)).outcome is Outcome.DECLARED
     passed = _end(_pass, (KNOWN,))
     assert passed.outcome is Outcome.FAILED
@@ -145,20 +145,20 @@ def test_known_failure_is_strict() -> None:
 
 
 def test_newer_check_is_upcoming() -> None:
-    """A plugin written for contract 1.0 does not fail a check of 1.1; it is told of it."""
+    """A plugin that targets contract 1.0 does not fail a check of 1.1: the item is upcoming."""
     assert _end(_raise(ValueError("x")), since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_pass, since=(1, 1)).outcome is Outcome.PASSED
 
 
 def test_newer_case_of_an_old_check_is_upcoming() -> None:
-    """An item is as new as the newer of its check and its case."""
+    """An item is as new as the newer one of its check and its case."""
     assert _end(_raise(ValueError("x")), case_since=(1, 1)).outcome is Outcome.UPCOMING
     assert _end(_raise(ValueError("x")), since=(1, 1), case_since=(1, 0)).outcome is Outcome.UPCOMING
     assert _end(_pass, case_since=(1, 1)).outcome is Outcome.PASSED
 
 
-def test_marks_are_those_of_one_item() -> None:
-    """What an item says about itself does not stay on the subject."""
+def test_marks_belong_to_one_item() -> None:
+    """A mark of one item does not appear on the next item of the subject."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         subject.interpreted()
@@ -169,6 +169,6 @@ def test_marks_are_those_of_one_item() -> None:
 
 
 def test_result_survives_json() -> None:
-    """Workers send results as JSON."""
+    """A result can be written as JSON and read back, as workers do."""
     result = _end(_print)
     assert Result.from_json(result.as_json()) == result

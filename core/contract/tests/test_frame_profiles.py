@@ -1,4 +1,4 @@
-"""Profiles: what an item needs follows from its geometry, and a profile is named only when it is served in full."""
+"""Tests of profiles: items need profiles by their geometry, and a verdict names only profiles served in full."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def _geometry(
     ids=lambda value: "+".join(sorted(value)) or "core" if isinstance(value, set) else "",
 )
 def test_needs_follow_from_the_geometry(geometry: Geometry, wanted: set[Profile]) -> None:
-    """Everything that is not in the mandatory profile has a name."""
+    """A geometry needs a profile for each value outside the mandatory profile."""
     assert profiles_of(geometry) == wanted
 
 
-def test_values_are_read_for_their_geometries() -> None:
-    """A forward, a pair, a list: all that they hold."""
+def test_needs_of_nested_values() -> None:
+    """The needs of a forward, a pair or a list are the needs of all geometries in it."""
     window = _geometry(replace(MANDATORY, window_left=3))
     assert needs((SimpleNamespace(geometry=window), _geometry(overlap=True))) == {Profile.WINDOW, Profile.OVERLAP}
     assert needs(None) == CORE
 
 
-def test_items_without_a_geometry_of_their_own_name_one() -> None:
-    """Whoever adds a case whose value holds no geometry says what it needs; only `load` speaks of the plugin."""
+def test_cases_without_geometry_declare_their_needs() -> None:
+    """A case with a value without geometry declares one; only `load` and `supports` cases may omit it."""
 
     def holds(value: object) -> bool:
         if isinstance(value, (tuple, list)):
@@ -68,8 +68,8 @@ def test_items_without_a_geometry_of_their_own_name_one() -> None:
     assert {name for name in silent if not name.startswith(("load.", "supports."))} == set()
 
 
-def test_the_core_profile_is_everybodys() -> None:
-    """Items of the core are those of the mandatory geometry and of the plugin itself, on every tier."""
+def test_core_profile_has_items_in_every_tier() -> None:
+    """Every tier has items of the core profile, such as the mandatory geometry and the plugin itself."""
     core = [item for item in all_items() if not item.needs]
     assert {item.tier for item in core} == {item.tier for item in all_items()}
     for name in (
@@ -95,8 +95,8 @@ def test_the_core_profile_is_everybodys() -> None:
         ([CORE, MODEL, TREE], [TREE | MODEL], "core, model shapes"),
     ],
 )
-def test_what_is_named(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:
-    """The rarest of what an unmet item needs is left out, unless something that is left out explains it already."""
+def test_profiles_served_in_full(met: list[set[Profile]], unmet: list[set[Profile]], named: str) -> None:
+    """An unmet item removes the rarest profile that it needs, unless a removed profile already explains it."""
     found = served_in_full([frozenset(one) for one in met], [frozenset(one) for one in unmet])
     assert ", ".join(found) == named
 
@@ -106,15 +106,15 @@ FEATURES = st.lists(st.frozensets(st.sampled_from([one for one in Profile if one
 
 @settings(max_examples=300, derandomize=True, database=None)
 @given(FEATURES, FEATURES)
-def test_nothing_within_the_named_profiles_is_unmet(
+def test_no_unmet_item_needs_only_named_profiles(
     met: list[frozenset[Profile]], unmet: list[frozenset[Profile]]
 ) -> None:
-    """Whatever ends how: an item that needs nothing but named profiles was met, and each of them has such an item."""
+    """No unmet item needs only named profiles, and each named profile has a met item with only named profiles."""
     named = set(served_in_full(met, unmet)) - {Profile.CORE}
     assert not [one for one in unmet if one and one <= named]
     assert all(any(profile in one and one <= named for one in met) for profile in named)
 
 
 def test_modes_are_compared_by_value() -> None:
-    """VERIFY makes a tree also where no draft shape says so."""
+    """A geometry with VERIFY needs the tree profile even if its draft shape is a chain."""
     assert profiles_of(_geometry(modes=(Mode.EXTEND, Mode.VERIFY))) == {Profile.TREE}

@@ -1,4 +1,4 @@
-"""The suite as users run it: from any folder, beside a conftest of their own, with xdist, and against bad plugins."""
+"""Tests of the suite as users run it: from any folder, in a project with its own conftest, with bad plugins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The suite in pytest; without the conftest of this checkout, which an installed suite does not meet."""
+    """Run the suite in pytest, without this repository's conftest."""
     mine = ["--noconftest"] if not (folder / "conftest.py").exists() else []
     return _python(folder, "-m", "pytest", "--pyargs", "draftmark_contract", "-q", *mine, *arguments)
 
@@ -47,8 +47,9 @@ Judged = Callable[..., tuple[int, str, dict[str, str]]]
 
 @pytest.fixture
 def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Judged:
-    """(folder, backend, k, tier, …) → exit code, output and outcome per item of run_contract, whose processes begin in
-    that folder, with it on their path.
+    """Return a function that runs run_contract in a folder that is also on the path.
+
+    The function takes (folder, backend, k, tier, …). It returns the exit code, the output, and the outcome per item.
     """
 
     def run(folder: Path, name: str, k: str = "", tier: str = "sizing", **more: Any) -> tuple[int, str, dict[str, str]]:
@@ -62,8 +63,8 @@ def contract(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     return run
 
 
-def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
-    """A vendor's --backend option, python_files, warnings as errors and markers do not get in the way."""
+def test_runs_in_a_project_with_its_own_settings(tmp_path: Path) -> None:
+    """A vendor's --backend option, python_files, warnings as errors and markers do not disturb the suite."""
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n")
     settings = "[pytest]\npython_files = check_*.py\nfilterwarnings = error\naddopts = --strict-markers --backend=x\n"
     (tmp_path / "pytest.ini").write_text(settings)
@@ -74,8 +75,8 @@ def test_runs_beside_a_project_of_its_own(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "v.json").read_text())["verdict"] == "has no verdict"
 
 
-def test_a_sample_is_the_same_few_items_of_every_check(tmp_path: Path) -> None:
-    """--attn-sample=2 takes at most two cases of each check, the same ones in every process."""
+def test_sample_takes_fixed_items_of_every_check(tmp_path: Path) -> None:
+    """--attn-sample=2 takes at most two cases of each check, and every process takes equal ones."""
     done = _pytest(tmp_path, "--attn-backend=reference", "--attn-tier=sizing", "--attn-sample=2", "--collect-only")
     assert done.returncode == 0, done.stdout + done.stderr
     taken = [item.id for item in all_items(Tier.SIZING.includes, 2)]
@@ -87,14 +88,14 @@ def test_a_sample_is_the_same_few_items_of_every_check(tmp_path: Path) -> None:
 
 
 def test_backend_must_be_named(tmp_path: Path) -> None:
-    """Without --attn-backend the message says what to type."""
+    """Without --attn-backend the error names the option."""
     done = _pytest(tmp_path)
     assert done.returncode != 0
     assert "--attn-backend=NAME" in done.stdout + done.stderr
 
 
 def test_other_projects_are_left_alone(tmp_path: Path) -> None:
-    """In a run without the suite the plugin collects nothing, prints nothing and does not import torch."""
+    """In a project that does not use the suite, the plugin collects and prints nothing and does not import torch."""
     (tmp_path / "test_it.py").write_text("import sys\n\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     done = _python(tmp_path, "-m", "pytest", "-q", "test_it.py")
     assert done.returncode == 0, done.stdout
@@ -119,7 +120,7 @@ def draftmark_contract_notes():
 
 
 def _failing(name: str, check: str) -> list[str]:
-    """Messages of a check's items that fail, in this process."""
+    """Run a check's items in this process and return the messages of failed ones."""
     subject = BackendUnderTest(load(name), "cpu", Tier.SIZING)
     ended = [run_item(item, subject, []) for item in all_items() if item.check.name == check]
     assert ended
@@ -137,7 +138,7 @@ def _failing(name: str, check: str) -> list[str]:
     ids=["raises", "exits", "wrong", "prints"],
 )
 def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], body: str, words: str) -> None:
-    """Whatever the plugin does, every item ends, and one of them says what happened."""
+    """An exception, an exit, a wrong type or printed output of a hook is reported by an item."""
     distribution("bad", extra=body)
     assert any(words in message for message in _failing("bad", "load.answers_repeatably"))
 
@@ -153,7 +154,7 @@ def test_bad_plugin_fails_with_a_clear_item(distribution: Callable[..., Path], b
 def test_plugin_that_ends_the_process_fails_one_item(
     contract: Judged, distribution: Callable[..., Path], code: int, workers: int, words: str
 ) -> None:
-    """os._exit in a hook is a failed item, whatever the code; the items after it still run."""
+    """os._exit in a hook fails one item, whatever the exit code, and later items still run."""
     body = "import os\n@hookimpl\ndef draftmark_supports(geometry):\n"
     body += f"    os._exit({code}) if geometry.limits.max_context_len == 1000 else None\n    return []\n"
     status, text, items = contract(distribution("dies", extra=body), "dies", k=ONE, workers=workers)
@@ -181,10 +182,10 @@ def draftmark_supports(geometry):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_item_that_costs_the_device_fails_alone(
+def test_item_that_destroys_the_device_context_fails(
     contract: Judged, distribution: Callable[..., Path], workers: int
 ) -> None:
-    """Behind an illegal access every call of the process fails: the rest runs in another one."""
+    """After an illegal access every call of the process fails, so the remaining items run in a new process."""
     folder = distribution("loses", extra=LOSES)
     k = "opens_what_it_supports_on_device and (mha or gqa)"
     code, text, items = contract(folder, "loses", k=k, tier="device", device="cpu", workers=workers)
@@ -207,16 +208,16 @@ NAMED_OTHERWISE = "@hookimpl\ndef draftmark_describe():\n    return BackendInfo(
         (None, "no installed distribution registers it"),
         ("raise ValueError('no driver')\n", "raised ValueError: no driver"),
         ("import not_there\n", "No module named 'not_there'"),
-        (NAMED_OTHERWISE, "says its name is 'somebody'"),
+        (NAMED_OTHERWISE, "returned the name 'somebody'"),
         ("import os\nos._exit(7)\n", "ended the process with code 7"),
         ("import ctypes\nctypes.string_at(0)\n", "ended the process with code -11"),
     ],
-    ids=["nobody", "raises", "lacks a module", "lies", "exits", "segfaults"],
+    ids=["missing", "raises", "lacks a module", "wrong name", "exits", "segfaults"],
 )
-def test_a_backend_that_does_not_load_is_one_sentence(
+def test_backend_that_does_not_load_has_a_verdict(
     contract: Judged, distribution: Callable[..., Path], tmp_path: Path, body: str | None, words: str
 ) -> None:
-    """Whatever its import does, there is a verdict with the cause, in a record too, and no item is tried."""
+    """A plugin that fails to import gets a verdict and a record with the cause, and no item runs."""
     folder = tmp_path if body is None else distribution("unloadable", extra=body)
     code, text, items = contract(folder, "unloadable")
     assert (code, items) == (1, {})
@@ -226,7 +227,7 @@ def test_a_backend_that_does_not_load_is_one_sentence(
 
 
 def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Path) -> None:
-    """A run on a rented device does not end on a folder that was never made."""
+    """A run with an output file in a missing folder ends before the first item."""
     code, text, _ = contract(tmp_path, "reference", json_path="results/verdict.json")
     assert code == 2
     assert "lies in a folder that does not exist; create the folder first" in text
@@ -234,8 +235,8 @@ def test_outputs_are_checked_before_anything_runs(contract: Judged, tmp_path: Pa
     assert code == 2 and "is a folder; name a file" in text
 
 
-def test_an_item_that_does_not_exist_is_answered_with_those_close_to_it(contract: Judged, tmp_path: Path) -> None:
-    """Nothing runs."""
+def test_unknown_item_gets_suggestions(contract: Judged, tmp_path: Path) -> None:
+    """An unknown item id ends the run with similar ids."""
     code, text, _ = contract(tmp_path, "reference", items=["numerics.match_float64[mandatory-decod]"])
     assert code == 2 and "close to it are numerics.match_float64[mandatory-decode]" in text
 
@@ -253,13 +254,11 @@ def draftmark_open_backend(geometry, arena):
     backend.attend = lambda q, cache, batch, out: out.zero_()
     return backend
 """
-"""The simplest wrong kernel, of a backend that claims all that the reference serves."""
+"""A plugin with a kernel that writes zeros and claims to support everything that the reference supports."""
 
 
-def test_a_backend_that_is_wrong_everywhere_prints_one_screen(
-    contract: Judged, distribution: Callable[..., Path]
-) -> None:
-    """The first failing checks in full, in the order of learning, then a line for each other one, then the verdict."""
+def test_backend_with_many_failures_prints_one_screen(contract: Judged, distribution: Callable[..., Path]) -> None:
+    """The first failed checks are printed in full, the others in one line each, then the verdict."""
     folder = distribution("zeros", extra=ZEROS)
     most = "not proof and not covers and not production and not random"
     code, text, items = contract(folder, "zeros", tier="host", sample=1, k=most)
@@ -275,8 +274,8 @@ def test_a_backend_that_is_wrong_everywhere_prints_one_screen(
     assert lines[-2].startswith("zeros does not conform to draftmark contract")
 
 
-def test_a_failing_history_says_which_seed_drew_it(contract: Judged, distribution: Callable[..., Path]) -> None:
-    """--item runs exactly this one; --seed draws other histories, and a failure names the seed that brings it back."""
+def test_failed_history_names_its_seed(contract: Judged, distribution: Callable[..., Path]) -> None:
+    """--seed selects other random histories, and a failure names the seed that reproduces it."""
     folder = distribution("zeros", extra=ZEROS)
     item = "random_history.equals_the_oracle[plain-0]"
     code, text, items = contract(folder, "zeros", items=[item], seed=7)
@@ -296,7 +295,7 @@ item = "supports.mandatory_profile[*]"
 
 
 def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distribution: Callable[..., Path]) -> None:
-    """contract.toml beside the plugin's module excuses the items that it names."""
+    """Entries of contract.toml in the plugin's folder make matching failures declared."""
     folder = distribution("excused", extra=RAISES)
     (folder / "throwaway_draftmark_excused" / "contract.toml").write_text(KNOWN)
     code, text, items = contract(folder, "excused", k=ONE, allow_known=True)
@@ -304,8 +303,8 @@ def test_known_failures_are_read_from_the_plugins_folder(contract: Judged, distr
     assert set(items.values()) == {"declared"}
 
 
-def test_known_failures_are_of_items_that_exist(distribution: Callable[..., Path]) -> None:
-    """An entry that matches an item is current, one that matches none fails."""
+def test_known_failures_must_match_an_item(distribution: Callable[..., Path]) -> None:
+    """An entry of contract.toml that matches no item fails."""
     current, name = "load.known_failures_are_current", "throwaway_draftmark_bad"
     folder = distribution("bad") / name
     (folder / "contract.toml").write_text(KNOWN)
@@ -316,7 +315,7 @@ def test_known_failures_are_of_items_that_exist(distribution: Callable[..., Path
 
 
 def test_device_tier_needs_a_device(contract: Judged, tmp_path: Path) -> None:
-    """Where torch sees no accelerator the run ends before it begins; the CPU does not stand in for one."""
+    """Without an accelerator the device tier ends before the first item; the CPU is no substitute."""
     import torch
 
     if torch.accelerator.is_available():

@@ -1,4 +1,4 @@
-"""Records: the full one has everything, the short one what a repository keeps, and both go stale with the code."""
+"""Tests of records: the full and the short form, and when a record becomes stale."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def short() -> dict[str, Any]:
-    """The short record of a run of all tiers on some device."""
+    """Return the short record of a run of all tiers on a device."""
     made = verdict(tier=Tier.DEVICE)
     return short_record(replace(made, runs=({"date": "2026-01-01", "device": {"name": "some"}},)))
 
 
 def test_both_forms_read_back(tmp_path: Path) -> None:
-    """The full one has an entry per item, the short one counts of every check."""
+    """Both forms can be read back: the full one has every item, the short one counts of every check."""
     made = verdict(lambda item: Outcome.REFUSED if Profile.FP8 in item.needs else None)
     write(full_record(made), tmp_path / "full.json")
     write(short_record(made), tmp_path / "short.json")
@@ -44,14 +44,14 @@ def test_both_forms_read_back(tmp_path: Path) -> None:
 
 
 def _many(item: Item) -> Result | None:
-    """Half of everything ends in one of three ways, with long reasons."""
+    """Return outcomes for a nearly correct backend: half of the items fail in three ways, with long reasons."""
     outcomes = (Outcome.DECLARED, Outcome.UNJUDGED, Outcome.FAILED, *[None] * 3)
     outcome = outcomes[len(item.case.id) % len(outcomes)]
     return Result(item.id, item.tier.value, outcome, "reason " * 60) if outcome else None
 
 
-def test_a_short_record_is_short(tmp_path: Path) -> None:
-    """What did not pass is listed by check and reason, in at most 30 KB for a backend that is nearly right."""
+def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
+    """The short record lists what did not pass by check and reason, in at most 30 KB."""
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
     found = short_record(made)
@@ -62,8 +62,8 @@ def test_a_short_record_is_short(tmp_path: Path) -> None:
     assert counted == sum(one.outcome is not Outcome.PASSED for one in made.results) > 100
 
 
-def test_a_record_is_current_until_something_changes(short: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin's code, the core's step path, the suite, the tiers, the device, the word: each is a reason."""
+def test_record_is_current_until_something_changes(short: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record becomes stale with a change of plugin, core, suite, tiers, device or verdict."""
     monkeypatch.setattr(staleness, "verified", lambda record, parts, repository: True)
     loaded = backend()
     assert stale(short, loaded, HERE) == []
@@ -82,14 +82,14 @@ def test_a_record_is_current_until_something_changes(short: dict[str, Any], monk
         assert words in "; ".join(stale({**short, **change}, loaded, HERE))
 
 
-def test_a_commit_that_nobody_can_check_is_a_reason(short: dict[str, Any]) -> None:
-    """DRAFTMARK_COMMIT is a claim until the history shows that this commit contains the recorded code."""
-    told = {**short, "source": {"commit": "0123abc", "tree": "clean", "paths": {}}}
-    assert "no history here shows that commit 0123abc contains the recorded code" in stale(told, backend(), HERE)
+def test_unverifiable_commit_makes_a_record_stale(short: dict[str, Any]) -> None:
+    """A record is stale if no git history shows that its commit contains the recorded code."""
+    claimed = {**short, "source": {"commit": "0123abc", "tree": "clean", "paths": {}}}
+    assert "no history here shows that commit 0123abc contains the recorded code" in stale(claimed, backend(), HERE)
 
 
-def test_the_command_warns_or_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line a record; only --strict makes it an error."""
+def test_stale_record_fails_only_with_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints one line per record and fails only with --strict."""
     path = tmp_path / "contract-x.json"
     path.write_text('{"schema": 1, "backend": "reference"}')
     assert (main([str(path)]), main([str(path), "--strict"])) == (0, 1)

@@ -1,4 +1,4 @@
-"""A backend says the same no everywhere, and may not say it to the mandatory profile."""
+"""Tests of refusals: a backend's refusals are consistent, and it may not refuse the mandatory profile."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def _run(subject: BackendUnderTest, name: str, case_id: str) -> None:
 
 
 def test_refusing_everything_does_not_conform() -> None:
-    """The mandatory profile keeps a backend from conforming by saying no."""
+    """A backend that refuses the mandatory profile does not conform."""
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: ["nothing is served by this backend"])
     with pytest.raises(ContractViolation, match="mandatory profile is refused"):
         _run(subject, "supports.mandatory_profile", "eager")
 
 
-def test_wavering_refusal_is_a_violation() -> None:
-    """An answer that depends on how often one asks is no predicate."""
+def test_changing_refusal_is_a_violation() -> None:
+    """supports() must return equal answers on every call."""
     calls = itertools.count()
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: [] if next(calls) % 2 else ["not on every call"])
     with pytest.raises(ContractViolation, match="different answers for one geometry"):
         _run(subject, "supports.answers_alike", "target-mha")
 
 
-def test_refusal_that_names_nothing_is_a_violation() -> None:
-    """A reason is a sentence with the field, the value and the limit."""
+def test_vague_refusal_is_a_violation() -> None:
+    """A reason must be a sentence with the field, the value and the limit."""
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: ["unsupported"])
     with pytest.raises(ContractViolation, match="a refusal must be a sentence"):
         _run(subject, "supports.answers_alike", "target-mha")
 
 
-def test_exact_lengths_under_overlap_count_as_refused() -> None:
-    """What the core refuses on the backend's behalf is a refusal like any other."""
+def test_exact_lengths_with_overlap_are_refused() -> None:
+    """A refusal by the core on the backend's behalf counts as a refusal."""
     subject = subject_of(csr_pages, LEVEL, requirements=Requirements(HostLengthsNeed.EXACT))
     _run(subject, "supports.answers_alike", "target-mha")
     with pytest.raises(Refused, match="overlap=False"):
@@ -60,14 +60,14 @@ def test_exact_lengths_under_overlap_count_as_refused() -> None:
         ({"live_extent": "all"}, "live_extent is out of range"),
     ],
 )
-def test_sentinels_do_not_reach_metadata(change: dict[str, object], words: str) -> None:
-    """A declaration out of range is found before anything is computed from it."""
+def test_metadata_spec_out_of_range_is_a_violation(change: dict[str, object], words: str) -> None:
+    """A declared value out of range is found before it is used."""
     with pytest.raises(ContractViolation, match=words):
         _run(subject_of(csr_pages, LEVEL, **change), "load.declares_types", "mandatory")
 
 
-def test_geometry_is_put_on_the_subjects_device() -> None:
-    """Sizing for a CUDA backend is asked about a CUDA device, wherever the suite runs."""
+def test_geometry_has_the_backends_device() -> None:
+    """A CUDA backend's sizing gets geometries for a CUDA device on every machine."""
     seen: list[Geometry] = []
     subject = subject_of(csr_pages, LEVEL, supports=lambda geometry: seen.append(geometry) or [])
     object.__setattr__(subject.backend.info, "device", "cuda")

@@ -1,4 +1,4 @@
-"""The page stands alone, shows the six counts apart, and what did not pass with its batch."""
+"""Tests of the HTML report: self-contained, with six separate counts, and failures with their batch."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class _Balanced(HTMLParser):
 
 @pytest.fixture(scope="module")
 def failing() -> str:
-    """The page of a backend whose indptr is too short."""
+    """Return the page of a backend with a too short indptr."""
     subject = changed("csr_pages", Role.KV_INDPTR, lambda g: (g.limits.max_num_reqs + 1,))
     items = [item for item in all_items((Tier.SIZING,)) if item.check.name == "sizing.covers_processors"]
     return page(judge("sized", subject.backend, [run_item(item, subject, []) for item in items]))
 
 
 def test_page_is_self_contained(failing: str) -> None:
-    """No network, no script, no font, no path of the machine it was made on; well-formed."""
+    """The page is well-formed and has no network access, script, font or path of the machine."""
     assert not re.search(r"https?://|src=|<link|<script|@import|url\(", failing)
     assert str(Path(__file__).parents[3]) not in failing
     parser = _Balanced()
@@ -52,31 +52,33 @@ def test_page_is_self_contained(failing: str) -> None:
     assert parser.open == []
 
 
-def test_failures_come_with_their_batch(failing: str) -> None:
-    """The first failure of each check is open, complete, and names the other cases."""
+def test_failures_have_their_batch(failing: str) -> None:
+    """The first failure of each check is expanded, complete, and lists the other cases."""
     assert "sized does not conform to" in failing
     assert "kv_indptr" in failing and "got: 6, declared as" in failing.replace("&#x27;", "'")
     assert "sglang#25124" in failing and "run it again: " in failing
     assert "also: " in failing
 
 
-def test_every_count_has_a_cell_of_its_own() -> None:
-    """The page shows the counts of the line, by word."""
+def test_every_count_has_its_own_cell() -> None:
+    """The page has a cell for each count of the verdict line."""
     ends = {Profile.FP8: Outcome.REFUSED, Profile.WINDOW: Outcome.DECLARED}
-    told = verdict(lambda item: next((ends[one] for one in ends if one in item.needs), None))
-    text = page(told)
+    judged = verdict(lambda item: next((ends[one] for one in ends if one in item.needs), None))
+    text = page(judged)
     for word, count in {
-        "passed": told.counts.passed,
-        "refused": told.counts.refused,
-        "declared": told.counts.declared,
+        "passed": judged.counts.passed,
+        "refused": judged.counts.refused,
+        "declared": judged.counts.declared,
     }.items():
         assert f'<td>{word}</td><td class="n">{count:,}</td>' in text
-    assert f'<td>not run</td><td class="n">{told.counts.not_run:,}</td>' in text
+    assert f'<td>not run</td><td class="n">{judged.counts.not_run:,}</td>' in text
     assert "conforms with known failures" in text
 
 
 def test_messages_are_escaped() -> None:
-    """A plugin's text cannot become markup."""
+    """A plugin's text is escaped and cannot become markup."""
     item = all_items()[0].id
-    told = verdict(lambda one: Result(item, "sizing", Outcome.FAILED, "<script>x</script>") if one.id == item else None)
-    assert "<script>" not in page(told)
+    judged = verdict(
+        lambda one: Result(item, "sizing", Outcome.FAILED, "<script>x</script>") if one.id == item else None
+    )
+    assert "<script>" not in page(judged)

@@ -1,4 +1,4 @@
-"""Commands in a folder whose files have the names of standard modules: none of them is imported."""
+"""Tests that commands import nothing from the current folder, even if its files are named like standard modules."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A file for each module of the standard library, which says its name and ends the process that imports it."""
+    """Return a folder with a file per standard module; importing one ends the process with an error."""
     for name in sys.stdlib_module_names:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was imported')\n")
     return tmp_path
 
 
 def _draftmark(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As the installed command runs: without the current folder."""
+    """Run the command as installed: without the current folder on the path."""
     command = [sys.executable, "-P", "-m", "draftmark.cli", *arguments]
     here = str(Path(__file__).parent / "judge")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, str(folder / "installed")])}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_contract_imports_nothing_of_the_users_folder(folder: Path) -> None:
-    """Neither the probe, nor pytest and its worker, nor the process that a check starts."""
+def test_contract_imports_nothing_from_current_folder(folder: Path) -> None:
+    """The probe, pytest, its worker and the process of a check import nothing from the current folder."""
     chosen = ["--tier", "sizing", "-k", "imports_lightly", "--workers", "1"]
     done = _draftmark(folder, "contract", "reference", "--json", "verdict.json", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,8 +36,8 @@ def test_a_contract_imports_nothing_of_the_users_folder(folder: Path) -> None:
     assert [one["outcome"] for one in ended] == ["passed"], ended
 
 
-def test_judge_imports_nothing_of_the_users_folder(folder: Path) -> None:
-    """Its worker opens the target, and ends it as it would anywhere."""
+def test_judge_imports_nothing_from_current_folder(folder: Path) -> None:
+    """The worker of `draftmark judge` imports nothing from the current folder."""
     info = folder / "installed" / "fake_engine-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")

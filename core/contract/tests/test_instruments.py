@@ -1,4 +1,4 @@
-"""The instruments of the checks: who reads on the host, what a backend holds, how far an output may be off."""
+"""Tests of helpers of the checks: host reads, storages that a backend holds, and tolerances of outputs."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from draftmark_contract.oracle.attention import attend, tolerance
 
 
 def reference() -> BackendUnderTest:
-    """The reference backend on the host tier."""
+    """Return the reference backend on the host tier."""
     backend = LoadedBackend("reference", ReferencePlugin())
     return BackendUnderTest(backend, "cpu", Tier.HOST)
 
 
 @pytest.mark.parametrize("read", [lambda t: t.item(), lambda t: (t + 1).max().item(), lambda t: t.tolist(), bool, int])
-def test_a_host_read_of_a_watched_tensor_is_noticed(read: object) -> None:
-    """Directly, or of something computed from it."""
+def test_host_read_of_a_watched_tensor_is_detected(read: object) -> None:
+    """A host read is detected on the tensor itself and on a result computed from it."""
     watched = torch.ones(1)
     with host_reads([watched]) as reads:
         read(watched)  # type: ignore[operator]
     assert reads
 
 
-def test_reading_what_the_host_made_is_free() -> None:
-    """A plan may compute with tensors of its own."""
+def test_host_read_of_other_tensors_is_allowed() -> None:
+    """A host read of a tensor that the host created is not reported."""
     watched = torch.ones(1)
     with host_reads([watched]) as reads:
         torch.tensor([1, 2]).sum().item()
@@ -42,8 +42,8 @@ def test_reading_what_the_host_made_is_free() -> None:
     assert not reads
 
 
-def test_held_storages_looks_through_containers() -> None:
-    """Attributes, lists and dicts; views count as their storage."""
+def test_reachable_storages_searches_containers() -> None:
+    """Storages are found in attributes, lists and dicts, and a view counts as its storage."""
 
     class Holder:
         def __init__(self) -> None:
@@ -54,7 +54,7 @@ def test_held_storages_looks_through_containers() -> None:
 
 
 def test_attention_of_one_key_is_its_value() -> None:
-    """And query heads of one group share their KV head; an empty row stays zero."""
+    """Attention over one key returns its value, heads of a group share their KV head, and an empty row is zero."""
     shape = AttentionShape(4, 2, 8, 1, softmax_scale=1.0)
     k, v = torch.randn(2, 3, 2, 8)
     out = attend(torch.randn(2, 4, 8), k, v, {(0, 0): (2,)}, [(0, 0), (0, 1)], shape).out
@@ -63,8 +63,8 @@ def test_attention_of_one_key_is_its_value() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_missing_key_exceeds_the_tolerance(dtype: str) -> None:
-    """Among as many keys as the scenarios have, one too few moves some element further than rounding can."""
+def test_missing_key_exceeds_the_tolerance(dtype: str) -> None:
+    """A missing key among 84 changes some element by more than rounding can."""
     torch.manual_seed(0)
     shape = AttentionShape(2, 1, 64, 1, dtype, dtype)
     k, v = torch.randn(2, 84, 1, 64)
@@ -74,8 +74,8 @@ def test_a_missing_key_exceeds_the_tolerance(dtype: str) -> None:
     assert bool(((right.out - wrong.out).abs() > 2 * tolerance(right, dtype, shape)).any())
 
 
-def test_a_sink_is_a_key_without_a_value() -> None:
-    """float64 with sinks equals attention beside a key of that logit whose value is zero; -inf leaves no trace."""
+def test_sink_equals_a_key_with_value_zero() -> None:
+    """A sink acts like a key with this logit and the value zero, and a sink of -inf changes nothing."""
     shape = AttentionShape(4, 2, 8, 16, "float32", "float32", sinks=True)
     dice = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(n, heads, 8, generator=dice) for n, heads in ((1, 4), (5, 2), (5, 2)))
@@ -89,8 +89,8 @@ def test_a_sink_is_a_key_without_a_value() -> None:
     assert torch.equal(got[2], attend(q, k, v, rows, order, shape).out[0, 2]) and not got[3].any()
 
 
-def test_a_violation_shows_the_batch_and_both_values() -> None:
-    """Enough for a bug report: what, which batch, got, expected, and where the expectation comes from."""
+def test_violation_shows_batch_and_both_values() -> None:
+    """A violation's message has the batch, the actual and expected value, and the formula."""
     forward = next(one for one in all_forwards(behaviours()["target"]) if one.name == "verify-edges")
     harness = Harness(reference(), forward.geometry, forward.num_pages)
     batch = harness.load(forward)

@@ -1,4 +1,4 @@
-"""The late device of the contract: it is late, it passes what is fenced, and it tells what is not."""
+"""Tests of the `late` checks: staging with fences passes, and staging without them fails."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ EAGER, REPLAYS, HALFWAY, REOPENED = (
 
 
 def original(layout: str) -> LoadedBackend:
-    """A correct backend."""
+    """Return a correct backend."""
     return LoadedBackend(layout, LAYOUTS[layout])
 
 
 def case(check: Check, name: str) -> Case:
-    """A case by its id."""
+    """Return a case by its id."""
     return next(one for one in check.cases() if one.id == name)
 
 
 def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
-    """One item."""
+    """Run one item."""
     check.run(BackendUnderTest(backend, "cpu", Tier.HOST), case(check, name))
 
 
@@ -53,13 +53,13 @@ def run(check: Check, backend: LoadedBackend, name: str = "target") -> None:
 @pytest.mark.parametrize("kind", staging.RIGHT)
 @pytest.mark.parametrize("check", [pytest.param(one, id=one.name) for one in CHECKS])
 def test_fenced_staging_passes(layout: str, kind: str, check: Check) -> None:
-    """Plans through pinned memory are right behind fences, whoever copies, and with a copy that blocks."""
+    """Plans staged through pinned memory pass with fences, or with blocking copies, for every kind of copy."""
     run(check, Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout))
 
 
 @pytest.mark.parametrize(("mutant", "layout"), PAIRS)
-def test_what_is_only_late_is_told_by_these_checks(mutant: Mutant, layout: str) -> None:
-    """Each mutant fails one of them, with a remedy, and not for a wait."""
+def test_late_mutants_fail_the_late_checks(mutant: Mutant, layout: str) -> None:
+    """Each mutant fails one of the checks with a remedy, and not because of a wait."""
     backend = mutant.build(layout)
     found = next(suite.failures(backend, CHECKS, True), None) or next(suite.failures(backend, CHECKS), None)
     assert found, f"{mutant.id} survives in {layout}: {mutant.what}"
@@ -70,15 +70,15 @@ def test_what_is_only_late_is_told_by_these_checks(mutant: Mutant, layout: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS])
-def test_nothing_else_in_the_suite_sees_them(mutant: Mutant) -> None:
-    """On time they are right: a sample of every other check passes them."""
+def test_other_checks_pass_late_mutants(mutant: Mutant) -> None:
+    """Without a late device the mutants are correct: a sample of every other check passes."""
     checks = [one for one in suite.checks_for(mutant) if one not in CHECKS]
     wrong = next(suite.failures(mutant.build(mutant.layouts[0]), checks, True), None)
     assert wrong is None, wrong
 
 
-def test_no_round_has_run_when_the_last_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference never waits, so the device has done nothing by then, and everything in the end."""
+def test_last_round_is_sent_before_any_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference never waits, so the late device runs nothing until all rounds are sent."""
     seen: list[tuple[int, int]] = []
     leave = LateDevice.__exit__
 
@@ -100,7 +100,7 @@ def test_no_round_has_run_when_the_last_is_sent(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_rounds_share_no_page_and_differ() -> None:
-    """Whatever a round takes from another one names other slots; lengths fall as well as rise."""
+    """Rounds use different pages, and lengths both grow and shrink, so that mixed-up rounds are detected."""
     for geometry in behaviours().values():
         rounds = in_flight(geometry)
         pages = [page for one in rounds for request in one.requests if request.live for page in request.pages]
@@ -110,15 +110,15 @@ def test_rounds_share_no_page_and_differ() -> None:
         assert any(a > b for a, b in pairwise(longest)) and any(a < b for a, b in pairwise(longest))
 
 
-def test_a_step_that_waits_is_a_violation() -> None:
-    """A host read in attend() would stop the engine until the device is through."""
+def test_step_that_waits_is_a_violation() -> None:
+    """A host read in attend() is a violation, since it stops the engine until the device has finished."""
     reads = Mutant("none", "", "", patch=lambda b: after(b, "attend", lambda q, cache, batch, out: out.sum().item()))
     with pytest.raises(ContractViolation, match=r"a step waits for the device"):
         run(EAGER, reads.build("reference"))
 
 
-def test_an_error_of_the_device_names_the_rounds() -> None:
-    """What is out of range only when the device gets there is a violation with the batches that were sent."""
+def test_late_error_names_the_rounds() -> None:
+    """An error that occurs when the late device runs is a violation with the batches that were sent."""
     beyond = Mutant("none", "", "", patch=lambda b: after(b, "write_metadata", lambda batch: _reach(b, batch)))
     with pytest.raises(ContractViolation, match="when a late device gets there") as caught:
         run(EAGER, beyond.build("reference"))
@@ -127,5 +127,5 @@ def test_an_error_of_the_device_names_the_rounds() -> None:
 
 
 def _reach(backend: Any, batch: Any) -> None:
-    """An index past the end."""
+    """Read an index past the end."""
     backend.arena["slot_mapping"].index_select(0, batch.prefix_lens.long() + 10**6)

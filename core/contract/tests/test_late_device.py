@@ -1,4 +1,4 @@
-"""On a GPU: the spinning device tells the mutants of a late one, and the CUDA plugins pass its checks.
+"""Tests on a GPU: late mutants fail on a GPU that spins first, and the CUDA plugins pass the `late` checks.
 
 ``pytest -m device core/contract/tests/test_late_device.py core/contract/tests/late_device``
 """
@@ -28,7 +28,7 @@ HOST_ONLY = {
     "L08": "torch keeps pinned memory for its own copies, and a test has no other library's",
     "L10": "a launch by record_call runs at once here; a host function of a stream would not",
 }
-"""Mutants whose stand-in for a library is right on a real device."""
+"""Mutants with a replacement for a library that is correct on a real device."""
 TELLING = ("target", "draft")
 
 
@@ -41,7 +41,7 @@ def ends(backend: LoadedBackend, check: Check, case: Case) -> None:
 
 
 def wrong(backend: LoadedBackend) -> str:
-    """The first failing item of a few, or nothing."""
+    """Return the first failing item of a few, or ""."""
     for check in CHECKS:
         for case in check.cases():
             if case.id in TELLING:
@@ -54,22 +54,22 @@ def wrong(backend: LoadedBackend) -> str:
 
 @pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("kind", staging.RIGHT)
-def test_fenced_staging_passes_behind_a_spinning_device(layout: str, kind: str) -> None:
-    """Events of the GPU keep each round's numbers its own."""
+def test_fenced_staging_passes_on_a_spinning_device(layout: str, kind: str) -> None:
+    """With fences each round on the GPU keeps its own data."""
     built = Mutant("none", "", "", staging.HOOKS, patch=staging.staged(staging.RIGHT[kind])).build(layout)
     assert not wrong(built)
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.id) for one in late.MUTANTS if one.id not in HOST_ONLY])
-def test_a_spinning_device_tells_what_a_queue_tells(mutant: Mutant) -> None:
-    """The mutants of the host tier fail on the device too, so the device is late indeed."""
+def test_late_mutants_fail_on_a_spinning_device(mutant: Mutant) -> None:
+    """Late mutants of the host tier also fail on the device, so the device really is late."""
     assert wrong(mutant.build(mutant.layouts[0])), f"{mutant.id} survives on the device: {mutant.what}"
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize(("check", "case"), ITEMS)
 def test_plugins_pass(name: str, check: Check, case: Case) -> None:
-    """Every item of a late device, for every CUDA plugin that is installed."""
+    """Every installed CUDA plugin passes all `late` items of the device tier."""
     try:
         backend = load(name)
         backend.require_runtime("cuda")

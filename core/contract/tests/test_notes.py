@@ -1,4 +1,4 @@
-"""What a plugin tells the suite alone: it is checked where it is read, and what it leaves out is not judged."""
+"""Tests of contract notes: invalid notes are violations, and items that need missing notes are unjudged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMS = {item.id: item for item in all_items(Tier.HOST.includes)}
 
 
 def plugin(notes: object, workspace: bool = False) -> BackendUnderTest:
-    """The reference with these notes, and if asked with a workspace whose need only it knows."""
+    """Return the reference with these notes, and optionally with a workspace that needs usage()."""
 
     class Noted(ReferencePlugin):
         def contract_notes(self) -> object:
@@ -33,41 +33,41 @@ def plugin(notes: object, workspace: bool = False) -> BackendUnderTest:
 
 
 def end(item: str, subject: BackendUnderTest) -> Outcome:
-    """How one item ends."""
+    """Return the outcome of one item."""
     return run_item(ITEMS[item], subject, []).outcome
 
 
 def item_of(check: str) -> str:
-    """The first item of a check that serves a target."""
+    """Return the first item of a check for a target."""
     return next(name for name in ITEMS if name.startswith(f"{check}[") and "target" in name)
 
 
 @pytest.mark.parametrize("check", ["sizing.covers", "tightness.index_buffers", "metadata.decodes_to_the_token_history"])
 def test_without_notes_metadata_is_not_judged(check: str) -> None:
-    """Nothing fails for want of a declaration, and nothing that needs one passes."""
+    """Without notes, items about metadata are unjudged: none fails and none passes."""
     item = item_of(check)
     assert end(item, plugin(contract)) is Outcome.PASSED
     assert end(item, plugin(None)) is Outcome.UNJUDGED
 
 
-def test_without_notes_outputs_still_judge() -> None:
-    """Kernels that run here are compared with float64, whatever the plugin tells of its metadata."""
+def test_without_notes_outputs_are_judged() -> None:
+    """Without notes, outputs of kernels that run here are still compared with float64."""
     item = next(name for name in ITEMS if name.startswith("numerics.") and "target" in name)
     assert end(item, plugin(None)) is Outcome.PASSED
 
 
-def test_a_workspace_without_usage_is_not_judged() -> None:
-    """`usage` may be left out where no buffer is the plugin's own; with one, its size is open."""
+def test_workspace_without_usage_is_not_judged() -> None:
+    """`usage` is optional without own buffers; with an own buffer and no `usage` the item is unjudged."""
     item = item_of("tightness.own_buffers")
     layouts_alone = SimpleNamespace(layouts=contract.layouts)
     assert end(item, plugin(layouts_alone)) is Outcome.PASSED
     assert end(item, plugin(layouts_alone, workspace=True)) is Outcome.UNJUDGED
-    told = SimpleNamespace(layouts=contract.layouts, usage=lambda geometry, batch: {"scratch": 64})
-    assert end(item, plugin(told, workspace=True)) is Outcome.PASSED
+    complete = SimpleNamespace(layouts=contract.layouts, usage=lambda geometry, batch: {"scratch": 64})
+    assert end(item, plugin(complete, workspace=True)) is Outcome.PASSED
 
 
-def test_unsaid_layouts_are_opaque_in_every_mode() -> None:
-    """What stands in for a declaration claims nothing."""
+def test_undeclared_layouts_are_opaque() -> None:
+    """Without notes every mode has an opaque layout."""
     subject = plugin(None)
     assert subject.layouts(mandatory()) == dict.fromkeys(mandatory().modes, UNDECLARED)
     assert UNDECLARED.opaque and subject.unjudged
@@ -87,15 +87,15 @@ def raising(*_: Any) -> Any:
     ],
     ids=["none", "empty", "one mode", "raises"],
 )
-def test_layouts_that_are_none_are_a_violation(layouts: Any, words: str) -> None:
-    """The message names the function, what was got and what was expected."""
+def test_invalid_layouts_are_a_violation(layouts: Any, words: str) -> None:
+    """The message of invalid layouts() has the function, the returned value and the expected value."""
     with pytest.raises(ContractViolation) as caught:
         plugin(SimpleNamespace(layouts=layouts)).layouts(mandatory())
     assert words in str(caught.value) and "layouts()" in str(caught.value)
 
 
 @pytest.mark.parametrize("usage", [lambda geometry, batch: 12, raising], ids=["number", "raises"])
-def test_usage_that_is_none_is_a_violation(usage: Any) -> None:
-    """Bytes by buffer name, in a dict."""
+def test_invalid_usage_is_a_violation(usage: Any) -> None:
+    """usage() must return a dict with bytes by buffer name."""
     with pytest.raises(ContractViolation, match=r"usage\(\)"):
         plugin(SimpleNamespace(usage=usage)).notes.usage(mandatory(), None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Decoding of every layout that a backend may declare, on buffers written by hand."""
+"""Tests of decoding metadata in every layout that a backend may declare, with handwritten buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = [
     Request(8, (4, 3, 6), TREE, 4),
     Request(0, (0,), chain(4), 4, live=False),
 ]
-"""L + T is 9 and 12, so one last page is partial and the other full; then one padded request."""
+"""L + T is 9 and 12, so one last page is partial and one full; the third request is padding."""
 LEVEL_OF_PAGES = {"kv_indptr": "indptr", "kv_indices": "indices", "kv_last_page_len": "last"}
 
 
@@ -33,7 +33,7 @@ def ints(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def batch(tree: bool = True) -> ForwardBatch:
-    """The batch of `REQUESTS`."""
+    """Return the batch of `REQUESTS`."""
     masks = [0b1, 0b11, 0b101, 0b1011] * 2 + [1, 2, 4, 8]
     tail = Tree(ints(*masks).view(12, 1), ints(*[0, 1, 1, 2] * 2, 0, 0, 0, 0).view(3, 4)) if tree else Causal()
     table = ints(9, 2, 7, 1, 4, 3, 6, 1, 0, 0, 0, 0).view(3, 4)
@@ -45,7 +45,7 @@ def batch(tree: bool = True) -> ForwardBatch:
 
 
 def agrees(found: Decoded) -> bool:
-    """Whether live rows are what brute force says."""
+    """Return True if live rows equal the brute force result."""
     truth = enumerate_truth(REQUESTS, 4, -1)
     return all(found.visible[row] == truth.visible[row] for row in truth.visible if row[0] < 2)
 
@@ -55,7 +55,7 @@ def read(spec: MetadataSpec, arena: dict[str, torch.Tensor], tree: bool = True, 
 
 
 def pages(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The batch as CSR pages over prefix and tail."""
+    """Return the batch as CSR pages over prefix and tail."""
     right = {"indptr": ints(0, 3, 6, 7), "indices": ints(9, 2, 7, 4, 3, 6, 0, -1), "last": ints(1, 4, 4)}
     return {**right, **changed}
 
@@ -64,17 +64,17 @@ PAGES = MetadataSpec((Level(Layout.CSR_PAGES, BOTH, LEVEL_OF_PAGES, masked=True)
 
 
 def test_page_table_of_the_batch_itself() -> None:
-    """A backend with no buffers of its own is read from the batch."""
+    """Metadata without own buffers is decoded from the batch's page table."""
     assert agrees(read(MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, masked=True),)), {}))
 
 
 def test_csr_pages() -> None:
-    """Pages by indptr, tokens of the last page."""
+    """CSR pages are decoded from indptr, page ids and last page lengths."""
     assert agrees(read(PAGES, pages()))
 
 
 def test_csr_tokens() -> None:
-    """Token slots by indptr."""
+    """CSR tokens are decoded from indptr and token slots."""
     slots = [36, 37, 38, 39, 8, 9, 10, 11, 28, *range(16, 20), *range(12, 16), *range(24, 28), 0, 1, 2, 3]
     spec = MetadataSpec((Level(Layout.CSR_TOKENS, BOTH, {"kv_indptr": "p", "kv_indices": "i"}, masked=True),))
     assert agrees(read(spec, {"p": ints(0, 9, 21, 25), "i": ints(*slots)}))
@@ -82,7 +82,7 @@ def test_csr_tokens() -> None:
 
 @pytest.mark.parametrize("layout", [Layout.CSR_PAGES, Layout.CSR_TOKENS, Layout.PAGE_TABLE])
 def test_two_levels(layout: Layout) -> None:
-    """An unmasked prefix and a masked tail are merged; a tail of pages may begin inside one."""
+    """An unmasked prefix level and a masked tail level are merged; a tail may begin inside a page."""
     prefix = Level(Layout.PAGE_TABLE, PREFIX, {"kv_lens": "lens"})
     names = {"kv_indptr": "p", "kv_indices": "i", "kv_last_page_len": "last"}
     tail = Level(layout, TAIL, {} if layout is Layout.PAGE_TABLE else names, masked=True)
@@ -95,7 +95,7 @@ def test_two_levels(layout: Layout) -> None:
 
 
 def test_packed_mask_in_bytes() -> None:
-    """Bits of a request one after the other, row by row, from its own byte on."""
+    """A packed mask has the bits of a request row by row, from its own first byte."""
     rows = [0b0001, 0b0011, 0b0101, 0b1011]
     bits = sum(row << 4 * n for n, row in enumerate(rows))
     mask = ints(bits & 255, bits >> 8, 99, bits & 255, bits >> 8, 0, 0, dtype=torch.uint8)
@@ -104,7 +104,7 @@ def test_packed_mask_in_bytes() -> None:
 
 
 def test_strided_mask_with_dummy_rows() -> None:
-    """qo_indptr counts six rows a request of which the last four are its queries; words of 16 bits, two a row."""
+    """With staged queries qo_indptr counts six rows per request; its last four are queries. Mask words are int16."""
     rows = [[1, 0], [1, 0], [0b1, 0], [0b11, 0], [0b101, 0], [0b1011, 0]]
     flat = [word for _ in range(3) for row in rows for word in row]
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask", "qo_indptr": "qo"}, masked=True)
@@ -115,14 +115,14 @@ def test_strided_mask_with_dummy_rows() -> None:
         read(spec, arena)
 
 
-def test_a_causal_tail_needs_no_words() -> None:
-    """Without a mask, row j sees the tail up to itself."""
+def test_causal_tail_needs_no_mask() -> None:
+    """Without a mask, row j sees the tail up to its own token."""
     found = read(MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, masked=True),)), {}, tree=False)
     assert found.visible[0, 1] == (8, 9, 10, 36, 37, 38, 39)
 
 
 def test_live_extent_leaves_padding_out() -> None:
-    """With live_extent="live" padded requests are empty in the indptr and not decoded."""
+    """With live_extent="live", padding requests are empty in indptr and are not decoded."""
     spec = MetadataSpec(PAGES.levels, live_extent="live")
     found = read(spec, pages(indptr=ints(0, 3, 6, 6)))
     assert agrees(found)
@@ -130,13 +130,13 @@ def test_live_extent_leaves_padding_out() -> None:
 
 
 def test_pad_fill_of_one() -> None:
-    """A padded request may count one token ahead of its tail."""
+    """With pad_fill=1, a padding request may have one token before its tail."""
     spec = MetadataSpec((Level(Layout.PAGE_TABLE, BOTH, {"kv_lens": "lens"}, masked=True),), pad_fill=1)
     assert agrees(read(spec, {"lens": ints(9, 12, 5)}))
 
 
-def test_opaque_says_so() -> None:
-    """Nothing is decoded, and the result admits it."""
+def test_opaque_layout_is_not_decoded() -> None:
+    """An opaque layout is not decoded, and the result is marked as opaque."""
     assert read(MetadataSpec((Level(Layout.OPAQUE, BOTH),)), {}).opaque
 
 
@@ -153,20 +153,20 @@ def test_opaque_says_so() -> None:
         {"last": ints(2, 4, 4)},
     ],
 )
-def test_impossible_metadata_is_named(changed: dict[str, torch.Tensor]) -> None:
-    """A falling or short indptr, a sentinel, a last page of impossible or wrong length."""
+def test_invalid_metadata_raises(changed: dict[str, torch.Tensor]) -> None:
+    """A falling or short indptr, a sentinel, or an invalid last page length raises `DecodeProblem`."""
     with pytest.raises(DecodeProblem):
         read(PAGES, pages(**changed))
 
 
 @pytest.mark.parametrize("changed", [{"indices": ints(9, 7, 2, 4, 3, 6, 0)}, {"indices": ints(9, 9, 7, 4, 3, 6, 0)}])
-def test_wrong_pages_are_seen(changed: dict[str, torch.Tensor]) -> None:
-    """Swapped pages move tokens to other positions, a repeated one counts twice."""
+def test_wrong_pages_are_detected(changed: dict[str, torch.Tensor]) -> None:
+    """Swapped or repeated pages give a result that differs from brute force."""
     assert not agrees(read(PAGES, pages(**changed)))
 
 
-def test_bits_above_the_tail_are_refused() -> None:
-    """The words behind T must be zero in a re-encoded mask."""
+def test_mask_bits_above_the_tail_raise() -> None:
+    """Mask bits at and above T must be zero."""
     level = Level(Layout.PAGE_TABLE, BOTH, {"tail_mask": "mask"}, masked=True)
     mask = ints(*[1, 3, 5, 11 | 1 << 4] * 2, 1, 2, 4, 8)
     with pytest.raises(DecodeProblem, match="at and above"):

@@ -1,4 +1,4 @@
-"""The oracle's truth on batches small enough to enumerate by hand."""
+"""Tests of the oracle's brute force on batches small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from draftmark_contract.oracle.history import NO_PARENT, Request, chain, kv_slot
 from draftmark_contract.oracle.truth import enumerate_truth
 
 
-def test_a_token_lives_in_the_page_of_its_number() -> None:
-    """Page 7 holds tokens 0 and 1, page 3 tokens 2 and 3; the request ends inside page 3."""
+def test_token_slot_follows_the_page_table() -> None:
+    """Page 7 holds tokens 0 and 1, page 3 holds token 2, and the request ends inside page 3."""
     request = Request(prefix=2, pages=(7, 3), parents=chain(1), rows=1)
     assert kv_slots(request, 2) == [14, 15, 6]
 
 
 def test_decode_sees_the_prefix_and_itself() -> None:
-    """One row at the end of the prefix."""
+    """A decode row sees the prefix and its own token."""
     truth = enumerate_truth([Request(3, (2, 0), chain(1), 1)], 2, -1)
     assert truth.visible == {(0, 0): (0, 1, 4, 5)}
     assert truth.writes == {(0, 0): 1}
 
 
 def test_siblings_do_not_see_each_other() -> None:
-    """Two children of the root: each sees the root and itself, and a grandchild sees its own line only."""
+    """A child of the root sees the root and itself, and a grandchild sees only its ancestors."""
     tree = Request(1, (0, 1, 2), (NO_PARENT, 0, 0, 2), 4)
     truth = enumerate_truth([tree], 2, -1)
     assert truth.visible[0, 1] == (0, 1, 2)
@@ -30,38 +30,38 @@ def test_siblings_do_not_see_each_other() -> None:
 
 
 def test_draft_rows_are_the_last_tail_slots() -> None:
-    """Two branches at step 1: the rows are slots 2 and 3, and both continue branch 0."""
+    """At step 1 with two branches the rows are tail slots 2 and 3, both children of branch 0."""
     truth = enumerate_truth([Request(0, (0, 1), (NO_PARENT, NO_PARENT, 0, 0), 2)], 2, -1)
     assert truth.visible == {(0, 0): (0, 2), (0, 1): (0, 3)}
     assert truth.writes == {(0, 0): 2, (0, 1): 3}
 
 
-def test_the_window_counts_positions_not_slots() -> None:
-    """With window 1, a child of the root sees the root, whichever slot it has itself."""
+def test_window_counts_positions() -> None:
+    """With window 1, a child of the root sees the root, whatever its slot is."""
     star = Request(4, (0, 1, 2, 3), (NO_PARENT, 0, 0, 0), 4)
     truth = enumerate_truth([star], 2, 1)
     assert truth.visible[0, 0] == (3, 4)
     assert truth.visible[0, 3] == (4, 7)
 
 
-def test_a_window_of_zero_leaves_the_row_itself() -> None:
+def test_window_of_zero_contains_the_row_itself() -> None:
     """window_left does not count the query's own position."""
     assert enumerate_truth([Request(5, (0, 1, 2), chain(1), 1)], 2, 0).visible == {(0, 0): (5,)}
 
 
-def test_an_empty_prefix_leaves_the_tail() -> None:
-    """A live request may have nothing committed."""
+def test_empty_prefix_leaves_the_tail() -> None:
+    """A live request may have an empty prefix."""
     assert enumerate_truth([Request(0, (4,), chain(2), 2)], 2, -1).visible == {(0, 0): (8,), (0, 1): (8, 9)}
 
 
-def test_unused_rows_hang_on_the_root() -> None:
-    """A verify tail with fewer candidates than rows: the rest sees the root and itself."""
+def test_unused_rows_are_children_of_the_root() -> None:
+    """Verify rows without a candidate see the root and their own token."""
     request = Request(0, tuple(range(6)), verify_tree("unused", 6, 0), 6)
     assert [request.lineage(slot) for slot in (2, 3, 5)] == [[2, 1, 0], [3, 0], [5, 0]]
 
 
-def test_beams_grow_from_step_to_step() -> None:
-    """A later step's tail begins with the earlier one's; parents are in the step before."""
+def test_beams_grow_with_each_step() -> None:
+    """A later step's tail begins with the earlier tail, and parents are in the previous step."""
     later = beams(3, 3, 5)
     assert later[:6] == beams(3, 1, 5)
     assert all(slot // 3 - 1 == parent // 3 for slot, parent in enumerate(later) if slot >= 3)

@@ -1,4 +1,4 @@
-"""Statuses mean what they say: proved is not vacuous, refuted replays, undecided fails, restated names its range."""
+"""Tests of proof statuses: proofs are not vacuous, refutations are checked on integers, undecided claims fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET, OVERLAP = VARIANTS[0], VARIANTS[1]
 
 
 def _lens(formula: Any) -> BackendUnderTest:
-    """A backend with one buffer, kv_lens, of this size."""
+    """Return a backend with one buffer, kv_lens, of this size."""
 
     def buffers(g: Geometry) -> list[BufferSpec]:
         return [one(Role.KV_LENS, (formula(g),), Unit.TOKENS)]
@@ -49,14 +49,14 @@ QUICK = ("reference", "csr_tokens", "two_levels")
     "name", [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in ("reference", *NAMES)]
 )
 def test_correct_sizing_is_proved(name: str) -> None:
-    """Every extent of every standard role, for all geometries and batches, of five backends."""
+    """Sizes of all buffers with standard roles are proved for five correct backends."""
     subject = correct(name) if name in NAMES else BackendUnderTest(load(name), "cpu", Tier.SIZING)
     proofs = prove_all(subject)
     assert {proof.status for proof in proofs} == {Status.PROVED}, proof_table(name, proofs)
 
 
 def test_plain_max_and_if_are_explored() -> None:
-    """Sizing that branches with Python's own max and if is proved path by path."""
+    """Sizing code that branches with Python's max and if is proved path by path."""
 
     def size(g: Geometry) -> Any:
         largest = max(g.limits.max_num_reqs, *g.limits.capture_batch_sizes)
@@ -66,14 +66,14 @@ def test_plain_max_and_if_are_explored() -> None:
 
 
 def test_one_wrong_path_refutes() -> None:
-    """A formula that is right but for one branch is refuted on that branch."""
+    """A formula that is wrong on one branch is refuted on that branch."""
     proofs = _prove(_lens(lambda g: g.max_reqs if g.draft.topk < 7 else g.limits.max_num_reqs))
     assert {proof.status for proof in proofs} == {Status.REFUTED}
     assert all("k=7" in proof.note for proof in proofs)
 
 
-def test_unfollowable_sizing_is_undecided_and_names_the_helper() -> None:
-    """math.ceil on a float quotient cannot be followed; the message says ceil_div."""
+def test_unprovable_operation_is_undecided() -> None:
+    """math.ceil of a quotient cannot be proved, and the message names ceil_div."""
     [proof] = _prove(_lens(lambda g: math.ceil(g.max_reqs / 1)))
     assert proof.status is Status.UNDECIDED
     assert proof.fails
@@ -81,14 +81,14 @@ def test_unfollowable_sizing_is_undecided_and_names_the_helper() -> None:
 
 
 def test_plugin_error_on_symbols_is_undecided() -> None:
-    """A plugin that raises on symbols does not take the proof down."""
+    """A plugin that raises an error on symbols is undecided."""
     [proof] = _prove(_lens(lambda g: {}["missing"]))
     assert proof.status is Status.UNDECIDED
     assert "KeyError" in proof.note
 
 
 def test_divisor_that_may_be_zero_is_refuted() -> None:
-    """Dividing by S - 1 would make every claim at S = 1 vacuous; the divisor is an obligation of its own."""
+    """Dividing by S - 1 is refuted, since S = 1 would make every claim vacuous."""
     proofs = _prove(_lens(lambda g: g.max_reqs + g.draft.topk // (g.draft.num_steps - 1)))
     divisors = [proof for proof in proofs if "divisors" in proof.theorem]
     assert {proof.status for proof in divisors} == {Status.REFUTED}
@@ -96,7 +96,7 @@ def test_divisor_that_may_be_zero_is_refuted() -> None:
 
 
 def test_refused_geometries_are_not_claimed() -> None:
-    """What supports() refuses is no counterexample; what it refuses altogether shows as refused."""
+    """A geometry that supports() refuses is no counterexample; a variant refused as a whole has status refused."""
     wrong_above_one = _lens(lambda g: g.max_reqs if g.draft.topk == 1 else 1)
     assert Status.REFUTED in _statuses(wrong_above_one)
 
@@ -109,20 +109,20 @@ def test_refused_geometries_are_not_claimed() -> None:
     assert _statuses(none) == {Status.REFUSED}
 
 
-def test_refutation_that_does_not_replay_is_undecided() -> None:
-    """A plugin whose sizes differ between symbols and integers is not called refuted on z3's word alone."""
+def test_unconfirmed_refutation_is_undecided() -> None:
+    """A counterexample that plain integers do not confirm leaves the claim undecided."""
     proofs = _prove(_lens(lambda g: 100_000 if isinstance(g.max_reqs, int) else g.limits.max_num_reqs))
     assert {proof.status for proof in proofs} == {Status.UNDECIDED}
     assert "did not replay" in proofs[0].note
 
 
 def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What z3 decides only at fixed draft shapes is claimed there, and said not to be claimed elsewhere."""
-    asked = prover._ask
+    """A claim that z3 decides only for fixed draft shapes names these shapes."""
+    ask = prover._ask
 
     def only_fixed(claim: Any, solver: Any, encoding: str, hinted: bool, effort: int, within: Any = None) -> Answer:
         fixed = isinstance(within, dict)
-        return asked(claim, solver, encoding, hinted, effort, within) if fixed else Answer("unknown")
+        return ask(claim, solver, encoding, hinted, effort, within) if fixed else Answer("unknown")
 
     monkeypatch.setattr(prover, "_ask", only_fixed)
     proofs = _prove(_lens(lambda g: g.max_reqs))
@@ -131,14 +131,14 @@ def test_restated_claim_names_its_range(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_decided_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver that never answers leaves the claim undecided, which fails."""
+    """A solver without answers leaves the claim undecided, which fails."""
     monkeypatch.setattr(prover, "_ask", lambda *args, **kwargs: Answer("unknown"))
     assert all(proof.fails for proof in _prove(_lens(lambda g: g.max_reqs)))
 
 
 @pytest.mark.parametrize(("effort", "cpu_seconds"), [(100_000, 600), (2**31, 1)], ids=["steps", "processor-time"])
 def test_overrunning_query_is_unknown(effort: int, cpu_seconds: int) -> None:
-    """A query that outlives either limit is unknown, also when its process ends, and the next one is answered."""
+    """A query over a limit is unknown, also when its process ends, and the next query is still answered."""
     hard = "(declare-const x Int)(declare-const y Int)(declare-const z Int)"
     hard += "(assert (and (> x 2) (> y 2) (> z 2) (= (+ (* x x x x x) (* y y y y y)) (* z z z z z))))"
     with Solver() as solver:
@@ -146,8 +146,8 @@ def test_overrunning_query_is_unknown(effort: int, cpu_seconds: int) -> None:
         assert solver.ask("(declare-const x Int)(assert (= x 4))", ["x"], prover.SHORT) == Answer("sat", {"x": 4})
 
 
-def test_answers_do_not_depend_on_what_was_asked_before() -> None:
-    """The same query has the same model in a new worker and in a used one."""
+def test_answers_do_not_depend_on_earlier_queries() -> None:
+    """A query has the same model in a new worker and in a used one."""
     query, names = "(declare-const x Int)(declare-const y Int)(assert (< 3 x (* y y) 90))", ["x", "y"]
     with Solver() as solver:
         first = solver.ask(query, names, prover.SHORT)
@@ -156,8 +156,8 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
         assert first.status == "sat"
 
 
-def test_contract_item_shows_the_counterexample() -> None:
-    """The suite's item carries theorem, batch and formula."""
+def test_item_shows_the_counterexample() -> None:
+    """A failed item of the suite has the theorem, the batch and the formula."""
     check = next(check for check in all_checks() if check.name == "proof.needed_is_declared")
     subject = _lens(lambda g: g.limits.max_num_reqs)
     with pytest.raises(ContractViolation, match=r"kv_lens entries, extend: refuted[^$]*\d > \d at extend: ") as failure:
@@ -168,8 +168,8 @@ def test_contract_item_shows_the_counterexample() -> None:
         check.run(refusing, check.cases()[0])
 
 
-def test_the_item_finds_what_no_sweep_meets() -> None:
-    """Short at one context length that is no corner: every item of the sweeps passes, the proof's fails."""
+def test_proof_finds_what_sweeps_miss() -> None:
+    """A size that is too small for a single context length passes every sweep and fails the proof."""
     subject = _lens(lambda g: g.max_reqs - 1 if g.limits.max_context_len == 77_777 else g.max_reqs)
     checks = {check.name: check for check in all_checks()}
     for name in ("sizing.covers", "sizing.covers_shapes", "sizing.covers_random", "tightness.index_buffers"):
@@ -180,8 +180,8 @@ def test_the_item_finds_what_no_sweep_meets() -> None:
         proof.run(subject, proof.cases()[0])
 
 
-def test_tail_of_an_extend_batch_is_bounded_by_its_rows() -> None:
-    """A tail level sized for the graph modes alone is too short for EXTEND, shown by a batch within the limits."""
+def test_extend_tail_is_bounded_by_its_rows() -> None:
+    """A tail level sized only for graph modes is refuted for EXTEND, by a batch within the limits."""
 
     def graph_modes_only(g: Geometry) -> list[BufferSpec]:
         return [

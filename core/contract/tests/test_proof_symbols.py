@@ -1,4 +1,4 @@
-"""Symbols do what integers do, fork at comparisons, and refuse the rest with the helper's name."""
+"""Tests of symbols: they compute like integers, fork at comparisons, and reject other operations with a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftmark_contract.proof.symbols import Context, Sym, SymbolicUse
 
 
 def _value(term: Any, context: Context, **inputs: int) -> set[int]:
-    """The one value that a term can have when the inputs are fixed, under each encoding."""
+    """Return the only value that a term can have with fixed inputs, under each encoding of division."""
     found = set()
     for encoding in ("native", "skolem"):
         solver = z3.Solver()
@@ -46,8 +46,8 @@ def _value(term: Any, context: Context, **inputs: int) -> set[int]:
     ids=range(10),
 )
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (7, 3), (64, 64), (129, 2)])
-def test_arithmetic_equals_pythons(formula: Callable[[Any, Any], Any], a: int, b: int) -> None:
-    """Each operation has the value that Python gives, in both encodings of division."""
+def test_arithmetic_equals_python(formula: Callable[[Any, Any], Any], a: int, b: int) -> None:
+    """Each operation has Python's value, in both encodings of division."""
     context = Context()
     term = formula(context.variable("a", 1), context.variable("b", 1))
     assert _value(term, context, a=a, b=b) == {formula(a, b)}
@@ -66,14 +66,14 @@ def test_arithmetic_equals_pythons(formula: Callable[[Any, Any], Any], a: int, b
     ],
     ids=["div", "ceil", "int", "range", "bits", "float", "bool"],
 )
-def test_what_cannot_be_proved_names_the_way_out(use: Callable[[Any], Any], helper: str) -> None:
-    """Nothing is silently False or rounded; the message says what to write instead."""
+def test_rejected_operation_names_the_remedy(use: Callable[[Any], Any], helper: str) -> None:
+    """An operation that cannot be proved raises an error that names the replacement."""
     with pytest.raises(SymbolicUse, match=helper):
         use(Context().variable("x", 1))
 
 
 def test_plain_branches_are_explored() -> None:
-    """if, max, and `in` each give a path per outcome; a repeated condition does not fork again."""
+    """`if`, `max` and `in` give one path per outcome, and a repeated condition does not fork again."""
 
     def run(context: Context) -> Any:
         page, rows = context.variable("page", 1), context.variable("rows", 1)
@@ -87,7 +87,7 @@ def test_plain_branches_are_explored() -> None:
 
 
 def test_impossible_branches_are_pruned() -> None:
-    """A variable >= 1 is not 0, and not both below 3 and above 5."""
+    """Branches that contradict earlier conditions are not explored."""
 
     def run(context: Context) -> str:
         x = context.variable("x", 1)
@@ -100,8 +100,8 @@ def test_impossible_branches_are_pruned() -> None:
     assert sorted(path.result for path in explore(run)) == ["large", "small"]
 
 
-def test_endless_branching_is_refused() -> None:
-    """A loop over a symbol's values ends with the helper's name, not with the machine's memory."""
+def test_endless_branching_is_rejected() -> None:
+    """A loop over a symbol's values ends with an error that names the remedy."""
 
     def run(context: Context) -> int:
         x, n = context.variable("x", 1), 0
@@ -109,5 +109,5 @@ def test_endless_branching_is_refused() -> None:
             n += 1
         return n
 
-    with pytest.raises(SymbolicUse, match=r"ways; use draftmark\.maximum"):
+    with pytest.raises(SymbolicUse, match=r"geometry values; use draftmark\.maximum"):
         explore(run)

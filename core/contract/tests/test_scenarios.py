@@ -1,4 +1,4 @@
-"""Fixture properties: what would hide a bug must not be in the scenarios."""
+"""Tests of the suite's cases: they avoid special values that would hide bugs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURNS = [forward for geometry in behaviours().values() for forward in all_forwar
 
 
 def test_no_equality_hides_a_factor() -> None:
-    """Wide page tables, D ≠ S + 1, k > 1 with page_size > 1, a live limit that is no captured size."""
+    """Page tables are wide, D ≠ S + 1, k > 1 occurs with page_size > 1, and max_num_reqs is no captured size."""
     trees = [g for g in behaviours().values() if g.draft.topk > 1]
     assert len(trees) > 5
     for geometry in trees:
@@ -27,7 +27,7 @@ def test_no_equality_hides_a_factor() -> None:
 
 
 def test_large_pages_are_crossed_by_trees() -> None:
-    """On pages of 128: prefixes over a boundary, and in every mode but DECODE a tail on both sides of one."""
+    """With pages of 128, some prefixes cross a page boundary, and some tails do in every mode except DECODE."""
     size = 128
     for name in LARGE_PAGES:
         geometry = behaviours()[name]
@@ -45,8 +45,8 @@ def test_large_pages_are_crossed_by_trees() -> None:
             assert any(one.prefix % size and one.prefix // size < (one.prefix + one.tail - 1) // size for one in live)
 
 
-def test_every_check_takes_the_shapes_that_are_for_all() -> None:
-    """A check of behaviour with cases on a shape for all has cases on all of them that have its modes."""
+def test_every_check_covers_the_common_shapes() -> None:
+    """A check with a case on one common shape has cases on all of them."""
     names: dict[str, Counter[str]] = {}
     for item in all_items((Tier.HOST,)):
         found = [name for name in EVERYWHERE if item.case.id == name or item.case.id.startswith(f"{name}-")]
@@ -60,15 +60,15 @@ def test_every_check_takes_the_shapes_that_are_for_all() -> None:
 
 
 def test_every_mode_and_step_occurs_with_padding() -> None:
-    """All modes of the core, all draft steps, with and without padded requests."""
+    """All core modes and draft steps occur, with and without padding requests."""
     assert {forward.mode for forward in TURNS} == set(CORE_MODES)
     assert {forward.step for forward in TURNS if forward.mode is Mode.DRAFT} >= {0, 1, 2, 3, 4}
     for mode in CORE_MODES:
         assert {forward.live < len(forward.requests) for forward in TURNS if forward.mode is mode} == {True, False}
 
 
-def test_prefixes_reach_every_edge() -> None:
-    """0, 1, a page boundary, inside a page, and the context wall."""
+def test_prefixes_cover_every_edge() -> None:
+    """Prefixes of 0, 1, a page boundary, inside a page, and the maximum length occur."""
     for forward in (one for one in TURNS if one.name.endswith("wall") and one.mode is Mode.VERIFY):
         limit = forward.geometry.max_prefix_len
         assert {0, limit, limit - 1} <= {one.prefix for one in forward.requests}
@@ -77,7 +77,7 @@ def test_prefixes_reach_every_edge() -> None:
 
 
 def test_live_requests_own_their_pages() -> None:
-    """No page is used twice (but for one shared prefix page), none is a null page, ids are shuffled."""
+    """No page is used twice except one shared prefix page, none is a null page, and page ids are shuffled."""
     shuffled = False
     for forward in TURNS:
         live = [page for one in forward.requests if one.live for page in one.pages]
@@ -89,7 +89,7 @@ def test_live_requests_own_their_pages() -> None:
 
 
 def test_unique_null_pages_are_disjoint() -> None:
-    """For a backend with unique slots every padded request has null pages of its own."""
+    """With unique slots every padding request has its own null pages."""
     for forward in TURNS:
         if forward.mode is Mode.EXTEND:
             continue
@@ -101,14 +101,14 @@ def test_unique_null_pages_are_disjoint() -> None:
 
 
 def test_replays_grow_and_shrink() -> None:
-    """The batch size goes 8 → 4 → 8 → 1 → 8, and lengths fall below those of the capture."""
+    """Replayed batch sizes go 8 → 4 → 8 → 1 → 8."""
     geometry = behaviours()["target"]
     for program in programs_of(geometry):
         assert [len(forward.requests) for _, forward in replays(geometry, program)][:5] == [8, 4, 8, 1, 8]
 
 
-def test_steps_of_a_round_share_their_beginning() -> None:
-    """The tail of an earlier draft step is the beginning of a later one's, on the same pages."""
+def test_steps_of_a_round_share_their_prefix() -> None:
+    """An earlier draft step's tail is the beginning of a later one's, on the same pages."""
     forward = next(one for one in TURNS if one.mode is Mode.DRAFT and one.step == 2)
     earlier = forward.at_step(1)
     for one, other in zip(forward.requests, earlier.requests, strict=True):
@@ -116,7 +116,7 @@ def test_steps_of_a_round_share_their_beginning() -> None:
         assert one.pages == other.pages
 
 
-def test_a_message_shows_the_batch() -> None:
-    """Every forward prints itself in a few lines."""
+def test_forward_prints_its_batch() -> None:
+    """The text of a forward has the geometry and every request."""
     text = str(max(TURNS, key=lambda forward: len(str(forward))))
     assert "page_size=" in text and "r0:" in text and isinstance(TURNS[0], ForwardCase)

@@ -1,4 +1,4 @@
-"""Verdicts for tests: every item of some tiers ended as a test says, without running any."""
+"""Verdicts for tests, computed from chosen outcomes instead of running items."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Ending = Callable[[Item], Outcome | Result | None]
 
 
 def backend(**info: Any) -> LoadedBackend:
-    """The reference, with another BackendInfo."""
+    """Return the reference backend with other values in its BackendInfo."""
     loaded = load("reference")
     loaded.info = replace(loaded.info, **info)
     return loaded
 
 
 def verdict(ending: Ending = lambda item: None, tier: Tier = Tier.HOST, **info: Any) -> Verdict:
-    """Of a run up to `tier` in which items ended as `ending` says; None stands for passed."""
+    """Return the verdict of a run up to `tier`; `ending` returns an item's outcome, and None means passed."""
     results = []
     for item in all_items(tier.includes):
         ended = ending(item) or Outcome.PASSED

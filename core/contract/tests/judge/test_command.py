@@ -60,7 +60,7 @@ def test_finding_names_rule_bugs_batch_and_command(judge: Run) -> None:
     said = judge("fake:MIXED", "-k", "match_float64")
     for part in (
         "numerics.match_float64[verify]",
-        "rule 22, numerics.match_float64: Every live row is within rounding of float64",
+        "rule 22, numerics.match_float64: Every live output row matches float64 within rounding",
         "checked here as: the builder and the layer run one step",
         "batch: r0: L=3 rows=1",
         "got: 1.5",

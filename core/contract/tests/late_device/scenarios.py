@@ -1,6 +1,6 @@
-"""What a host sends to a device, and what the device then computes: right where the host waits, else wrong.
+"""Scenarios of host and device work, with the result on a device that runs late.
 
-A scenario sends work and lets the host go on.
+Scenarios in `RIGHT` wait where necessary. Scenarios in `WRONG` let the host continue too early.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Memories:
         return made
 
     def up(self, value: float, *, fenced: bool = False) -> torch.Tensor:
-        """Stage a number, send it up and double it there."""
+        """Write a value to pinned memory, copy it to the device, and double it there."""
         self.staging.fill_(value)
         self.x.copy_(self.staging, non_blocking=True)
         if fenced:
@@ -67,7 +67,7 @@ def fenced_too_early(m: Memories) -> list[Any]:
     return [first, m.up(2)]
 
 
-def cleared_behind_the_copy(m: Memories) -> list[Any]:
+def cleared_after_the_copy(m: Memories) -> list[Any]:
     doubled = m.up(1)
     m.staging.zero_()
     return [doubled]
@@ -177,7 +177,7 @@ def _add(x: torch.Tensor, number: float) -> None:
 
 def dropped(m: Memories) -> list[Any]:
     doubled = m.up(1)
-    m.staging = m.arrived  # torch's allocator keeps the block until torch's own copy from it is through
+    m.staging = m.arrived  # torch's allocator keeps the block until torch's own copy from it has finished
     torch.full((4,), 9.0, pin_memory=m.device.type == "cuda")
     return [doubled]
 
@@ -206,10 +206,10 @@ RIGHT: dict[str, tuple[Scenario, list[float]]] = {
 WRONG: dict[str, tuple[Scenario, list[float]]] = {
     "rewritten": (rewritten, [4, 4]),
     "fenced too early": (fenced_too_early, [4, 4]),
-    "cleared behind the copy": (cleared_behind_the_copy, [0]),
+    "cleared after the copy": (cleared_after_the_copy, [0]),
     "moved to the device": (moved_to_the_device, [4]),
     "arrival not awaited": (arrival_not_awaited, [0, 3]),
     "replays": (replays, [2, 2]),
 }
-"""What the host did too early, and what the device then computes."""
+"""Scenarios in which the host continues too early, with the values that the device then computes."""
 ALL = {**RIGHT, **WRONG}

@@ -1,4 +1,4 @@
-"""A late device by its parts: what is sent and what waits, whose memory is whose, errors, graphs."""
+"""Tests of `LateDevice`: queued work and waits, kinds of memory, errors, and graphs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", [*GOOD, *REFUSED])
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_step_computes_what_it_computes_in_time(name: str, inference: bool) -> None:
-    """Operators of all kinds, host reads included, give eager's tensors."""
+def test_late_step_equals_eager_step(name: str, inference: bool) -> None:
+    """Operators of all kinds, host reads included, give the eager results."""
     step: Step = {**GOOD, **REFUSED}[name]
     setting, seen = Setting(CPU), []
     with LateDevice() as device:
@@ -56,8 +56,8 @@ def _same(left: list[Any], right: list[Any]) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-def test_nothing_runs_before_somebody_waits() -> None:
-    """A result is poison until the device has run; leaving the block waits for all of it."""
+def test_nothing_runs_before_a_wait() -> None:
+    """A result is poison until the device has run, and leaving the block waits for all work."""
     x = torch.zeros(4)
     with LateDevice() as device:
         device.owns([x])
@@ -72,14 +72,14 @@ def test_nothing_runs_before_somebody_waits() -> None:
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Look at memory without waiting for anybody."""
+    """Look at memory without a wait."""
     token = LATE.set(None)
     yield
     LATE.reset(token)
 
 
-def test_memory_that_its_owner_dropped_is_somebody_elses() -> None:
-    """A launch that reads pinned memory after the last owner is gone reads what the next owner wrote (poison)."""
+def test_freed_pinned_memory_is_overwritten() -> None:
+    """A launch that reads pinned memory after its owner has freed it reads poison."""
     found = {}
     for kept in (True, False):
         out = torch.zeros(4)
@@ -94,8 +94,8 @@ def test_memory_that_its_owner_dropped_is_somebody_elses() -> None:
     assert found[False].isnan().all()
 
 
-def test_a_second_round_from_kept_memory_is_not_taken_for_dropped() -> None:
-    """Our own references are forgotten when a task has run, so that the owner's is not mistaken for one of them."""
+def test_kept_pinned_memory_is_not_overwritten() -> None:
+    """References of a finished task do not count, so memory with a living owner is not taken for freed memory."""
     staging, outs = torch.full((4,), 7.0), [torch.zeros(4) for _ in range(5)]
     mark_pinned(staging)
     with LateDevice() as device:
@@ -105,8 +105,8 @@ def test_a_second_round_from_kept_memory_is_not_taken_for_dropped() -> None:
     assert all((out == 7).all() for out in outs)
 
 
-def test_an_arenas_memory_is_what_it_says() -> None:
-    """Pinned buffers are read late, host buffers when they are sent, device buffers are sent to."""
+def test_arena_memory_has_its_declared_kind() -> None:
+    """Pinned buffers are read late, host buffers are read when queued, and work on device buffers is queued."""
     specs = [BufferSpec(m.value, Role.WORKSPACE, (4,), "int32", Unit.BYTES, "by hand", memory=m) for m in Memory]
     with LateDevice():
         arena = Arena.allocate(specs, "cpu", guard=True)
@@ -125,7 +125,7 @@ def test_an_arenas_memory_is_what_it_says() -> None:
 
 
 def test_waits_are_named() -> None:
-    """What stopped the host is on record: reads, blocking copies, fences."""
+    """Waits of the host are recorded by name: reads, blocking copies, fences."""
     x, staging = torch.zeros(4), torch.zeros(4)
     mark_pinned(staging)
     with LateDevice() as device:
@@ -143,8 +143,8 @@ def test_waits_are_named() -> None:
         ]  # fmt: skip
 
 
-def test_an_error_comes_when_the_device_gets_there() -> None:
-    """An index that is out of range is an error of the wait, which names the operator; what was sent behind is lost."""
+def test_error_is_raised_when_the_device_runs() -> None:
+    """An index error is raised by the wait, names the operator, and drops the work queued after it."""
     x, index = torch.zeros(4), torch.tensor([9])
     with pytest.raises(IndexError) as caught, LateDevice() as device:
         device.owns([x, index])
@@ -154,8 +154,8 @@ def test_an_error_comes_when_the_device_gets_there() -> None:
     assert late_device() is None and not x.any()
 
 
-def test_an_error_of_the_block_leaves_nothing_behind() -> None:
-    """What was sent is forgotten, and the thread is on time again."""
+def test_error_in_the_block_drops_queued_work() -> None:
+    """After an error in the block, queued work is dropped and the thread has no late device."""
     x = torch.zeros(4)
     with pytest.raises(ValueError, match="own"), LateDevice() as device:
         device.owns([x])
@@ -165,8 +165,8 @@ def test_an_error_of_the_block_leaves_nothing_behind() -> None:
     assert (x + 1).tolist() == [1] * 4
 
 
-def test_a_capture_waits_and_a_replay_does_not() -> None:
-    """A graph that is captured meanwhile records what the static tensors hold then; its replays are sent."""
+def test_capture_waits_and_replay_does_not() -> None:
+    """A capture waits for queued work and reads the static tensors then; its replays are queued."""
     x = torch.zeros(4)
     with LateDevice() as device:
         device.owns([x])
@@ -179,8 +179,8 @@ def test_a_capture_waits_and_a_replay_does_not() -> None:
     assert (first.tolist(), graph.outputs.tolist()) == ([6] * 4, [10] * 4)
 
 
-def test_one_device_is_late_at_a_time() -> None:
-    """A late device inside another would have no order between them."""
-    with LateDevice(), pytest.raises(GraphError, match="leave the outer"), LateDevice():
+def test_late_devices_cannot_be_nested() -> None:
+    """A late device inside another one is rejected."""
+    with LateDevice(), pytest.raises(GraphError, match="leave it before"), LateDevice():
         pass
     assert late_device() is None

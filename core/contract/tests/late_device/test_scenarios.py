@@ -1,6 +1,6 @@
-"""A late device against the real thing: every scenario must go alike behind a GPU that sleeps.
+"""Tests that a late device gives the results of a real one: each scenario also runs on a GPU that sleeps first.
 
-The host tests fix what a `LateDevice` shows, right or wrong; the device tests demand the same of a CUDA stream.
+Host tests fix the results on a `LateDevice`, right or wrong. Device tests require equal results from a CUDA stream.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .scenarios import ALL, WRONG, Memories, Scenario
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CYCLES = 100_000_000
-"""Of a GPU's clock: some 50 ms, where a scenario sends for less than one."""
+"""GPU clock cycles, about 50 ms. A scenario needs less than 1 ms to send its work."""
 
 
 @contextmanager
 def late(memories: Memories) -> Iterator[None]:
-    """A device that does nothing while the block sends, unless the block waits."""
+    """Make the device do nothing while the block sends work, unless the block waits."""
     if memories.device.type == "cpu":
         with LateDevice() as device:
             device.owns([memories.x])
@@ -35,7 +35,7 @@ def late(memories: Memories) -> Iterator[None]:
 
 
 def outcome(device: torch.device, scenario: Scenario) -> list[float]:
-    """First elements of what a scenario made, once everything has run."""
+    """Return the first elements of a scenario's results after all work has run."""
     memories = Memories(device)
     synchronize(device)
     with late(memories):
@@ -44,15 +44,15 @@ def outcome(device: torch.device, scenario: Scenario) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_late_device_shows_what_the_host_did_too_early(name: str) -> None:
-    """With a fence, a wait or memory of its own each result is right; without, it is the later number's."""
+def test_late_device_shows_early_host_writes(name: str) -> None:
+    """A scenario with a wait or separate memory is right; without it the device reads the later number."""
     scenario, expected = ALL[name]
     assert outcome(CPU, scenario) == expected
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_nothing_is_wrong_where_nothing_is_late(name: str) -> None:
-    """The same host code passes on a CPU as it is: that is why the device has to be late."""
+def test_early_host_writes_pass_without_lateness(name: str) -> None:
+    """Wrong scenarios do not give their wrong results on a plain CPU."""
     memories = Memories(CPU)
     made = WRONG[name][0](memories)
     assert [float(one.flatten()[0]) if isinstance(one, torch.Tensor) else one for one in made] != WRONG[name][1]
@@ -61,8 +61,8 @@ def test_nothing_is_wrong_where_nothing_is_late(name: str) -> None:
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ALL)
-def test_a_sleeping_gpu_goes_the_way_of_a_late_device(name: str) -> None:
-    """The same numbers, right or wrong."""
+def test_sleeping_gpu_equals_late_device(name: str) -> None:
+    """A CUDA stream with a sleeping kernel in front gives the results of a late device."""
     scenario, expected = ALL[name]
     scenario(Memories(CUDA))  # loads every kernel, so that no load waits for the device
     assert outcome(CUDA, scenario) == expected

@@ -181,7 +181,7 @@ def _method(device: torch.device) -> str:
     if device.type == "cpu":
         return (
             "Without a CUDA device the sizes are tiny and Triton kernels run in Triton's interpreter: outputs are "
-            "compared, but the wall clock times say nothing about speed."
+            "compared, but the wall clock times are no measure of speed."
         )
     return "Times are medians of the wall clock around eager calls; a graph would be faster."
 

@@ -31,7 +31,7 @@ REPLAYS, EAGER_CALLS, WARM_SECONDS = 30, 3, 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """One forward: mode, draft shape, number of requests, and committed tokens per request (`context`)."""
+    """A forward: mode, draft shape, number of requests, and committed tokens per request (`context`)."""
 
     name: str
     mode: Mode
@@ -69,7 +69,7 @@ def case_of(name: str, requests: int, context: int, chunk: int) -> Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One backend's result for one case. `us` is None if it was not timed; `note` has the reason."""
+    """Result of one backend for one case. `us` is None if it was not timed; `note` has the reason."""
 
     case: str
     backend: str

@@ -32,7 +32,7 @@ class Capturable(IntEnum):
 
 
 class Driver(Protocol):
-    """One attention layer of a backend with its KV memory, built for a geometry.
+    """Attention layer of a backend with its KV memory, built for a geometry.
 
     Slots are token slots: page x page_size + offset. `write` and `read` take KV in its stored form,
     ``[slots, kv_heads, head_dim]`` in kv_dtype. With fp8 KV the layer's scales are `SCALES`.

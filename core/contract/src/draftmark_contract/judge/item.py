@@ -1,4 +1,4 @@
-"""One item of `draftmark judge`, and its outcome. The four outcomes are counted separately."""
+"""Item of `draftmark judge`, and its outcome. The four outcomes are counted separately."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How an item ended. Only WRONG fails a run."""
+    """Outcome of an item. Only WRONG fails a run."""
 
     RIGHT = "right"
     """The item ran and the backend meets the rule."""
@@ -23,7 +23,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Item:
-    """One rule on one input.
+    """Check of one rule on one input.
 
     Attributes:
         rule: name of the contract's rule, e.g. ``"numerics.match_float64"``.

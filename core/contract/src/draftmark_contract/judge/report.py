@@ -40,8 +40,8 @@ def _counts(verdict: Verdict) -> list[str]:
     more = ", ".join(value for name, value in facts.items() if name != "engine")
     right, wrong = verdict.count(Outcome.RIGHT), verdict.count(Outcome.WRONG)
     broken = ", ".join(map(str, verdict.rules_with(Outcome.WRONG)))
-    asked = f"{right + wrong:,} items run: {right:,} right, {wrong:,} wrong" + (f" (rules {broken})" if broken else "")
-    lines = [f"{verdict.target} of {facts.get('engine', '?')} ({more}): {asked}"]
+    counts = f"{right + wrong:,} items run: {right:,} right, {wrong:,} wrong" + (f" (rules {broken})" if broken else "")
+    lines = [f"{verdict.target} of {facts.get('engine', '?')} ({more}): {counts}"]
     for outcome in (Outcome.NOT_SERVED, Outcome.NOT_ASKED):
         if count := verdict.count(outcome):
             lines.append(f"  {outcome.value}: {count:,} items")

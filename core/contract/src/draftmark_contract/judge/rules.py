@@ -15,7 +15,7 @@ ON_DEVICE = "_on_device"
 
 @dataclass(frozen=True)
 class Rule:
-    """One numbered rule.
+    """Numbered rule of the contract.
 
     Attributes:
         number: position in `FILE`; never given to another rule.

@@ -1,4 +1,4 @@
-"""One step as an engine runs it: a forward of the contract plus the engine's padding and bounds."""
+"""Step as an engine runs it: a forward of the contract plus the engine's padding and bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..oracle.truth import Row, Truth, enumerate_truth
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an engine.
+    """Step of an engine.
 
     Attributes:
         forward: the live requests, with causal drafts unless the engine has trees.

@@ -27,7 +27,7 @@ Runs = Callable[[Step, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EngineSubject:
-    """One driver, and tensors for any step of its geometry.
+    """Driver of a backend, and tensors for any step of its geometry.
 
     Attributes:
         caps: the backend's capabilities.

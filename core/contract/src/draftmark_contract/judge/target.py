@@ -18,7 +18,7 @@ GROUP = "draftmark.judges"
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """One backend that can be judged, as `draftmark judge` lists it.
+    """Description of a backend that can be judged, as `draftmark judge` lists it.
 
     Attributes:
         name: the engine's name for it, e.g. ``"TRITON_ATTN"``.
@@ -38,7 +38,7 @@ class TargetInfo:
 
 
 class Target(Protocol):
-    """One backend of an engine, opened on a device in a process of its own."""
+    """Backend of an engine, opened on a device in a process of its own."""
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -53,7 +53,7 @@ class Target(Protocol):
 
 
 class Engine(Protocol):
-    """An engine whose backends can be judged."""
+    """Engine with backends that can be judged."""
 
     @property
     def name(self) -> str:

@@ -71,9 +71,9 @@ class Verdict:
         return sorted(known[name].number for name in names if name in known)
 
 
-def rules_left_out(asked: Sequence[str], reasons: Mapping[str, str]) -> dict[str, str]:
+def rules_left_out(covered: Sequence[str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return every rule without an item, with the target's reason for the rule or for its module."""
-    left = [name for name in rules() if name not in set(asked)]
+    left = [name for name in rules() if name not in set(covered)]
     return {name: reasons.get(name) or reasons.get(name.partition(".")[0]) or UNSAID for name in left}
 
 

@@ -125,8 +125,8 @@ def run_item(item: Item, command: str) -> Result:
 
 
 def _about(target: Target, items: list[Item]) -> dict[str, Any]:
-    asked = [{"id": one.id, "rule": one.rule, "case": one.case, "asks": one.asks} for one in items]
-    return {"facts": dict(target.facts), "left_out": dict(target.left_out), "items": asked}
+    rows = [{"id": one.id, "rule": one.rule, "case": one.case, "asks": one.asks} for one in items]
+    return {"facts": dict(target.facts), "left_out": dict(target.left_out), "items": rows}
 
 
 if __name__ == "__main__":

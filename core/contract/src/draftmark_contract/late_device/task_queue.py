@@ -22,7 +22,7 @@ FAILED = "while a late device ran"
 
 @dataclass
 class Task:
-    """One queued operation.
+    """A queued operation.
 
     Attributes:
         name: name for error notes.

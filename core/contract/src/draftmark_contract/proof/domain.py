@@ -1,6 +1,6 @@
 """Domain of the theorems: a symbolic geometry and batch, and their conversion to plain integers.
 
-Per-request lemma: a sum over R requests is at most R times its largest term, and a batch of R requests equal to the
+Per-request lemma: a sum over R requests is at most R times its largest term. A batch of R requests equal to the
 largest one is within the limits. So a claim about every batch follows from the claim about batches of R equal requests.
 In a ragged EXTEND batch there are at most min(R, rows) live requests. Terms in L + n are largest with n = 1, and terms
 in n only are bounded by the rows.

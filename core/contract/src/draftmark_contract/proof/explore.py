@@ -21,7 +21,7 @@ _TOO_MANY = (
 
 @dataclass
 class Path:
-    """One branch: its symbols, the conditions taken, and the function's result."""
+    """A branch: its symbols, the conditions taken, and the function's result."""
 
     context: Context
     conditions: list[Any]

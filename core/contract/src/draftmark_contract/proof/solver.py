@@ -24,7 +24,7 @@ class Answer:
 
 
 class Solver:
-    """One worker process, started at the first query and again after it ended. Close it when done."""
+    """A worker process, started at the first query and again after it ended. Close it when done."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

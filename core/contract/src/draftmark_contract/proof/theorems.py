@@ -27,7 +27,7 @@ VARIANTS = tuple(Variant(name, modes, overlap) for name, modes in PROVED.items()
 
 @dataclass(frozen=True)
 class Claim:
-    """One path's part of a theorem: `assumed` and the context's facts imply every term of `goals`."""
+    """Part of a theorem for one path: `assumed` and the context's facts imply every term of `goals`."""
 
     context: Context
     assumed: list[Any]

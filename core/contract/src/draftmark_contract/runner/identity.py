@@ -23,7 +23,7 @@ STEP_PATH = (
     *("requirements", "transfer", "tree"),
 )
 """Modules and packages of draftmark with code that runs, or decides sizes, from `open` to the end of a step."""
-BESIDE = ("errors", "version", "hookspecs")
+IMPORTED_ONLY = ("errors", "version", "hookspecs")
 """Modules that `STEP_PATH` imports and that do not run in a step: errors, a version, declarations of hooks."""
 NOT_JUDGING = ("cli/", "runner/", "judge/", "rules.toml")
 """Parts of the suite that present results, or that judge engine backends instead of plugins."""

@@ -1,4 +1,4 @@
-"""One item of the suite: runs a check on one case against a backend, and catches every error."""
+"""Item of the suite: runs a check on one case against a backend, and catches every error."""
 
 from __future__ import annotations
 

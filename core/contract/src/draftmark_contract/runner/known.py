@@ -27,7 +27,7 @@ FILE = "contract.toml"
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry of `contract.toml`; `item` is an item id that may contain the wildcards ``*`` and ``?``."""
+    """Entry of `contract.toml`; `item` is an item id that may contain the wildcards ``*`` and ``?``."""
 
     id: str = ""
     item: str = ""

@@ -52,7 +52,7 @@ def _driver() -> str:
 
 def _required(row: Available | None) -> list[str]:
     try:
-        asked = metadata.requires(row.distribution) or [] if row else []
+        required = metadata.requires(row.distribution) or [] if row else []
     except metadata.PackageNotFoundError:
         return []
-    return [re.split(r"[^A-Za-z0-9._-]", line.strip())[0] for line in asked]
+    return [re.split(r"[^A-Za-z0-9._-]", line.strip())[0] for line in required]

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How an item ended. Only FAILED fails the run directly."""
+    """Outcome of an item. Only FAILED fails the run directly."""
 
     PASSED = "passed"
     """Judged, and correct."""

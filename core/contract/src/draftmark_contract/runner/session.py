@@ -1,4 +1,4 @@
-"""One run of the suite in one process: the backend, loaded once, and the selected items."""
+"""A run of the suite in one process: the backend, loaded once, and the selected items."""
 
 from __future__ import annotations
 

@@ -120,5 +120,5 @@ def _extend_limits(tokens: int, context: int, most: int) -> list[BatchShape]:
     full = min(live, max(1, tokens // one))
     chunks = (Group(full, context - one, one, one), Group(most - full, 0, 0, 0))
     # One row with the longest context: few rows get the most KV splits (TRT-LLM#16319).
-    alone = (Group(1, context - 1, 1, 1),)
-    return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), alone)]
+    single = (Group(1, context - 1, 1, 1),)
+    return [BatchShape(Mode.EXTEND, 0, groups) for groups in (spread, chunks, (Group(1, 0, one, one),), single)]

@@ -1,7 +1,7 @@
 """Geometries that every backend is judged on: edge values of draft shape, page size, limits and overlap.
 
-They avoid the special values that hide sizing bugs: k > 1, P > 1, D != S + 1, a captured batch larger than
-max_num_reqs, and contexts that end one token before, at, and after a page boundary.
+They avoid the special values that hide sizing bugs: k > 1, P > 1, D != S + 1, and a captured batch is larger than
+max_num_reqs. Contexts end one token before, at, and one token after a page boundary.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ BY_LAYOUT = frozenset({Role.KV_INDICES, Role.KV_INDPTR, Role.PAGE_TABLE, Role.TA
 
 @dataclass(frozen=True)
 class RequiredSize:
-    """One demand on one buffer: ``needed <= declared``.
+    """A demand on one buffer: ``needed <= declared``.
 
     Attributes:
         buffer: name of the buffer.

@@ -80,14 +80,14 @@ def _in_turn(subject: EngineSubject, steps: Sequence[Step]) -> None:
 
 def _drawn(subject: EngineSubject, name: str, trees: bool) -> None:
     drawn: list[Drawn] = Engine(subject.geometry).steps(draws(name))
-    told: list[str] = []
+    earlier: list[str] = []
     for number, one in enumerate(drawn):
         step = replace(step_of(one.forward, trees), loose=LOOSE[one.host])
         if not step.forward.requests:
             continue
-        told.append(f"{number}. {one}")
+        earlier.append(f"{number}. {one}")
         try:
             subject.assert_step(step, seed=number)
         except ContractViolation as error:
-            error.details["batch"] = "\n      ".join([*told[-5:], str(step)])
+            error.details["batch"] = "\n      ".join([*earlier[-5:], str(step)])
             raise

@@ -53,8 +53,8 @@ def _repeats(subject: EngineSubject, step: Step) -> None:
 
 
 def _views(subject: EngineSubject, step: Step) -> None:
-    for form in (RowForm.PROJECTED, RowForm.BEHIND_ROPE):  # the two layouts that engines pass
-        subject.tensors.lay(form)
+    for form in (RowForm.PROJECTED, RowForm.AFTER_ROPE):  # the two layouts that engines pass
+        subject.tensors.set_row_form(form)
         subject.assert_step(step)
 
 
