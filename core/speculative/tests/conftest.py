@@ -1,6 +1,6 @@
-"""Fixtures of the speculative loop: tiny models, their plain text, drafters that know the answer, or guess.
+"""Fixtures of the speculative loop: tiny models, their plain texts, draft heads, and drafters with known texts.
 
-They import what they need: xdist's controller reads this file too, and runs no test.
+Each fixture imports its modules itself: xdist's controller also reads this file, but runs no test.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def _text(family: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="session")
 def make_model():
-    """Family name → a cached tiny model."""
+    """Return a function from a family name to a cached tiny model."""
     return _model
 
 
 @pytest.fixture(scope="session")
 def plain_text():
-    """(family, prompt, count) → transformers' own greedy continuation."""
+    """Return a function (family, prompt, count) → transformers' own greedy continuation."""
     return _text
 
 
 @pytest.fixture(scope="session")
 def oracle():
-    """The Oracle class."""
+    """Return the class `Oracle`."""
     from core.speculative.tests.known import Oracle
 
     return Oracle
@@ -53,7 +53,7 @@ def oracle():
 
 @pytest.fixture(scope="session")
 def prompts():
-    """(count, longest, seed) → random prompts of different lengths."""
+    """Return a function (count, longest, seed) → random prompts of different lengths."""
     from core.speculative.tests.known import VOCAB
 
     def make(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -81,13 +81,13 @@ def _random_head(features: tuple[int, ...] = (0, 1, 2), seed: int = 0, draft_voc
 
 @pytest.fixture(scope="session")
 def random_head():
-    """(feature_layers, seed, draft_vocab) → a head with wide random weights."""
+    """Return a function (feature_layers, seed, draft_vocab) → a head with wide random weights."""
     return _random_head
 
 
 @pytest.fixture(scope="session")
 def markov():
-    """strength → (model, head): drafts are always right at 0, about two tokens at 0.01, hardly ever at 1."""
+    """Return a function strength → (model, head): always right at 0, about two tokens at 0.01, almost never at 1."""
     from draftmark_speculative.eagle.tiny import tiny_pair
 
     return cache(tiny_pair)
@@ -95,7 +95,7 @@ def markov():
 
 @pytest.fixture(scope="session")
 def table():
-    """row_s → a cost table: a second a round, and `row_s` more for each row of a budget beyond the first."""
+    """Return a function row_s → cost table: one second a round, and `row_s` for each row after the first."""
     from draftmark_speculative.adaptive.costs import Cost, CostTable
 
     return lambda row_s: CostTable({1: Cost(1.0), 64: Cost(1.0)}, {1: Cost(1.0), 1001: Cost(1.0 + 1000 * row_s)})

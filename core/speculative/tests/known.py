@@ -1,4 +1,4 @@
-"""Drafts that know each request's text beforehand."""
+"""Drafts from texts that are known in advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCAB = 256
 
 @dataclass(frozen=True)
 class Oracle(Speculation):
-    """Speculation that knows each request's text and mixes it with wrong guesses, so that acceptance is ragged.
+    """Speculation that mixes each request's known text with wrong guesses, so that accepted lengths vary.
 
     A random model never repeats itself, so n-gram drafts would leave the accepting path untested.
     """
@@ -28,7 +28,7 @@ class Oracle(Speculation):
 
 
 class OracleDrafter:
-    """Trees of which one path may be right for a while."""
+    """Drafter of trees in which at most one path is right, for a random number of tokens."""
 
     def __init__(self, oracle: Oracle, request_id: int, prompt: Sequence[int]) -> None:
         self._oracle = oracle

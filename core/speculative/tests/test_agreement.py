@@ -1,4 +1,4 @@
-"""The rule of near-ties: texts may part where rounding decides, and nowhere else."""
+"""The near-tie rule: texts may differ where rounding decides, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ PROMPTS = [[first, first + 1] for first in range(0, 40, 2)]
 
 @pytest.fixture(scope="module")
 def halves():
-    """dtype → a tiny model in it."""
+    """Tiny model by dtype."""
     return {dtype: tiny_model("llama", dtype=dtype) for dtype in HALVES}
 
 
 def float32_row(model, prompt):
-    """(logits of a float32 copy, transformers' own in the model's dtype), both float32, behind every token."""
+    """Return logits after every token, in float32: those of a float32 copy, and transformers' own in the dtype."""
     exact = copy.deepcopy(model.hf).float()
     with torch.no_grad():
         return [one(torch.tensor([prompt])).logits[0].float() for one in (exact, model.hf)]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_only_tokens_within_the_rounding_error_are_excused(halves, dtype):
-    """The second text takes the token of some rank of one row: it is a near-tie where twice the error of transformers'
-    own forward in that dtype reaches it, and nothing of a backend is asked."""
+def test_only_tokens_within_rounding_error_pass(halves, dtype):
+    """A token counts as a near-tie exactly if twice transformers' own error covers its gap to the best logit.
+
+    No backend is used.
+    """
     model, seen = halves[dtype], set()
     for prompt in PROMPTS:
         wanted, got = float32_row(model, prompt)
@@ -45,14 +47,14 @@ def test_only_tokens_within_the_rounding_error_are_excused(halves, dtype):
             found = compare(model, [prompt], [[order[0]]], {"other": [[order[rank]]]})
             assert found.bound == pytest.approx(bound)
             assert found.right is found.excuses(0, "other") is tie
-            # The same token in the text itself is judged without any baseline.
+            # The rule judges a token of the text itself without a baseline.
             assert compare(model, [prompt], [[order[rank]]], {}).right is tie
             seen.add(tie)
     assert seen == {True, False}
 
 
-def test_every_token_is_judged_not_the_first_difference_alone(halves):
-    """A wrong token behind a near-tie, or in a text that equals its baseline, fails by its place."""
+def test_every_token_is_checked(halves):
+    """A wrong token after a near-tie, or in a text that equals its baseline, is reported with its index."""
     model = halves["bfloat16"]
     outs, _ = generate(model, [[5, 6, 7]], 12, EngineConfig(max_context_len=32))
     text = list(outs[0].tokens)
@@ -65,7 +67,7 @@ def test_every_token_is_judged_not_the_first_difference_alone(halves):
 
 
 def test_in_float32_texts_are_equal_or_wrong():
-    """The model is not asked."""
+    """In float32 any difference from a baseline is wrong; the model does not run."""
     model = tiny_model("llama")
     assert compare(model, [[1]], [[2, 3]], {"a": [[2, 3]], "b": [[2, 3]]}).right
     found = compare(model, [[1]], [[2, 3]], {"a": [[2, 4]], "b": [[2, 3, 5]]})
@@ -73,7 +75,7 @@ def test_in_float32_texts_are_equal_or_wrong():
 
 
 def test_sampled_texts_are_equal_or_wrong(halves):
-    """A sample lies anywhere below the best token, so its distance excuses and accuses nothing; logits are compared."""
+    """A sampled text must equal its baseline, because a sample may lie far below the best token."""
     config = EngineConfig(max_context_len=32, sampling=Sampling(1.0))
     found = compare(halves["bfloat16"], [[1, 2]], [[7, 8]], {"a": [[7, 8]], "b": [[7, 9]]}, config)
     assert (found.wrong_texts, found.choices, found.gaps) == ({0}, {}, {})
@@ -84,7 +86,7 @@ def test_sampled_texts_are_equal_or_wrong(halves):
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_right_backend_rounds_as_transformers_does(family, dtype):
-    """The reference's logits err between half and one and a half times as much, and its text is right."""
+    """The reference's logit error is 0.5 to 1.5 times transformers' own, and its text is right."""
     model, prompts = tiny_model(family, dtype=dtype), [[3, 1, 4, 1, 5], [9, 2, 6]]
     config = EngineConfig(max_context_len=64)
     outs, _ = generate(model, prompts, 20, config)
@@ -103,7 +105,7 @@ ERROR = LogitError(0.4, 0.1)
     [(ERROR, 1.0, 0.8), (ERROR, 0.3, 0.6), (LogitError(math.nan, math.nan), 0.3, 0), (LogitError(math.inf, 1), 0.3, 0)],
 )
 def test_the_bound_has_a_cap(rounding, cap, bound):
-    """A model whose rounding is beyond measure excuses no more than the cap, and one that overflows nothing."""
+    """A model with huge rounding excuses at most the cap, and a model that overflows excuses nothing."""
     found = Agreement({(0, "a"): 3}, "float16", rounding, cap, gaps={(0, "a"): 0.59}, choices={0: (3, 0.7)})
     assert found.bound == bound
     assert found.excuses(0, "a") is (bound > 0)
@@ -121,8 +123,8 @@ def test_the_bound_has_a_cap(rounding, cap, bound):
         (None, None, None),
     ],
 )
-def test_a_backends_logits_may_err_twice_as_much(rounding, backend, named):
-    """By root mean square; NaN never passes."""
+def test_backend_logit_error_limit_is_twice_the_own_error(rounding, backend, named):
+    """A backend's logit error may be twice transformers' own (root mean square); NaN never passes."""
     found = Agreement({}, "float16", rounding, 1.0, backend)
     assert found.right is (named is None)
     assert named is None or named in found.wrong_logits

@@ -8,7 +8,7 @@ from draftmark.errors import CacheExhausted
 from draftmark_speculative.allocator import PageAllocator
 
 
-def test_exhaustion_takes_nothing():
+def test_exhausted_pool_takes_no_page():
     """A request for too many pages raises an error with the numbers and the remedy, and takes nothing."""
     pages = PageAllocator(num_pages=5, null_pages=1)
     pages.take(3)

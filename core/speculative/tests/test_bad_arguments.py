@@ -1,4 +1,4 @@
-"""Every field of every constructor and call of the loop, given what it cannot be: one sentence that names it."""
+"""Every public constructor and call of the loop with bad values: each gives one sentence that names the field."""
 
 import math
 
@@ -12,7 +12,7 @@ from draftmark_speculative.ngram import LONGEST_NGRAM
 
 NAN, INF = math.nan, math.inf
 OTHERS = (None, "8", 1.0, 2.5, True, NAN, INF, [4], {}, object)
-"""No count, though some compare like one."""
+"""Values that are not counts, although some compare like one."""
 COUNT = (*OTHERS, 0, -1)
 NO_NUMBER = (None, "0.5", NAN, INF, -INF, True, [0.5], 1j, 10**400)
 SWITCH = ("yes", 0, 1, [], 2.0)
@@ -23,7 +23,7 @@ ONE = {1: Cost(1.0)}
 
 
 def opened(model, **fields):
-    """An engine of these settings, with a request: some drafts are first made for one."""
+    """Submit a request to an engine with these settings; some drafters are only made for a request."""
     return Engine(model, EngineConfig(**{"max_context_len": 32, "max_num_reqs": 2, **fields})).submit([1, 2], 1)
 
 
@@ -43,7 +43,7 @@ def request(model, **fields):
     return Engine(model, EngineConfig(max_context_len=32)).submit(**{"prompt": [1], "max_new_tokens": 1, **fields})
 
 
-def asked(model, request_id):
+def output_of(model, request_id):
     return Engine(model, EngineConfig(max_context_len=32)).output(request_id)
 
 
@@ -76,17 +76,17 @@ TABLE = [
         "rope_theta": (*NO_NUMBER, 0, -1.0), "rms_norm_eps": (*NO_NUMBER, -1.0), "target": (None, 3, [])}),
     (request, {"prompt": (None, 3, "abc", [], [1.5], ["a"], [True], [-1], [256], [10**30], [[1]], [1] * 32),
                "max_new_tokens": COUNT, "stop": (3, "abc", [1.5], ["a"], [True], [-1], [256])}),
-    (asked, {"request_id": (99, None, "0", 1.5, [0])}),
+    (output_of, {"request_id": (99, None, "0", 1.5, [0])}),
     (decoded, {"prompts": (None, 3, "abc", [3], [[]])}),
 ]  # fmt: skip
 ROWS = [(call, field, bad) for call, fields in TABLE for field, values in fields.items() for bad in values]
 SAID = {"request_id": "request ", "prompts": "prompt"}
-"""What a sentence says where that is not the field's name."""
+"""Text in the error if that is not the field's name."""
 
 
 @pytest.mark.parametrize(("call", "field", "bad"), ROWS, ids=[f"{field}={bad!r:.30}" for _, field, bad in ROWS])
 def test_a_bad_argument_is_one_sentence(make_model, call, field, bad):
-    """It names the field and what would do, on one line; never another library's error, never silence."""
+    """A bad argument gives one sentence with the field and a remedy, never another library's error."""
     with pytest.raises(DraftmarkError) as caught:
         call(make_model("llama"), **{field: bad})
     text = str(caught.value)
@@ -97,17 +97,17 @@ def test_a_bad_argument_is_one_sentence(make_model, call, field, bad):
     ("model", "settings", "named"),
     [(None, EngineConfig(), "model is None"), ("m", EngineConfig(), "model is 'm'"), (0, {}, "config is {}")],
 )
-def test_an_engine_is_made_of_a_model_and_a_configuration(make_model, model, settings, named):
-    """In that order; anything else is named."""
+def test_engine_rejects_other_argument_types(make_model, model, settings, named):
+    """An engine takes a model and an EngineConfig, in that order; other types raise an error."""
     with pytest.raises(DraftmarkError, match=named):
         Engine(make_model("llama") if model == 0 else model, settings)
 
 
-def test_the_longest_ngram_is_served(make_model):
-    """The bound itself is a setting like another."""
+def test_largest_max_ngram_is_accepted(make_model):
+    """The largest max_ngram is accepted."""
     assert opened(make_model("llama"), speculate=Ngram(max_ngram=LONGEST_NGRAM)) == 0
 
 
-def test_a_head_may_draft_the_whole_vocabulary():
-    """As many draft tokens as the target has are no contradiction."""
+def test_draft_vocabulary_may_equal_the_targets():
+    """A draft vocabulary as large as the target's is accepted."""
     assert DraftHead(HeadConfig(**HEAD, draft_vocab_size=16)).d2t.tolist() == list(range(16))

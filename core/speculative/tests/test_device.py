@@ -1,4 +1,4 @@
-"""The loop on an accelerator: the CPU's text, eagerly and in CUDA graphs, in step and late; no wait inside a step."""
+"""The loop on CUDA: the CPU's text, eagerly and in CUDA graphs, with and without overlap, and no wait inside a step."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ BACKENDS = [row.name for row in available() if row.name in ("reference", "cuda_t
 SHAPES = {"none": None, "chain": (1, 4, 5), "tree": (4, 3, 12), "wide": (8, 4, 33)}
 DRAFTING = [shape for shape in SHAPES if shape != "none"]
 COSTS = (0.0, 0.04, 5.0)
-"""Of a row, in adaptive rounds: all drafted, mixed, plain but for probes."""
+"""Cost of a row in adaptive rounds, in seconds: all drafted; mixed; plain except probes."""
 COUNT = 24
 
 
 @cache
 def on(device):
-    """The tiny model and its head."""
+    """Return the tiny model and its head on a device."""
     return tiny_pair(device=device)
 
 
 def starts():
-    """Six prompts of different lengths."""
+    """Return six prompts of different lengths."""
     draw = torch.Generator().manual_seed(3)
     return [torch.randint(0, 256, (n,), generator=draw).tolist() for n in (1, 5, 9, 17, 26, 30)]
 
 
 @cache
 def wanted(*sampling):
-    """The CPU's plain text, by temperature, top-p and seed if not greedy."""
+    """Return the CPU's plain texts; arguments are temperature, top-p and seed, or none for greedy."""
     outs, _ = generate(on("cpu")[0], starts(), COUNT, EngineConfig(max_context_len=64, sampling=Sampling(*sampling)))
     return [out.tokens for out in outs]
 
 
 @pytest.fixture(scope="module")
 def configure(table):
-    """(shape, cost of a row or None for fixed drafts, …) → four requests at a time, prefilled in chunks of 20."""
+    """Return a function (shape, cost of a row or None for fixed drafts, …) → configuration for four requests."""
 
     def of(shape, row_s=None, **more):
         drafts = Eagle(on("cuda")[1], *SHAPES[shape]) if SHAPES[shape] else None
@@ -67,7 +67,7 @@ def configure(table):
     ],
 )
 def test_cuda_gives_the_text_of_the_cpu(configure, backend, shape, row_s, overlap, graph, page_size):
-    """Greedy, float32, guards on: fixed drafts, and drafted, mixed and plain rounds."""
+    """CUDA gives the CPU's greedy float32 text with fixed drafts and with adaptive rounds."""
     more = {"backend": backend, "overlap": overlap, "graph": graph, "page_size": page_size, "guard": True}
     outs, engine = generate(on("cuda")[0], starts(), COUNT, configure(shape, row_s, **more))
     assert [out.tokens for out in outs] == wanted()
@@ -78,7 +78,7 @@ def test_cuda_gives_the_text_of_the_cpu(configure, backend, shape, row_s, overla
 
 @cache
 def family_on_cuda(family):
-    """The tiny model of `make_model` on CUDA, as another copy."""
+    """Return the tiny model of `make_model` on CUDA, as a separate copy."""
     return wrap_model(tiny_hf_model(family, vocab_size=256).cuda(), name=family)
 
 
@@ -87,7 +87,7 @@ def family_on_cuda(family):
     list(product(["llama", "mistral", "gemma3_text"], [False, True], [1, 3], [HostKind.EXACT, HostKind.UNKNOWN])),
 )
 def test_cuda_gives_the_text_of_every_family(plain_text, oracle, prompts, family, graph, topk, host):
-    """The reference on CUDA: transformers' CPU text, with guards on."""
+    """The reference backend on CUDA gives transformers' CPU text for every family."""
     texts = [plain_text(family, tuple(prompt), 20) for prompt in prompts(5, 30, seed=5)]
     config = EngineConfig(
         speculate=oracle(topk, 7, tuple(texts)), page_size=16, max_num_reqs=3, max_context_len=64,
@@ -101,8 +101,8 @@ def test_cuda_gives_the_text_of_every_family(plain_text, oracle, prompts, family
 
 
 @pytest.mark.parametrize(("backend", "row_s", "overlap"), list(product(BACKENDS, [None, 0.04], [False, True])))
-def test_cuda_samples_what_the_cpu_samples(configure, backend, row_s, overlap):
-    """Temperature 0.7 with a seed, in graphs."""
+def test_cuda_samples_the_tokens_of_the_cpu(configure, backend, row_s, overlap):
+    """CUDA samples the CPU's tokens at temperature 0.7 with a seed, in graphs."""
     sampling = (0.7, 0.95, 5)
     config = configure("tree", row_s, backend=backend, overlap=overlap, sampling=Sampling(*sampling))
     outs, _ = generate(on("cuda")[0], starts(), COUNT, config)
@@ -110,8 +110,8 @@ def test_cuda_samples_what_the_cpu_samples(configure, backend, row_s, overlap):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_drafts_of_the_host_decode_so_too(configure, table, backend):
-    """N-grams in adaptive rounds, in step, in graphs."""
+def test_host_drafts_give_the_text_of_the_cpu(configure, table, backend):
+    """Adaptive rounds with n-gram drafts, without overlap and in graphs, give the CPU's text."""
     drafts = Adaptive(Ngram(2, 6, 3, 1), (), table(0.0))
     more = {"overlap": False, "host_lengths": HostKind.EXACT, "speculate": drafts, "backend": backend}
     outs, _ = generate(on("cuda")[0], starts(), COUNT, configure("none", **more))
@@ -119,8 +119,8 @@ def test_drafts_of_the_host_decode_so_too(configure, table, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_costs_are_measured_on_the_device(configure, backend):
-    """Every captured size of every program has its seconds, and the text is the CPU's."""
+def test_cost_table_is_measured_on_the_device(configure, backend):
+    """The measured cost table has every captured size of every program, and the text is the CPU's."""
     config = configure("none", speculate=Adaptive(Eagle(on("cuda")[1], 4, 3, 12)), backend=backend)
     outs, engine = generate(on("cuda")[0], starts(), COUNT, config)
     found = engine._drafting._policy.table
@@ -136,10 +136,10 @@ def test_costs_are_measured_on_the_device(configure, backend):
         *product(BACKENDS, ["tree"], COSTS, [HostKind.UPPER_BOUND]),
     ],
 )
-def test_no_step_waits_for_the_device(configure, backend, shape, row_s, host):
-    """With overlap and graphs torch finds no hidden synchronisation in prefill, drafting, rounds or reservations.
+def test_no_step_synchronises_with_the_device(configure, backend, shape, row_s, host):
+    """With overlap and graphs, torch finds no hidden synchronisation in prefill, drafting, rounds or reservations.
 
-    Requests join, leave and are cancelled meanwhile, and the one wait is for the tokens of the round before.
+    Requests join, leave and are cancelled meanwhile. The only wait is for the tokens of the round before.
     """
     engine = Engine(on("cuda")[0], configure(shape, row_s, host_lengths=host, backend=backend, guard=False))
     prompts = starts()
@@ -162,8 +162,8 @@ def test_no_step_waits_for_the_device(configure, backend, shape, row_s, host):
         assert engine.output(ids[one]) == wanted()[one]
 
 
-def test_the_host_is_ahead_of_the_device(configure):
-    """With overlap a round is sent before the one before it has come down: its tokens are found a step later."""
+def test_overlap_returns_tokens_one_step_later(configure):
+    """With overlap a round is enqueued before the round before has finished, so its tokens arrive one step later."""
     engine = Engine(on("cuda")[0], configure("tree"))
     engine.submit(starts()[0], COUNT)
     assert engine.step() == []

@@ -11,7 +11,7 @@ token = st.integers(0, 4)
 
 
 def paths(tree):
-    """Every root-to-node path of a tree, as token tuples without the root."""
+    """Return every path from the root to a node, as token tuples without the root."""
     found = []
     for node in range(len(tree)):
         path, at = [], node
@@ -22,8 +22,8 @@ def paths(tree):
     return found
 
 
-def test_insert_shares_prefixes_and_keeps_its_budget():
-    """Two paths with one beginning share nodes, and only new nodes count against the budget."""
+def test_insert_shares_prefixes_and_keeps_the_budget():
+    """Two paths with a common prefix share nodes, and only new nodes count against the budget."""
     tree = DraftTree([9])
     assert tree.insert([1, 2, 3], 10) == 3
     assert tree.insert([1, 2, 4, 5], 1) == 1
@@ -31,32 +31,32 @@ def test_insert_shares_prefixes_and_keeps_its_budget():
 
 
 def test_the_longest_and_latest_match_is_continued():
-    """With two earlier occurrences the later one is continued, and a longer match beats a later one."""
+    """The later of two equal matches is continued, and a longer match has priority over a later one."""
     assert Ngram(1, 4, 2, 1).begin(0, [1, 2, 7, 1, 2, 8, 1, 2]).propose().tokens == [2, 8, 1, 2]
     assert Ngram(1, 3, 3, 1).begin(0, [5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]).propose().tokens == [2, 7, 6]
 
 
-def test_branches_differ():
-    """With topk branches the tree holds distinct continuations, the best first, within the node limit."""
+def test_branches_are_distinct():
+    """With several branches, the tree has distinct continuations, best first, within the node limit."""
     tree = Ngram(2, 5, 2, 1).begin(0, [1, 2, 7, 7, 1, 2, 8, 8, 1, 2]).propose()
     assert tree.tokens == [2, 8, 8, 7, 7]
     assert tree.parents == [-1, 0, 1, 0, 3]
 
 
 def test_a_repeating_text_is_continued_past_its_end():
-    """A match that runs into the newest token goes on with what it copied, as a period does."""
+    """A match that runs into the newest token continues with its own copy, as in a periodic text."""
     assert Ngram(1, 6, 3, 1).begin(0, [1, 2, 1, 2, 1, 2]).propose().tokens == [2, 1, 2, 1, 2, 1]
 
 
-def test_no_match_is_a_root_alone():
-    """Without an earlier occurrence nothing is drafted."""
+def test_no_match_gives_only_the_root():
+    """Without an earlier occurrence the tree has only the root."""
     assert Ngram(2, 8).begin(0, [1, 2, 3, 4]).propose().tokens == [4]
 
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(st.integers(1, 4), st.integers(1, 9), st.lists(token, min_size=1, max_size=40), st.lists(token, max_size=6))
-def test_every_branch_is_something_that_followed(topk, nodes, prompt, more):
-    """Trees keep their limits, parents precede children, and siblings differ."""
+def test_every_branch_starts_with_an_earlier_follower(topk, nodes, prompt, more):
+    """Every branch starts with a token that followed the newest token before; trees keep their limits."""
     drafter = Ngram(topk, nodes, 3, 1).begin(0, prompt)
     drafter.extend(more)
     text = prompt + more

@@ -1,4 +1,4 @@
-"""Requests join, leave, are cancelled and run out of pages; the wall; what is refused."""
+"""Life of requests: joining, cancelling, memory limits, and rejected settings and requests."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, 
 
 
 def test_requests_join_between_steps(make_model, plain_text, prompts):
-    """A request submitted while others decode gets its own text, and theirs do not change."""
+    """A request submitted while others decode gets its own text, and the others' texts do not change."""
     starts = prompts(3, 12, seed=4)
     engine = Engine(make_model("llama"), EngineConfig(max_num_reqs=3, max_context_len=64))
     ids = [engine.submit(starts[0], 12), engine.submit(starts[1], 12)]
@@ -23,13 +23,13 @@ def test_requests_join_between_steps(make_model, plain_text, prompts):
 
 @pytest.mark.parametrize("late", [{}, {"overlap": True, "host_lengths": HostKind.UNKNOWN}], ids=["in step", "late"])
 def test_host_syncs_are_counted(make_model, prompts, late):
-    """One wait a round and one a prefill that ends a prompt; with overlap too no round is sent for nothing."""
+    """The engine waits once a round and once for a prefill that ends a prompt; overlap sends no extra round."""
     _, engine = generate(make_model("llama"), prompts(1, 9), 8, EngineConfig(max_context_len=32, **late))
     assert (engine.statistics.rounds, engine.statistics.late, engine.statistics.host_syncs) == (7, 0, 8)
 
 
-def test_drafting_costs_no_wait_of_its_own(markov, prompts):
-    """One wait a round and one a prefill that ends a prompt, with a head as without."""
+def test_drafting_adds_no_wait(markov, prompts):
+    """A draft head adds no wait: one a round, and one for a prefill that ends a prompt."""
     model, head = markov(0.01)
     _, engine = generate(model, prompts(1, 9), 8, EngineConfig(speculate=Eagle(head, 2, 3, 6), max_context_len=32))
     assert engine.statistics.host_syncs == engine.statistics.rounds + 1
@@ -38,7 +38,7 @@ def test_drafting_costs_no_wait_of_its_own(markov, prompts):
 @pytest.mark.parametrize(
     ("settings", "error", "named"),
     [
-        ({"backend": "nobody"}, BackendLoadError, "'nobody'"),
+        ({"backend": "nosuch"}, BackendLoadError, "'nosuch'"),
         ({"page_size": 0}, GeometryError, "attention.page_size is 0"),
         ({"speculate": Ngram(topk=0)}, GeometryError, "draft.topk is 0"),
         ({"speculate": Ngram(num_draft_tokens=0)}, GeometryError, "draft.num_draft_tokens is 0"),
@@ -54,8 +54,8 @@ def test_drafting_costs_no_wait_of_its_own(markov, prompts):
         ({"max_context_len": 257}, GeometryError, "257, but model 'tiny-llama' was made for 256"),
     ],
 )
-def test_bad_configurations_are_refused(make_model, settings, error, named):
-    """Each bad setting is one sentence that names it, before any token."""
+def test_bad_configurations_are_rejected(make_model, settings, error, named):
+    """Each bad setting gives one sentence that names it, before any token."""
     with pytest.raises(error, match=named):
         Engine(make_model("llama"), EngineConfig(**{"max_context_len": 64, **settings}))
 
@@ -66,8 +66,8 @@ def test_bad_configurations_are_refused(make_model, settings, error, named):
      ([1, 999], 4, "token 999"), ([-1], 4, "token -1"), ([1], 2.5, "2.5\\) is not an integer"),
      ([1], float("inf"), "is not an integer"), ([1.5, 2], 4, "is not an integer")],
 )  # fmt: skip
-def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, named):
-    """A bad prompt is refused by name, and the requests already there go on."""
+def test_bad_requests_are_rejected_and_others_continue(make_model, prompt, count, named):
+    """A bad request raises an error, and the requests already submitted continue."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     good = engine.submit([1, 2, 3], 5)
     with pytest.raises(RequestError, match=named):
@@ -79,7 +79,7 @@ def test_bad_requests_are_refused_and_lose_nothing(make_model, prompt, count, na
 
 @pytest.mark.parametrize("stop", [3, ["x"], [1.5]])
 def test_stop_tokens_are_integers(make_model, stop):
-    """A text in their place would never be met."""
+    """A stop token that is not an integer raises an error: no output could contain it."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     with pytest.raises(RequestError, match="but it must be token ids"):
         engine.submit([1], 4, stop)
@@ -87,15 +87,15 @@ def test_stop_tokens_are_integers(make_model, stop):
 
 
 def test_a_prompt_may_be_an_array_or_a_tensor(make_model, plain_text):
-    """Whatever yields integers is a prompt; the text is that of the list."""
+    """A prompt may be a list, an array or a tensor of integers; the text is equal."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     kinds = [[5, 6, 7], np.array([5, 6, 7]), torch.tensor([5, 6, 7])]
     outs = decode(engine, kinds, np.int64(6))
     assert [out.tokens for out in outs] == [plain_text("llama", (5, 6, 7), 6)] * 3
 
 
-def test_a_refused_prompt_leaves_none_of_its_list_behind(make_model):
-    """`decode` raises before any token, and what it had queued by then is not decoded by the next call."""
+def test_rejected_prompt_removes_its_list(make_model):
+    """When `decode` rejects a prompt, it removes the prompts that it had queued before."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     with pytest.raises(RequestError, match="token -1"):
         decode(engine, [[1, 2], [-1]], 4)
@@ -105,7 +105,7 @@ def test_a_refused_prompt_leaves_none_of_its_list_behind(make_model):
 
 
 def test_a_released_request_is_forgotten(make_model):
-    """Tokens stay readable until then; a released request that runs is cancelled; its id is unknown afterwards."""
+    """A released request is cancelled if it runs, and its id is unknown afterwards."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     done, running = engine.submit([1, 2], 1), engine.submit([3, 4], 20)
     engine.step()
@@ -117,23 +117,23 @@ def test_a_released_request_is_forgotten(make_model):
             call(done)
 
 
-def test_a_list_of_prompts_leaves_nothing_behind(make_model):
-    """An engine that decodes list after list does not grow."""
+def test_decode_keeps_no_requests(make_model):
+    """An engine that decodes several lists of prompts keeps no request."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=32))
     for _ in range(3):
         assert len(decode(engine, [[1, 2], [3]], 2)) == 2
         assert not engine._requests
 
 
-def test_an_engine_that_needs_more_memory_than_there_is_is_refused(make_model):
-    """With the bytes, before anything is allocated."""
+def test_engine_beyond_device_memory_is_rejected(make_model):
+    """An engine that needs more memory than the device has raises an error with the sizes, before any allocation."""
     config = EngineConfig(max_context_len=64, num_pages=1 << 40)
     with pytest.raises(RequestError, match=r"1,099,511,627,776 KV pages take [\d,.]+ GiB .* but cpu has [\d,.]+ GiB"):
         Engine(make_model("llama"), config)
 
 
-def test_a_request_that_never_fits_is_refused_at_once(make_model):
-    """The pool's size is checked when a request comes, so an admitted request can always be finished."""
+def test_request_beyond_the_pool_is_rejected(make_model):
+    """A request that the whole pool cannot hold is rejected on submit, so an admitted request always finishes."""
     engine = Engine(make_model("llama"), EngineConfig(max_context_len=64, page_size=4, num_pages=6))
     with pytest.raises(CacheExhausted, match="are free; finish or cancel"):
         engine.submit([1] * 10, 30)

@@ -1,7 +1,7 @@
-"""Drafts change the speed, never the text: token for token as transformers' own greedy decoding, float32.
+"""Drafts change the speed, never the text: float32 texts equal transformers' own greedy decoding, token for token.
 
-Every test goes over ways of drafting: texts that are known beforehand, among wrong guesses; a head; adaptive rounds of
-either, which are plain where drafts do not pay.
+Every test runs several drafting methods: known texts mixed with wrong guesses, a head, and adaptive rounds of either.
+Adaptive rounds are plain if drafts do not pay.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from draftmark_speculative.sampling import Sampling
 COUNT, STRENGTH = 20, 0.01
 SMALL = {"page_size": 4, "max_num_reqs": 3, "max_context_len": 64, "max_extend_tokens": 20, "guard": True}
 SIZES = (1, 3)
-"""Captured batch sizes: two requests are padded to three."""
+"""Captured batch sizes: a batch of two requests is padded to three."""
 FREE, SOME, DEAR = 0.0, 0.04, 5.0
-"""Cost of a row in adaptive rounds: always draft; now and then; never but for probes."""
+"""Cost of a row in adaptive rounds, in seconds: always draft; draft now and then; draft only in probes."""
 WAYS = {
     "none": (None, (), None, 1.0),
     "known chain": ("known", (1, 5), None, 1.5),
@@ -41,18 +41,18 @@ WAYS = {
     "adaptive dear tree": ("head", (4, 3, 12), DEAR, 1.0),
     "adaptive known tree": ("known", (3, 7), FREE, 1.2),
 }
-"""Who drafts, in what shape, at what cost of a row, and how many tokens a round gains, or the test shows nothing."""
+"""Drafting methods: source, shape, cost of a row (None: not adaptive), least mean accepted length for a valid test."""
 KNOWN = [way for way in WAYS if WAYS[way][0] == "known"]
 
 
 def late_is_possible(way: str, overlap: bool, host: HostKind = HostKind.UNKNOWN) -> bool:
-    """A round late the host has neither exact lengths nor the text that it drafts from."""
+    """Return False for overlap with exact lengths or with drafts of the host, which overlap does not support."""
     return not overlap or (way not in KNOWN and host is not HostKind.EXACT)
 
 
 @pytest.fixture(scope="session")
 def decode(markov, oracle, table):
-    """(way, prompts, texts that are known, …) → outputs and engine; the near-Markov model and its head unless given."""
+    """Return a function (way, prompts, known texts, …) → outputs and engine, by default with the near-Markov model."""
 
     def of(way, starts, texts=(), *, model=None, head=None, count=COUNT, stop=(), **more):
         who, shape, row_s, _ = WAYS[way]
@@ -60,7 +60,7 @@ def decode(markov, oracle, table):
         speculate = drafts.get(who, lambda: oracle(*shape, tuple(texts)))()
         if row_s is not None:
             nodes = shape[-1]
-            # Three graphs of ragged rows, where the default would be up to thirteen; tests of the budgets have those.
+            # Three graphs of ragged rows; the default would capture up to thirteen. Tests of the budgets cover those.
             speculate = Adaptive(speculate, (4, 2 * nodes, 3 * nodes), table(row_s), 0.01)
         sizes = {"capture_batch_sizes": SIZES} if more.get("graph") else {}
         config = EngineConfig(**{**SMALL, **sizes, **more}, speculate=speculate)
@@ -79,7 +79,7 @@ def texts_of(outs):
 
 @pytest.fixture(scope="session")
 def plain(markov, prompts):
-    """Prompts, and transformers' own greedy text of the near-Markov model."""
+    """Prompts, and transformers' own greedy texts of the near-Markov model."""
     model, _ = markov(STRENGTH)
     starts, texts = prompts(5, 30, seed=1), []
     for prompt in starts:
@@ -99,13 +99,13 @@ SETTINGS = product(WAYS, [1, 16, 64], [False, True], [False, True], HostKind)
     quick(one for one in SETTINGS if late_is_possible(one[0], one[3], one[4])),
 )
 def test_every_setting_gives_the_plain_text(decode, plain, way, page_size, graph, overlap, host):
-    """Ways x page sizes x eager and recorded graphs x overlap x host-length kinds, guards on: transformers' text."""
+    """All drafting methods, page sizes, graph modes, overlap and host-length kinds give transformers' text."""
     starts, texts = plain
     more = {"page_size": page_size, "graph": graph, "overlap": overlap, "host_lengths": host}
     outs, engine = decode(way, starts, texts, **more)
     assert texts_of(outs) == texts
     seen, (_, _, row_s, least) = engine.statistics, WAYS[way]
-    assert seen.mean_accepted >= least, "without accepted drafts this tests nothing"
+    assert seen.mean_accepted >= least, "the test needs accepted drafts"
     assert row_s != FREE or seen.plain == 0
     assert row_s != DEAR or seen.plain > seen.rounds / 2
 
@@ -115,7 +115,7 @@ def test_every_setting_gives_the_plain_text(decode, plain, way, page_size, graph
     quick(product(FAMILIES, ["known chain", "known tree", "tree", "adaptive known tree"], [False, True])),
 )
 def test_every_family_gives_the_plain_text(decode, make_model, plain_text, random_head, prompts, family, way, graph):
-    """Window, mixed windows, soft cap, odd head sizes; a random head guesses wrong and costs nothing but time."""
+    """Families with windows, soft caps and odd head sizes give the plain text, with right and with wrong drafts."""
     starts = prompts(5, 30, seed=len(family))
     texts = [plain_text(family, tuple(prompt), COUNT) for prompt in starts]
     more = {"overlap": way == "tree", "host_lengths": HostKind.UPPER_BOUND, "graph": graph}
@@ -130,7 +130,7 @@ SAMPLED = ["none", "known chain", "known tree", "chain", "tree", "adaptive chain
     ("way", "overlap"), quick((one for one in product(SAMPLED, [False, True]) if late_is_possible(*one)), together=1)
 )
 def test_sampling_gives_the_tokens_of_plain_sampling(decode, prompts, way, overlap):
-    """Randomness is a function of seed, request and position, whatever drafts, and a round late."""
+    """Sampling with any drafting method, with and without overlap, gives the tokens of plain sampling."""
     starts, sampling = prompts(5, 20, seed=3), Sampling(0.7, 0.95, 11)
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     want, _ = decode("none", starts, sampling=sampling)
@@ -146,8 +146,8 @@ WALLS = product(["none", "known chain", "known tree", "chain", "tree"], [1, 7, 1
 @pytest.mark.parametrize(
     ("way", "page_size", "graph", "overlap"), quick(one for one in WALLS if late_is_possible(one[0], one[3]))
 )
-def test_the_context_wall(decode, prompts, way, page_size, graph, overlap):
-    """Requests end exactly at max_context_len, though trees, and rounds already sent, reach past it."""
+def test_requests_end_at_max_context_len(decode, prompts, way, page_size, graph, overlap):
+    """Requests end exactly at max_context_len, although trees and rounds in flight reach past it."""
     starts = prompts(4, 20, seed=9)
     small = {"page_size": page_size, "max_num_reqs": 4, "max_context_len": 40, "count": 1000}
     want, _ = decode("none", starts, **small)
@@ -160,15 +160,15 @@ def test_the_context_wall(decode, prompts, way, page_size, graph, overlap):
 
 
 @pytest.mark.parametrize(("way", "overlap"), [("known tree", False), ("none", True), ("tree", True)])
-def test_a_stop_token_is_the_last(decode, plain, way, overlap):
-    """In the middle of an accepted path, or found a round late: it ends the text, and is part of it."""
+def test_stop_token_ends_the_text(decode, plain, way, overlap):
+    """A stop token inside an accepted path, or found one round late, ends the text and is part of it."""
     starts, texts = plain
     stop, host = texts[0][7], HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     outs, engine = decode(way, starts, texts, stop=[stop], overlap=overlap, host_lengths=host)
     for out, text in zip(outs, texts, strict=True):
         assert out.tokens == text[: text.index(stop) + 1 if stop in text else COUNT]
         assert (out.finish is FinishReason.STOP) == (stop in text)
-    assert not overlap or engine.statistics.late > 0, "no round was under way: this tests nothing"
+    assert not overlap or engine.statistics.late > 0, "the test needs a round in flight at the end"
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_a_stop_token_is_the_last(decode, plain, way, overlap):
         pytest.param("adaptive dear tree", 32, True, True, marks=pytest.mark.slow),
     ],
 )
-def test_preempted_requests_lose_nothing(decode, plain, way, num_pages, graph, overlap):
-    """With pages for little more than one request, requests wait, are sent back, and still end with their text."""
+def test_preempted_requests_keep_their_text(decode, plain, way, num_pages, graph, overlap):
+    """With few pages, requests wait and are preempted, and still end with their own text."""
     starts, texts = plain
     more = {"num_pages": num_pages, "graph": graph, "overlap": overlap, "host_lengths": HostKind.UPPER_BOUND}
     outs, engine = decode(way, starts, texts, **more)
@@ -195,7 +195,7 @@ def test_preempted_requests_lose_nothing(decode, plain, way, num_pages, graph, o
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("way", ["known tree", "tree"])
 def test_half_precision_decodes_and_drafts(decode, random_head, prompts, way, dtype):
-    """The head follows the model's dtype; every token, drafted or not, is one that rounding explains."""
+    """In half precision the head has the model's dtype, and rounding explains every token."""
     model, starts, late = tiny_model("llama", dtype=dtype), prompts(4, 20, seed=3), way == "tree"
     texts = texts_of(decode("none", starts, model=model)[0])
     more = {"graph": late, "overlap": late, "host_lengths": HostKind.UNKNOWN}
@@ -203,8 +203,8 @@ def test_half_precision_decodes_and_drafts(decode, random_head, prompts, way, dt
     assert compare(model, starts, texts_of(outs), {"plain": texts}, engine.config).right
 
 
-def test_ngram_drafts_pay_on_a_repeating_text(make_model):
-    """A model that loops is drafted well: more than two tokens a round, and the plain text."""
+def test_ngram_drafts_give_the_plain_repeating_text(make_model):
+    """N-gram drafts on a repeating text give the plain text."""
     model, prompt = make_model("llama"), [3, 1, 4, 1, 5] * 4
     outs, _ = generate(model, [prompt], 60, EngineConfig(max_context_len=100))
     loop = prompt + list(outs[0].tokens)
@@ -219,8 +219,8 @@ LIVES = [seed if seed < 8 else pytest.param(seed, marks=pytest.mark.slow) for se
 
 
 @pytest.mark.parametrize("seed", LIVES)
-def test_random_lives(monkeypatch, markov, seed):
-    """The soak in small: random settings, joins, stops, cancels, walls and small pools; every text is a plain one."""
+def test_random_request_lives(monkeypatch, markov, seed):
+    """Random settings, joins, stops, cancels, walls and small pools always give plain texts (a small soak test)."""
     monkeypatch.setattr(soak, "REQUESTS", (4, 8))
     model, head = markov(STRENGTH, vocab_size=soak.VOCAB)
     assert soak.one_life(seed, model, head, "reference", Counter()) == []

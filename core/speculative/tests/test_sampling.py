@@ -20,14 +20,14 @@ from draftmark_speculative.sampling import uniform
      ({"seed": 1.5}, "seed is 1.5"),
      ({"top_p": 1.5}, "top_p is 1.5"), ({"top_p": float("nan")}, "top_p is nan")],
 )  # fmt: skip
-def test_settings_out_of_range_are_named(settings, named):
-    """NaN, negative and too large settings are refused with the value and the remedy."""
+def test_settings_out_of_range_are_rejected(settings, named):
+    """NaN, negative, too large and mistyped settings give an error with the value and the remedy."""
     with pytest.raises(RequestError, match=f"{named}.*; use"):
         Sampling(**settings)
 
 
 def test_uniform_is_uniform_and_depends_on_everything():
-    """Kolmogorov-Smirnov against U(0, 1), and other values for another seed, request or position."""
+    """`uniform` is uniform on [0, 1) (Kolmogorov-Smirnov) and depends on seed, request and position."""
     positions = torch.arange(20_000)
     draws = uniform(7, torch.zeros_like(positions), positions)
     assert draws.min() >= 0 and draws.max() < 1
@@ -39,7 +39,7 @@ def test_uniform_is_uniform_and_depends_on_everything():
 
 
 def test_top_p_keeps_the_smallest_sufficient_set():
-    """Only the most likely tokens that together reach top_p are drawn, in proportion."""
+    """Only the most likely tokens that together reach top_p are drawn, in proportion to their probability."""
     probs = torch.tensor([0.1, 0.5, 0.15, 0.25])
     rows = 20_000
     chosen = Sampling(temperature=1.0, top_p=0.7, seed=3).choose(
@@ -51,8 +51,8 @@ def test_top_p_keeps_the_smallest_sufficient_set():
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_last_bit_of_a_logit_changes_no_choice(top_p):
-    """Two right forwards round differently; eight tokens that are about as likely must not change places by it."""
+def test_last_bit_of_a_logit_changes_almost_no_choice(top_p):
+    """A change in the last bit of the logits, as between two right forwards, changes almost no sampled token."""
     rows, generator = 20_000, torch.Generator().manual_seed(2)
     logits = torch.tensor([4.0] * 8 + [-9.0] * 24).expand(rows, 32)
     nudged = logits + 1e-6 * torch.randn(rows, 32, generator=generator)
@@ -65,14 +65,14 @@ def test_the_last_bit_of_a_logit_changes_no_choice(top_p):
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-307, 5e-324])
 def test_the_smallest_temperatures_are_greedy(temperature):
-    """The best token, not the vocabulary's last one, which a softmax of infinities chose."""
+    """At the smallest temperatures the best token is chosen; a softmax of infinities would choose the last token."""
     logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3)) * 30
     rows = torch.arange(9)
     assert torch.equal(Sampling(temperature).choose(logits, rows, rows), logits.argmax(-1))
 
 
 def test_temperature_scales_logits():
-    """At temperature 2 frequencies follow softmax(logits / 2)."""
+    """At temperature 2 the frequencies follow softmax(logits / 2)."""
     logits, rows = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64), 20_000
     chosen = Sampling(temperature=2.0, seed=1).choose(
         logits.expand(rows, 3), torch.zeros(rows, dtype=torch.long), torch.arange(rows)
@@ -84,7 +84,7 @@ def test_temperature_scales_logits():
 
 @dataclass(frozen=True)
 class Guess(Speculation):
-    """Speculation that drafts, after a first sampled token, its likeliest continuations."""
+    """Speculation that drafts the most likely continuations of a first sampled token."""
 
     topk: int
     texts: Counter
@@ -95,7 +95,7 @@ class Guess(Speculation):
 
 
 class Guesser:
-    """Continues from the newest token, whatever came before it."""
+    """Drafter that continues from the newest token and ignores the tokens before it."""
 
     def __init__(self, guess, last):
         self._guess, self._last = guess, last
@@ -113,8 +113,7 @@ class Guesser:
 
 @pytest.mark.parametrize("topk", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_speculative_sampling_follows_the_target(topk, make_model):
-    """Frequencies of three tokens after one prompt, over 4,000 requests with drafts, against the model's own joint
-    distribution, computed from its logits: chi-square with a fixed seed."""
+    """Speculative sampling of three tokens has the model's joint distribution: chi-square over 4,000 requests."""
     samples, model = 4000, make_model("llama")
     sampling = Sampling(temperature=0.6, top_p=0.5, seed=11)
     joint = _joint(model, [5, 9, 40], sampling, 3)
@@ -122,7 +121,7 @@ def test_speculative_sampling_follows_the_target(topk, make_model):
         speculate=Guess(topk, joint), sampling=sampling, max_num_reqs=1000, max_context_len=8, page_size=4
     )
     outs, engine = generate(model, [[5, 9, 40]] * samples, 3, config)
-    assert engine.statistics.mean_accepted > 1.15, "drafts must be accepted, or this tests nothing"
+    assert engine.statistics.mean_accepted > 1.15, "the test needs accepted drafts"
     counts = Counter(out.tokens for out in outs)
     assert set(counts) <= set(joint)
     common = [text for text, p in joint.items() if p * samples >= 5]
@@ -138,7 +137,7 @@ def test_speculative_sampling_follows_the_target(topk, make_model):
 
 
 def _joint(model, prompt, sampling, count):
-    """Probability of each continuation of `count` tokens, by the model's own logits."""
+    """Return the probability of each continuation of `count` tokens, from the model's own logits."""
     texts = {(): 1.0}
     for _ in range(count):
         ids = torch.tensor([prompt + list(text) for text in texts])

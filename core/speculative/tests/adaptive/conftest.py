@@ -1,4 +1,4 @@
-"""One run of the loop with adaptive rounds."""
+"""Fixture that runs the engine with adaptive rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COUNT = 30
 
 @pytest.fixture(scope="session")
 def run(table):
-    """(model, drafts, row_s, starts, **config) → texts and engine: adaptive, four requests at a time."""
+    """Return run(model, drafts, row_s, starts, **config) → (texts, engine): adaptive, four requests at a time."""
     from draftmark_speculative import Adaptive, EngineConfig, generate
 
     def of(model, drafts, row_s, starts, *, budgets=(), probe_share=0.01, count=COUNT, **more):

@@ -1,4 +1,4 @@
-"""Adaptive drafting changes the speed, never the text: good drafts and bad, in step and late, eager and captured."""
+"""Adaptive drafting in the engine: it may change the speed, but never the text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftmark_speculative.drafts import Speculation
 from draftmark_speculative.eagle.tiny import tiny_pair
 
 FREE, SOME, DEAR = 0.0, 0.04, 5.0
-"""Cost of a row: always draft; now and then; never but for probes."""
+"""Cost of a row in seconds: always draft; draft now and then; draft only in probes."""
 
 
 @pytest.mark.parametrize(("shape", "graph"), [((1, 3, 4), False), ((2, 3, 6), True)])
-def test_the_triton_kernels_decode_so_too(markov, run, shape, graph):
-    """Interpreted: ragged rows of chains and of compacted trees, a budget that is not full, and padded requests."""
+def test_triton_kernels_decode_adaptive_rounds(markov, run, shape, graph):
+    """The interpreted Triton kernels decode ragged chains and compacted trees, with a partly filled row budget."""
     model, head = markov(0.01)
     starts = [[5, 6, 7], [9, 8, 7, 6, 5], [4]]
     want, _ = run(model, None, 0, starts, count=8)
@@ -33,7 +33,7 @@ def test_the_triton_kernels_decode_so_too(markov, run, shape, graph):
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strength):
-    """The same head at the same costs: right, it decodes many tokens a round; wrong, rounds become plain."""
+    """A right head decodes several tokens a round; with a wrong head at equal costs, rounds become plain."""
     model, head = markov(strength)
     got, engine = run(model, Eagle(head, 1, 4, 5), SOME, prompts(4, 9, seed=2), count=50, graph=True)
     want, _ = run(model, None, 0, prompts(4, 9, seed=2), count=50)
@@ -46,8 +46,8 @@ def test_good_drafts_are_used_and_bad_ones_dropped(markov, prompts, run, strengt
         assert free == want and always.statistics.mean_accepted > 3.5
 
 
-def test_a_batch_larger_than_the_largest_graph_and_budget_decodes_plainly(markov, prompts, run):
-    """Graphs for two requests, budgets of eight rows, nine requests: eager and plain until few are left."""
+def test_batch_beyond_graphs_and_budgets_decodes_plainly(markov, prompts, run):
+    """Nine requests exceed graphs of two requests and budgets of eight rows, so they decode eagerly and plainly."""
     model, head = markov(0.0)
     starts = prompts(9, 12, seed=5)
     want, _ = run(model, None, 0, starts, max_num_reqs=9)
@@ -59,8 +59,8 @@ def test_a_batch_larger_than_the_largest_graph_and_budget_decodes_plainly(markov
     assert engine.statistics.plain > 0
 
 
-def test_a_draft_that_finds_nothing_costs_one_row(make_model, oracle, plain_text, prompts, table):
-    """One request of four has drafts: a budget of their rows and one root each verifies all."""
+def test_request_without_drafts_uses_one_row(make_model, oracle, plain_text, prompts, table):
+    """Only one request of four has drafts: the budget holds its rows and one root for each of the others."""
     starts = prompts(4, 20, seed=6)
     want = [plain_text("llama", tuple(prompt), 24) for prompt in starts]
 
@@ -88,8 +88,8 @@ def test_a_draft_that_finds_nothing_costs_one_row(make_model, oracle, plain_text
     assert all(sorted(rows[:4])[:3] == [1, 1, 1] for rows in seen if len(rows) >= 4 and sum(rows) > 4)
 
 
-def test_ngram_drafts_pay_on_a_repeating_text_and_nothing_found_is_plain(markov, make_model, run):
-    """A text that loops is drafted; one in which nothing repeats never leaves plain decoding."""
+def test_ngram_drafts_only_on_repeating_text(markov, make_model, run):
+    """A repeating text is decoded with n-gram drafts; a text without repetition is decoded plainly."""
     model, _ = markov(0.0)
     walk, _ = generate(model, [[3]], 150, EngineConfig(max_context_len=200))
     loop = [list(walk[0].tokens)]
@@ -106,7 +106,7 @@ def test_ngram_drafts_pay_on_a_repeating_text_and_nothing_found_is_plain(markov,
 
 
 class Scripted:
-    """A policy that says what it is told; None is plain."""
+    """Policy that returns the given budgets in order; None is a plain round."""
 
     def __init__(self, rounds, keeps=True):
         self.rounds, self.keeps = iter(rounds), keeps
@@ -123,7 +123,7 @@ class Scripted:
 
 @functools.cache
 def _texts_and_trees(overlap, plain_rounds):
-    """Two requests' texts, and each tree by (request, length); behind three drafted rounds so many are plain."""
+    """Return both requests' texts, and each tree by (request, length); three drafted rounds precede the plain ones."""
     model, head = tiny_pair(1.0)
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     config = EngineConfig(
@@ -149,8 +149,8 @@ def _texts_and_trees(overlap, plain_rounds):
 
 
 @pytest.mark.parametrize(("overlap", "plain_rounds"), quick(itertools.product([False, True], [1, 7, 40]), together=1))
-def test_the_head_catches_up_what_plain_rounds_left(overlap, plain_rounds):
-    """Behind any number of plain rounds the head drafts the very trees that it drafts when it never rested."""
+def test_head_catches_up_after_plain_rounds(overlap, plain_rounds):
+    """After any number of plain rounds, the head drafts the trees that it drafts without plain rounds."""
     text, never = _texts_and_trees(overlap, 0)
     rested_text, rested = _texts_and_trees(overlap, plain_rounds)
     assert text == rested_text
@@ -160,8 +160,8 @@ def test_the_head_catches_up_what_plain_rounds_left(overlap, plain_rounds):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_head_that_fell_behind_drafts_for_new_requests_alone(overlap):
-    """Where reading what plain rounds left would cost too much it is given up; a newcomer has drafts."""
+def test_lapsed_request_is_not_drafted_but_new_one_is(overlap):
+    """A request with a dropped backlog is decoded without drafts; a new request is drafted."""
     model, head = tiny_pair(0.0)
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     shared = {"max_num_reqs": 2, "max_context_len": 128, "page_size": 4, "overlap": overlap, "host_lengths": host}
@@ -174,11 +174,11 @@ def test_a_head_that_fell_behind_drafts_for_new_requests_alone(overlap):
     for _ in range(room + 8):
         engine.step()
     assert drafting._backlog.lapsed(engine._requests[old])
-    assert engine.statistics.plain == engine.statistics.rounds, "nothing is drafted for it"
+    assert engine.statistics.plain == engine.statistics.rounds, "no round drafts for the lapsed request"
     new = engine.submit([9, 8, 7, 6, 5], 30)
     while engine.busy:
         engine.step()
-    assert engine.statistics.accepted > engine.statistics.rounds + 20, "the newcomer's drafts come true"
+    assert engine.statistics.accepted > engine.statistics.rounds + 20, "the new request's drafts are accepted"
     plain, _ = generate(model, [[5, 6, 7]], 90, EngineConfig(**shared))
     also, _ = generate(model, [[9, 8, 7, 6, 5]], 30, EngineConfig(**shared))
     assert [engine.output(old), engine.output(new)] == [plain[0].tokens, also[0].tokens]
@@ -191,8 +191,8 @@ def _never():
 
 
 @pytest.mark.parametrize(("graph", "host_drafts"), quick(itertools.product([True, False], [False, True]), together=1))
-def test_a_measured_table_serves_every_round(markov, prompts, graph, host_drafts):
-    """Without given costs they are measured, eagerly and captured, and the text is the plain one."""
+def test_measured_cost_table_gives_plain_text(markov, prompts, graph, host_drafts):
+    """Without a cost table the engine measures one, eagerly or captured, and gives the plain text."""
     model, head = markov(0.01)
     starts, drafts = prompts(4, 12, seed=8), Ngram(2, 6) if host_drafts else Eagle(head, 2, 3, 6)
     want, _ = generate(model, starts, 20, EngineConfig(max_context_len=64))
@@ -203,11 +203,11 @@ def test_a_measured_table_serves_every_round(markov, prompts, graph, host_drafts
     assert set(table.plain) == ({1, 2, 3} if not graph else set(config.limits.capture_batch_sizes))
     assert bool(table.drafting) != host_drafts
     assert not graph or set(table.verify) == set(config.limits.row_budgets)
-    assert int(engine._state.lengths.device.sum()) == 0, "nothing of the rehearsal is left"
+    assert int(engine._state.lengths.device.sum()) == 0, "the measurement leaves no lengths"
 
 
-def test_the_word_adaptive_names_it():
-    """A configuration may say the word; other words are refused."""
+def test_speculate_accepts_the_word_adaptive():
+    """speculate="adaptive" selects adaptive drafting; another word raises an error."""
     config = EngineConfig(speculate="adaptive")
     assert isinstance(config.speculation, Adaptive) and isinstance(config.speculation.drafts, Eagle)
     assert config.limits.row_budgets[0] == 2
@@ -215,15 +215,15 @@ def test_the_word_adaptive_names_it():
         EngineConfig(speculate="adaptative")
 
 
-def test_a_backend_without_ragged_rows_refuses_by_name(make_model, monkeypatch):
-    """With what it lacks and what to do, before anything is captured."""
+def test_backend_without_ragged_verify_is_rejected(make_model, monkeypatch):
+    """An engine with adaptive drafting rejects a backend without RAGGED_VERIFY; the error names mode and remedy."""
     from draftmark.loaded import LoadedBackend
 
     monkeypatch.setattr(LoadedBackend, "info", None, raising=False)
-    told = LoadedBackend.__init__
+    original = LoadedBackend.__init__
 
     def poorer(self, *arguments):
-        told(self, *arguments)
+        original(self, *arguments)
         modes = tuple(mode for mode in self.info.modes if mode is not Mode.RAGGED_VERIFY)
         object.__setattr__(self, "info", _replace(self.info, modes))
 
@@ -238,8 +238,8 @@ def _replace(info, modes):
     return replace(info, modes=modes)
 
 
-def test_wrong_settings_are_refused(markov, make_model):
-    """No share, no draft, and drafts that come from neither a head nor the host."""
+def test_wrong_adaptive_settings_are_rejected(markov, make_model):
+    """Adaptive drafting rejects a bad share, drafts of one row, overlap with host drafts, and an unknown source."""
     _, head = markov(0.01)
     with pytest.raises(RequestError, match=r"probe_share is 1\.5"):
         Adaptive(Eagle(head), probe_share=1.5)

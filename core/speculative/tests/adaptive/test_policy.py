@@ -1,4 +1,4 @@
-"""The choice of a round, on numbers: never below plain by the table, and probes that keep to their share."""
+"""The policy's choice of rounds: never slower than plain decoding by the cost table, with probes within their share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = st.floats(1e-4, 1e-1)
 
 @st.composite
 def tables(draw):
-    """A cost table of random sizes: nothing says that more rows take longer."""
+    """Draw a cost table of random sizes; more rows do not always take longer."""
     costs = st.builds(Cost, SECONDS, st.floats(0, 1e-6))
     sizes = st.dictionaries(st.integers(1, 64), costs, min_size=1, max_size=4)
     rows = st.dictionaries(st.integers(1, 512), costs, min_size=1, max_size=6)
@@ -28,15 +28,15 @@ def tables(draw):
 
 @st.composite
 def loads(draw):
-    """A batch, padded or not."""
+    """Draw a batch, padded or not."""
     live = draw(st.integers(1, 64))
     return Load(live, live + draw(st.integers(0, 8)), draw(st.floats(0, 1e6)))
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(table=tables(), load=loads(), chances=st.lists(st.floats(0, 1), max_size=40))
-def test_without_probes_no_choice_is_below_plain_by_the_table(table, load, chances):
-    """Whatever costs and drafts are, the round has at least plain decoding's tokens a second; the best has most."""
+def test_chosen_round_is_never_slower_than_plain(table, load, chances):
+    """With any costs and drafts, the chosen round has at least plain decoding's tokens a second, and at best more."""
     gains = [0.0, *accumulate(sorted(chances, reverse=True))]
     budgets = sorted(table.verify)
 
@@ -56,8 +56,8 @@ def test_without_probes_no_choice_is_below_plain_by_the_table(table, load, chanc
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(table=tables(), load=loads(), share=st.floats(0, 0.05))
-def test_probes_of_worthless_drafts_cost_no_more_than_their_share(table, load, share):
-    """Over many rounds whose drafts never come true, the time beside plain rounds' is within the share."""
+def test_probes_stay_within_their_share(table, load, share):
+    """When no draft is ever accepted, the extra time over plain rounds stays within the probe share."""
     budgets = sorted(table.verify)
     policy, base, spent, plainly = Policy(table, budgets, share), plain(table, load), 0.0, 0.0
     for _ in range(400):
@@ -68,15 +68,15 @@ def test_probes_of_worthless_drafts_cost_no_more_than_their_share(table, load, s
 
 
 def flat(plain_s=1.0, row_s=0.01, drafting_s=0.1):
-    """One second for any plain round, a hundredth more for each row, a tenth for drafting."""
+    """Make a cost table: 1 s for each plain round, 0.01 s more for each row, 0.1 s for drafting."""
     return CostTable({1: Cost(plain_s), 64: Cost(plain_s)}, {1: Cost(1 + row_s), 512: Cost(1 + 512 * row_s)},
                      {1: Cost(drafting_s), 64: Cost(drafting_s)})  # fmt: skip
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(load=loads(), one=SECONDS, row=st.floats(0, 1e-4), often=st.integers(1, 300))
-def test_a_head_that_drafts_nothing_is_kept_ready_for_its_share_at_most(load, one, row, often):
-    """Its backlog is read when plain rounds have saved what that costs, else it is not; probes pay for theirs."""
+def test_backlog_reads_stay_within_their_share(load, one, row, often):
+    """The time spent on backlogs and probes stays within the upkeep share and the probe share."""
     table = CostTable({1: Cost(1e-2)}, {64: Cost(1.0)}, {1: Cost(1e-3)}, {1: Cost(one, row)})
     policy, spent, plainly = Policy(table, (64,), 0.005), 0.0, 0.0
     for number in range(1, 601):
@@ -91,8 +91,8 @@ def test_a_head_that_drafts_nothing_is_kept_ready_for_its_share_at_most(load, on
     assert spent <= plainly * (0.005 + UPKEEP_SHARE) * (1 + 1e-9)
 
 
-def test_a_return_to_drafts_earns_what_catching_up_costs():
-    """A gain that a few rounds would not repay is left; a larger one is taken."""
+def test_drafting_resumes_only_if_it_repays_catching_up():
+    """The policy resumes drafting only if the gain over a few rounds repays the cost of catching up."""
     table = CostTable({8: Cost(1.0)}, {16: Cost(1.0)}, {8: Cost(0.1)}, {8: Cost(1.0, 0.1)})
     policy, load = Policy(table, (16,), 0.0), Load(8, 8, 0)
     assert policy.decide(load, lambda budget: 9.0, 0) == 16
@@ -100,8 +100,8 @@ def test_a_return_to_drafts_earns_what_catching_up_costs():
     assert policy.decide(load, lambda budget: 14.0, 70) == 16
 
 
-def test_probing_comes_back_to_drafts_that_pay_again():
-    """While drafts are worthless, rounds are plain but for a probe now and then; a probe that is right ends that."""
+def test_probe_resumes_drafts_that_pay_again():
+    """With worthless drafts, rounds are plain except for a few probes; a successful probe resumes drafting."""
     policy, load = Policy(flat(), (8, 16, 32), 0.01), Load(4, 4, 0)
     rounds = [policy.decide(load, lambda budget: 4.0) for _ in range(200)]
     probes = [budget for budget in rounds if budget]
@@ -109,16 +109,16 @@ def test_probing_comes_back_to_drafts_that_pay_again():
     assert policy.decide(load, lambda budget: float(budget)) == 32
 
 
-def test_dear_rows_take_a_small_budget_and_cheap_rows_a_large_one():
-    """The same drafts, other costs."""
+def test_costly_rows_get_a_smaller_budget():
+    """With equal drafts, a higher cost of a row gives a smaller budget, and then plain decoding."""
     gains = [0.0, *accumulate([0.8] * 4 + [0.3] * 4 + [0.1] * 8)]
     tokens = lambda budget: 4 + gains[budget - 4]  # noqa: E731
     for row_s, budget in ((0.001, 20), (0.1, 8), (0.5, None)):
         assert Policy(flat(2.0, row_s), (8, 12, 20), 0).decide(Load(4, 4, 0), tokens) == budget
 
 
-def test_long_contexts_make_drafts_worth_more():
-    """What every round reads, whatever its rows, is paid once: with much KV the same rows cost less beside it."""
+def test_long_contexts_favour_drafts():
+    """With much KV, drafting pays earlier: each round reads the KV once, whatever its number of rows."""
     table = CostTable({8: Cost(1.0, 1e-5)}, {32: Cost(2.5, 1e-5)})
     policy, tokens = Policy(table, (32,), 0), lambda budget: 16.0
     assert policy.decide(Load(8, 8, 0), tokens) is None
@@ -127,20 +127,20 @@ def test_long_contexts_make_drafts_worth_more():
 
 @pytest.mark.parametrize("load", [Load(64, 64, 0), Load(40, 64, 0), Load(32, 32, 0)])
 def test_a_batch_that_no_budget_holds_decodes_plainly(load):
-    """Padding counts, and a budget of roots alone is no draft."""
+    """A batch decodes plainly if no budget holds its padded requests and at least one draft."""
     policy = Policy(flat(), (8, 16, 32), 0.01)
     assert policy.start(load) is None
     assert policy.decide(load, lambda budget: 1e9) is None
 
 
-def test_the_first_round_tries_every_depth():
-    """It has the largest budget, where one holds the batch."""
+def test_first_round_has_the_largest_budget():
+    """The first round has the largest budget, if that holds the batch."""
     policy = Policy(flat(), (2, 3, 8, 16), 0.01)
     assert [policy.start(Load(n, n, 0)) for n in (1, 2, 15, 16)] == [16, 16, 16, None]
 
 
-def test_costs_between_sizes_lie_on_a_line_and_beyond_them_in_proportion():
-    """With the part that KV adds."""
+def test_costs_are_interpolated_and_extrapolated():
+    """The cost table interpolates between sizes and extrapolates in proportion; KV costs are added."""
     table = CostTable({2: Cost(1.0, 0.5), 4: Cost(3.0, 0.5)}, {8: Cost(1.0)})
     assert [table.decode(n, 0) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 3, 6]
     assert table.decode(3, 2) == 3
@@ -148,36 +148,36 @@ def test_costs_between_sizes_lie_on_a_line_and_beyond_them_in_proportion():
 
 
 @pytest.mark.parametrize(("plain_", "cost"), [({}, Cost(1)), ({0: Cost(1)}, Cost(1)), ({1: Cost(1)}, Cost(0))])
-def test_a_table_that_is_none_is_refused(plain_, cost):
-    """No size, a size of no requests, a round in no time."""
+def test_invalid_cost_table_is_rejected(plain_, cost):
+    """A cost table without sizes, for zero requests, or with zero seconds raises an error."""
     with pytest.raises(RequestError, match=r"cost"):
         CostTable(plain_, {8: cost})
 
 
 @pytest.mark.parametrize(("reqs", "nodes"), [(1, 5), (8, 16), (64, 5), (256, 16), (1, 2)])
-def test_budgets_rise_in_small_steps_from_two_rows_to_what_helps(reqs, nodes):
-    """No step is more than a half, and every batch size finds a budget of at most twice its rows."""
+def test_budgets_ascend_in_small_steps(reqs, nodes):
+    """Budgets ascend in steps of at most a half, from two rows to the largest useful number."""
     found = row_budgets(reqs, nodes)
     assert found == tuple(sorted(set(found))) and found[0] == 2
     assert found[-1] == min(reqs * nodes, max(MOST_ROWS, 2 * reqs))
     assert all(b <= max(a + 1, 1.5 * a) for a, b in pairwise(found))
 
 
-def test_a_forecast_follows_rounds_and_what_came_of_them():
-    """Unknown it promises one token a request; then the reports, cut by how far they came true."""
+def test_forecast_follows_reports_and_acceptance():
+    """A new forecast expects one token a request; later it follows the reports, scaled by the share that came true."""
     forecast = Forecast(grid(4))
     assert forecast.tokens(8, 4) == 4
     for _ in range(400):
         forecast.learn([1 + 0.5 * (p - 1) for p in forecast.points], 8, 4, 5.0)
     assert forecast.known and FIRST_ROUNDS < 400
-    said = (6 + TRUST_PRIOR) / (12 + TRUST_PRIOR)
-    assert forecast.trust == pytest.approx(said), "of the 12 drafts that the last 6 rounds promised 6 came"
+    share = (6 + TRUST_PRIOR) / (12 + TRUST_PRIOR)
+    assert forecast.trust == pytest.approx(share), "the last 6 rounds expected 12 drafts, and 6 were accepted"
     assert forecast.tokens(8, 4) == pytest.approx(4 + 2 * forecast.trust)
-    assert forecast.tokens(99, 4) == pytest.approx(4 + 6 * forecast.trust), "nothing is promised beyond the last point"
+    assert forecast.tokens(99, 4) == pytest.approx(4 + 6 * forecast.trust), "beyond the last point it is constant"
 
 
-def test_one_round_of_a_large_batch_turns_a_forecast():
-    """A probe that promises little and gives much is believed at once; two rounds that give nothing end it."""
+def test_one_round_of_a_large_batch_changes_the_forecast():
+    """A successful probe of a large batch raises the forecast at once; two rounds without accepted drafts end it."""
     forecast = Forecast(grid(4))
     points = len(forecast.points)
     for _ in range(5):
@@ -193,11 +193,11 @@ def test_one_round_of_a_large_batch_turns_a_forecast():
         few.learn([1.0] + [1.1] * (points - 1), 32, 16, drafts + 1.6)
     few.age(60)
     few.learn([1.0] + [1.1] * (points - 1), 32, 16, 16 * 1.8)
-    assert few.trust > 3, "what was seen long ago is no argument against a probe"
+    assert few.trust > 3, "old evidence does not outweigh a successful probe"
 
 
-def test_one_unsure_round_of_a_single_request_is_no_evidence():
-    """It is averaged with the rounds before it; of a large batch the newest round counts half."""
+def test_one_bad_round_of_one_request_changes_little():
+    """A bad round of a single request barely moves the forecast; for a large batch the newest round counts half."""
     promised = []
     for requests in (1, 64):
         forecast = Forecast(grid(4))
@@ -209,6 +209,6 @@ def test_one_unsure_round_of_a_single_request_is_no_evidence():
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 16, 48])
 def test_the_grid_ends_with_the_draft_shape(nodes):
-    """From one row a request to all."""
+    """The grid of report points starts at one row a request and ends at all nodes of the draft shape."""
     points = grid(nodes)
     assert points[0] == 1 and points[-1] == nodes and list(points) == sorted(set(points))

@@ -1,4 +1,4 @@
-"""Admission, on numbers: within the budget, closed under parents, and never a worse node before a better one."""
+"""Admission of draft nodes: within the budget, closed under parents, and better nodes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftmark_speculative.adaptive.survival import admit, compacted, expected, 
 
 @st.composite
 def batches(draw):
-    """Chances, parents and live flags of some requests; equal chances, zeros, ones and NaN are likely."""
+    """Draw chances, parents and live flags of some requests; equal chances, zeros, ones and NaN are likely."""
     requests, nodes = draw(st.integers(1, 5)), draw(st.integers(2, 9))
     value = st.sampled_from([0.0, 0.25, 0.5, 1.0, float("nan"), 1e-30]) | st.floats(0, 2, width=32)
     chances = [[draw(value) for _ in range(nodes)] for _ in range(requests)]
@@ -24,8 +24,8 @@ def batches(draw):
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(batch=batches(), spare=st.integers(0, 50))
-def test_admission_keeps_to_the_budget_and_is_closed_under_parents(batch, spare):
-    """Every live root, at most the budget, each admitted node's parent, nothing of a padded request or without hope."""
+def test_admission_keeps_budget_and_parents(batch, spare):
+    """Admission takes every live root, keeps to the budget, includes parents, and skips padding and hopeless nodes."""
     chances, parents, live = batch
     alive = survival(chances, parents, chances.shape[1])
     budget = int(live.sum()) + spare
@@ -37,7 +37,7 @@ def test_admission_keeps_to_the_budget_and_is_closed_under_parents(batch, spare)
         assert alive[r, j] > 0
     left_out = alive.masked_fill(admitted, 0)[live]
     if int(admitted.sum()) < budget:
-        assert not left_out.any(), "room is left, so nothing that may survive is left out"
+        assert not left_out.any(), "while rows are left, every node with a chance is admitted"
     elif left_out.numel():
         inner = alive[:, 1:][admitted[:, 1:]]
         assert not len(inner) or inner.min() >= left_out.max()
@@ -45,8 +45,8 @@ def test_admission_keeps_to_the_budget_and_is_closed_under_parents(batch, spare)
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(batch=batches())
-def test_survival_falls_along_a_path(batch):
-    """No node survives likelier than its parent, in floating point too, and siblings together not than their parent."""
+def test_survival_decreases_along_a_path(batch):
+    """No node has a higher survival than its parent, and siblings together have no higher one either."""
     chances, parents, _ = batch
     alive = survival(chances.clone(), parents, chances.shape[1])
     assert (alive[:, 0] == 1).all()
@@ -57,28 +57,28 @@ def test_survival_falls_along_a_path(batch):
     assert (children <= alive * (1 + 1e-5)).all()
 
 
-def test_survival_is_the_product_of_the_chances_on_the_path():
-    """Root, two children, and a grandchild below the second."""
+def test_survival_is_the_product_of_chances():
+    """Survival of a root, its two children and a grandchild equals the products computed by hand."""
     alive = survival(torch.tensor([[0.3, 0.5, 0.25, 0.4]]), torch.tensor([[-1, 0, 0, 2]]), 2)
     torch.testing.assert_close(alive, torch.tensor([[1.0, 0.5, 0.25, 0.1]]))
 
 
 def test_drafts_compete_over_all_requests():
-    """Of two requests the sure one gets the rows of the unsure one."""
+    """A request with likely drafts gets rows that a request with unlikely drafts would have had."""
     alive = torch.tensor([[1.0, 0.9, 0.8, 0.7], [1.0, 0.3, 0.2, 0.1]])
     order = ranked(alive, torch.tensor([True, True]))
     assert admit(order, 5, 2).tolist() == [[True] * 4, [True, False, False, False]]
     assert admit(order, 6, 2).sum(1).tolist() == [4, 2]
 
 
-def test_equals_are_admitted_parents_first():
-    """A chain of certain drafts fills the budget from its root on."""
+def test_equal_nodes_are_admitted_parents_first():
+    """Among nodes of equal survival, parents and earlier nodes are admitted first."""
     order = ranked(torch.ones(2, 4), torch.tensor([True, True]))
     assert admit(order, 5, 2).tolist() == [[True] * 4, [True, False, False, False]]
 
 
-def test_the_report_is_the_mean_of_what_each_budget_would_yield():
-    """By rows a live request; between whole rows a straight line, and no more than there is."""
+def test_expected_tokens_by_rows():
+    """The expected tokens are the mean over live requests, linear between whole rows, and bounded by all nodes."""
     alive = torch.tensor([[1.0, 0.8, 0.4], [1.0, 0.6, 0.2], [1.0, 1.0, 1.0]])
     order = ranked(alive, torch.tensor([True, True, False]))
     found = expected(order, torch.tensor([True, True, False]), torch.tensor([1.0, 1.25, 1.5, 2.0, 3.0]))
@@ -88,8 +88,7 @@ def test_the_report_is_the_mean_of_what_each_budget_would_yield():
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(batch=batches(), spare=st.integers(0, 12), seed=st.integers(0, 1000))
 def test_compaction_keeps_tokens_paths_and_order(batch, spare, seed):
-    """Each compacted node has its token, its parent's new place, and rows behind a request's last match nothing and
-    hang below its root, in a request without rows too."""
+    """Compaction keeps each admitted node's token, parent and order; unused entries match nothing below the root."""
     chances, parents, live = batch
     tokens = torch.randint(0, 9, parents.shape, generator=torch.Generator().manual_seed(seed))
     alive = survival(chances, parents, chances.shape[1])
@@ -105,8 +104,8 @@ def test_compaction_keeps_tokens_paths_and_order(batch, spare, seed):
         assert trees.parents[r].tolist() == (wanted or [-1]) + [0] * (tokens.shape[1] - max(1, count))
 
 
-def test_a_compacted_tree_is_verified_like_the_whole_one_as_far_as_it_goes():
-    """The walk stops where the budget cut the path."""
+def test_compacted_tree_verifies_like_the_full_tree():
+    """Verification of a compacted tree accepts the path of the full tree up to the budget's cut."""
     tokens, parents = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[-1, 0, 1, 2]])
     admitted = torch.tensor([[True, True, True, False]])
     trees = compacted(tokens, parents, admitted)
@@ -116,7 +115,7 @@ def test_a_compacted_tree_is_verified_like_the_whole_one_as_far_as_it_goes():
 
 
 def test_calibration_learns_by_depth_and_by_request():
-    """A request whose drafts never come true sinks below the batch, one whose always do rises; depths stay apart."""
+    """Calibration learns a ratio for each depth and request, decays it, and falls back to the batch's ratio."""
     found = Calibration(3, 2, torch.device("cpu"))
     rows, live = torch.tensor([0, 1, 2]), torch.tensor([True, True, False])
     for _ in range(60):
@@ -124,21 +123,21 @@ def test_calibration_learns_by_depth_and_by_request():
         found.update(rows, live, expected_, torch.tensor([[1.0, 0.5], [0.0, 0.0], [1.0, 1.0]]))
     good, bad, null = found.ratios(rows)
     assert good[0] > 1.6 and bad[0] < 0.5 and abs(good[1] - 1) < 0.05
-    assert torch.equal(null, found.ratios(torch.tensor([2]))[0]), "a null row leaves no evidence"
+    assert torch.equal(null, found.ratios(torch.tensor([2]))[0]), "a null row adds no evidence"
     found.forget(torch.tensor([0]))
-    assert found.ratios(rows)[0, 0] < good[0], "a new request begins with the batch's ratio"
+    assert found.ratios(rows)[0, 0] < good[0], "a new request starts with the batch's ratio"
     before = found.ratios(rows)[1, 0]
     found.age(100)
-    assert before < found.ratios(rows)[1, 0] < 1, "evidence that is not renewed fades, but is not forgotten"
+    assert before < found.ratios(rows)[1, 0] < 1, "old evidence decays but is not cleared"
     found.forget()
     found.update(rows[:1], live[:1], torch.tensor([[40.0, 0.0]]), torch.tensor([[80.0, 0.0]]))
-    assert found.ratios(rows)[1, 1] > 1.8, "a depth that was never tried is taken to be as the one above it"
+    assert found.ratios(rows)[1, 1] > 1.8, "a depth without evidence has the ratio of the depth above"
     for _ in range(200):
         found.update(rows[:1], live[:1], torch.tensor([[10.0, 0.0]]), torch.tensor([[10.0, 0.0]]))
     found.update(rows[:1], live[:1], torch.tensor([[0.0, 40.0]]), torch.tensor([[0.0, 10.0]]))
     deep = found.ratios(rows)[0, 1]
     for _ in range(200):
         found.update(rows[:1], live[:1], torch.tensor([[10.0, 0.0]]), torch.tensor([[10.0, 0.0]]))
-    assert abs(found.ratios(rows)[0, 1] - deep) < 0.01 < deep < 0.5, "a depth that budgets leave out keeps its ratio"
+    assert abs(found.ratios(rows)[0, 1] - deep) < 0.01 < deep < 0.5, "a depth outside the budget keeps its ratio"
     found.forget()
     assert (found.ratios(rows) == 1).all() and PRIOR > 0

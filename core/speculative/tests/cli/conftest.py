@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny models on disk."""
+"""Fixtures for the command line: tiny models on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama in a folder, without a tokenizer; of 16 tokens, so that n-grams come back and drafts pay."""
+    """Folder of a tiny Llama without a tokenizer. With 16 tokens n-grams repeat, so drafts are accepted."""
     from draftmark_speculative.models.tiny import tiny_hf_model
 
     path = tmp_path_factory.mktemp("models") / "tiny-llama"

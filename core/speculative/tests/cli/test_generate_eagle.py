@@ -1,4 +1,4 @@
-"""`draftmark generate --speculate eagle`: a named head, an installed one, and the same text."""
+"""`draftmark generate --speculate eagle` with a named head and with an installed head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random head for the tiny model of 16 tokens."""
+    """Folder of a random head for the tiny model of 16 tokens."""
     from draftmark_speculative import DraftHead
     from draftmark_speculative.eagle import HeadConfig
 
@@ -27,7 +27,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def generate(draftmark: Run, tiny: Path) -> Run:
-    """Two prompts on the tiny model, checked against plain decoding and transformers."""
+    """Return a function that decodes two prompts on the tiny model with EAGLE drafts and --check."""
 
     def run(*argv: object) -> Any:
         prompts = ("--prompt-ids", "1,2,3,4", "--prompt-ids", "7,5", "--max-new-tokens", 20)
@@ -40,7 +40,7 @@ def generate(draftmark: Run, tiny: Path) -> Run:
     "argv", [(), ("--topk", 1, "--num-draft-tokens", 5), ("--graph", "--overlap"), ("--temperature", 1, "--overlap")]
 )
 def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
-    """Trees and chains, graphs and overlap, greedy and sampled: no text differs, and random drafts hit 1 in 16."""
+    """EAGLE drafts give the plain text with trees, chains, graphs, overlap and sampling."""
     done = generate("--head", head, *argv)
     assert done.code == 0, done.err
     assert done.json["check"]["differing"] == 0
@@ -57,7 +57,7 @@ def test_check_finds_the_same_text(generate: Run, head: Path, argv: tuple[object
     ],
 )
 def test_adaptive_drafting_finds_the_same_text(generate: Run, head: Path, argv: tuple[object, ...]) -> None:
-    """Drafts of the head or of n-grams, sizes as for them, costs measured on the spot: no text differs."""
+    """Adaptive drafts of a head or of n-grams give the plain text with measured costs."""
     named = () if "ngram" in argv else ("--head", head)
     done = generate("--speculate", "adaptive", *named, *argv)
     assert done.code == 0, done.err
@@ -69,7 +69,7 @@ def test_adaptive_drafting_finds_the_same_text(generate: Run, head: Path, argv: 
 def test_the_installed_head_is_the_default(
     generate: Run, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package that registers a head for the model is used when no --head is named."""
+    """Without --head, `generate` uses an installed head that is registered for the model."""
     package = tmp_path / "head_of_tiny"
     package.mkdir()
     for file in head.iterdir():
@@ -85,7 +85,7 @@ def test_the_installed_head_is_the_default(
 
 
 def test_a_head_of_another_model_is_refused(draftmark: Run, head: Path, tmp_path: Path) -> None:
-    """A head is held against the model before any token, and the message names both."""
+    """A head for another model is rejected before any token; the error names both models."""
     from draftmark_speculative.models.tiny import tiny_hf_model
 
     tiny_hf_model("llama", vocab_size=32).save_pretrained(tmp_path / "other")

@@ -11,7 +11,7 @@ from draftmark_speculative.cli.prompts import read_file
 
 
 def test_text_file_is_split_at_lines_of_dashes(tmp_path: Path) -> None:
-    """A line of --- separates prompts; blank lines around a prompt go, those inside stay; empty prompts vanish."""
+    """A line of --- separates prompts; blank lines around a prompt and empty prompts are dropped."""
     file = tmp_path / "prompts.txt"
     file.write_text("\nFirst line\n\n  --- not a separator\n---\n\n---\nsecond: naïve ⚓\n")
     prompts = read_file(file)
@@ -19,14 +19,14 @@ def test_text_file_is_split_at_lines_of_dashes(tmp_path: Path) -> None:
     assert [prompt.name for prompt in prompts] == ["First line", "second: naïve ⚓"]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_prompt(tmp_path: Path) -> None:
-    """An editor's mark at the start of a file would cost three tokens."""
+def test_byte_order_mark_is_not_part_of_the_prompt(tmp_path: Path) -> None:
+    """A byte-order mark at the start of a prompt file is not part of the prompt."""
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfFirst")
     assert read_file(tmp_path / "a.txt")[0].text == "First"
 
 
 def test_jsonl_file_may_name_its_prompts(tmp_path: Path) -> None:
-    """Each line is an object with a prompt and perhaps a name; other keys are left alone."""
+    """Each line of a .jsonl file is an object with a prompt and optionally a name; other keys are ignored."""
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"name": "story", "pays": false, "prompt": "Tell\\nme"}\n\n{"prompt": "Why?"}\n')
     assert [(prompt.name, prompt.text) for prompt in read_file(file)] == [("story", "Tell\nme"), ("Why?", "Why?")]
@@ -43,15 +43,15 @@ def test_jsonl_file_may_name_its_prompts(tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": 3}\n', "a.jsonl:1 is not an object"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: bytes, cause: str) -> None:
-    """The sentence names the file, the line and the way out."""
+def test_unusable_prompt_file_is_named(tmp_path: Path, name: str, content: bytes, cause: str) -> None:
+    """An unusable prompt file gives an error that names the file and the line."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ArgumentError, match=cause):
         read_file(tmp_path / name)
 
 
 def test_the_examples_can_be_read() -> None:
-    """The repository's prompt files hold prompts, and the benchmark's say which pay."""
+    """The repository's prompt files load, and the benchmark's prompts have unique names and both values of "pays"."""
     import json
 
     folder = Path(__file__).parents[4] / "examples" / "prompts"

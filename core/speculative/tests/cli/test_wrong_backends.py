@@ -1,4 +1,4 @@
-"""`draftmark generate --check` fails on a backend that is wrong, in half precision too: it must not judge itself."""
+"""`draftmark generate --check` fails on wrong backends in half precision, where rounding differences are allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = ("--prompt-ids", "1,2,3,4,1,2,3", "--prompt-ids", "9,8,7", "--prompt-i
 
 
 def then(change: Callable[[torch.Tensor], Any], *modes: Mode) -> Attend:
-    """The reference, and then something that is done to its output, in some modes or in all."""
+    """Return an attend function that runs the reference and then changes its output, in some modes or in all."""
 
     def attend(self: ReferenceBackend, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         right(self, q, cache, batch, out)
@@ -32,24 +32,24 @@ def then(change: Callable[[torch.Tensor], Any], *modes: Mode) -> Attend:
 
 
 def noise(out: torch.Tensor) -> None:
-    """Noise that depends on the output alone, so that runs repeat."""
+    """Add noise that depends only on the output, so that runs repeat exactly."""
     out.add_(0.05 * torch.sin(1e4 * out.float()).to(out.dtype))
 
 
 def of_queries(scale: float) -> Attend:
-    """Scores that are scaled wrongly."""
+    """Return an attend function with wrongly scaled scores."""
     return lambda self, q, cache, batch, out: right(self, q * scale, cache, batch, out)
 
 
 def old_metadata(self: ReferenceBackend, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
-    """Lengths that lag a token behind: the newest key is not seen."""
+    """Attend with lengths that are one token too short: the newest key is not visible."""
     self._kv_lens[: batch.padded_reqs].sub_(1).clamp_(min=1)
     right(self, q, cache, batch, out)
     self._kv_lens[: batch.padded_reqs].add_(1)
 
 
 def coarse_cache(self: ReferenceBackend, q: Any, cache: KVCache, batch: ForwardBatch, out: Any) -> None:
-    """KV that is kept in eight bits."""
+    """Attend over KV rounded to eight bits."""
     k, v = (pages.to(torch.float8_e4m3fn).to(pages.dtype) for pages in (cache.k, cache.v))
     right(self, q, KVCache(k, v), batch, out)
 
@@ -65,14 +65,14 @@ WRONG: dict[str, Attend] = {
     "does not see the newest key": old_metadata,
     "keeps KV in eight bits": coarse_cache,
     "writes NaN": then(lambda out: out.fill_(float("nan"))),
-    "writes zeros in rounds alone": then(torch.Tensor.zero_, Mode.VERIFY, Mode.DECODE),
-    "drops a head in VERIFY alone": then(lambda out: out[:, 0].zero_(), Mode.VERIFY),
+    "writes zeros in rounds only": then(torch.Tensor.zero_, Mode.VERIFY, Mode.DECODE),
+    "drops a head in VERIFY only": then(lambda out: out[:, 0].zero_(), Mode.VERIFY),
 }
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama of 64 tokens in a folder."""
+    """Folder of a tiny Llama with 64 tokens."""
     from draftmark_speculative.models.tiny import tiny_hf_model
 
     path = tmp_path_factory.mktemp("models") / "llama-64"
@@ -82,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def check(draftmark: Callable[..., Any], model: Path) -> Callable[..., Any]:
-    """The check of three texts of sixteen tokens in one dtype."""
+    """Return a function that decodes three texts of 16 tokens with --check in one dtype."""
 
     def run(dtype: str, *argv: str) -> Any:
         return draftmark(
@@ -98,27 +98,28 @@ BOTH = [
     for number, wrong in enumerate(WRONG)
     for dtype in HALVES
 ]
-"""Each in one of the two; in both in `make test-all`."""
+"""Each wrong backend in one of the two dtypes; `make test-all` runs both."""
 
 
 @pytest.mark.parametrize(("wrong", "dtype"), BOTH)
 def test_a_wrong_backend_fails(
     check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: str, dtype: str
 ) -> None:
-    """The exit code is 1 and one sentence says whether texts or logits tell, though its own error is large."""
+    """A wrong backend gives exit code 1 and one sentence about texts or logits."""
     monkeypatch.setattr(ReferenceBackend, "attend", WRONG[wrong])
     done = check(dtype)
     assert done.code == 1, done.out
-    told = done.err.splitlines()[-1]
-    assert re.match(r"draftmark generate: (\d of 3 texts differ|the backend's logits differ) ", told), done.err
+    error = done.err.splitlines()[-1]
+    assert re.match(r"draftmark generate: (\d of 3 texts differ|the backend's logits differ) ", error), done.err
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_right_backend_passes(check: Callable[..., Any], dtype: str) -> None:
-    """And says how far its logits and transformers' own lie from float32's."""
+    """The right backend passes, and the report shows its logit error next to transformers' own."""
     done = check(dtype)
     assert done.code == 0, done.out + done.err
-    assert re.search(r"logits: 0\.\d+ from a float32 model's .* transformers' own differ by 0\.\d+, and 2", done.out), done.out
+    line = r"logits: 0\.\d+ from a float32 model's .* transformers' own differ by 0\.\d+, and 2 times"
+    assert re.search(line, done.out), done.out
     found = check(dtype, "--json").json["check"]["logit_error"]
     assert 0 < found["backend"]["rms"] < 2 * found["transformers"]["rms"]
     assert found["wrong"] is None

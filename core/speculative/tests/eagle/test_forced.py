@@ -1,4 +1,4 @@
-"""The benchmarks' forced acceptance keeps what its profile says, and nothing of it remains when it is off."""
+"""Forced acceptance, as the benchmarks use it: it keeps its profile, and has no effect when it is off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROFILE = (0.9, 0.8, 0.7)
 
 
 def accepted(make_model, random_head, prompts, shape, profile, **more):
-    """Tokens per request and round with random drafts."""
+    """Return the tokens per request and round with random drafts."""
     model, speculate = make_model("llama"), Eagle(random_head(), *shape)
     config = EngineConfig(speculate=speculate, max_num_reqs=8, max_context_len=256, **more)
     wrap = partial(ForcedAcceptance, profile=profile, seed=0, device=model.device) if profile else None
@@ -24,21 +24,23 @@ def accepted(make_model, random_head, prompts, shape, profile, **more):
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (4, 4, 16)])
-def test_the_profile_is_the_accepted_length(make_model, random_head, prompts, shape):
-    """1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round, within 0.15, for a chain and (its tree being deep enough)
-    a little less for a tree whose likeliest path may be short."""
+def test_accepted_length_equals_the_profile(make_model, random_head, prompts, shape):
+    """The mean accepted length equals that of the profile: 1 + p0 + p0·p1 + p0·p1·p2 = 3.124 tokens a round.
+
+    The tolerance is 0.15. A tree may give less, because its likeliest path may be short.
+    """
     late = {"overlap": True, "host_lengths": HostKind.UPPER_BOUND}
     length = accepted(make_model, random_head, prompts, shape, PROFILE, graph=True, **late)
     assert 3.124 - (0.15 if shape[0] == 1 else 1.2) < length < 3.124 + 0.15
 
 
-def test_zero_and_one(make_model, random_head, prompts):
-    """A profile of ones keeps the whole chain; without a profile random drafts are hardly ever kept."""
+def test_profile_of_ones_and_no_profile(make_model, random_head, prompts):
+    """A profile of ones accepts the whole chain; without a profile random drafts are almost never accepted."""
     assert accepted(make_model, random_head, prompts, (1, 4, 5), (1.0,) * 4) == 5
     assert accepted(make_model, random_head, prompts, (1, 4, 5), ()) < 1.1
 
 
-def test_a_profile_that_is_none_is_refused(make_model, random_head, prompts):
-    """By name, before any token."""
+def test_invalid_profile_is_rejected(make_model, random_head, prompts):
+    """An invalid profile raises an error that names it, before any token."""
     with pytest.raises(RequestError, match=r"the profile is \(0\.5, 1\.5\)"):
         accepted(make_model, random_head, prompts, (1, 4, 5), (0.5, 1.5))

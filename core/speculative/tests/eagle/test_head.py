@@ -1,4 +1,4 @@
-"""The head's files and its contract with whoever trains it."""
+"""Draft heads: files, configuration, and the interface for training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from draftmark_speculative.eagle.installed import installed_head
 
 @pytest.mark.parametrize(("features", "vocab"), [((2,), None), ((0, 1, 2), None), ((1, 2), 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_saved_head_is_the_same_head(random_head, tmp_path, features, vocab, dtype):
-    """Configuration, weights and draft vocabulary survive the files, in the stored dtype or another."""
+def test_saved_head_loads_unchanged(random_head, tmp_path, features, vocab, dtype):
+    """A saved and loaded head has the same configuration, weights and draft vocabulary, in any dtype."""
     head = deepcopy(random_head(features, 1, vocab)).to(dtype)
     head.save(tmp_path / "head")
     again = DraftHead.load(tmp_path / "head", dtype=torch.float32)
@@ -29,8 +29,8 @@ def test_a_saved_head_is_the_same_head(random_head, tmp_path, features, vocab, d
 
 
 @torch.no_grad()
-def test_a_packed_head_is_the_same_head(random_head):
-    """Packing changes the products, not what they are of; its weights still save and load as they were."""
+def test_packed_head_computes_the_same_output(random_head):
+    """Packing a head does not change its output or its saved weights."""
     head = deepcopy(random_head((0, 2)))
     embeddings, features = torch.randn(5, 48), torch.randn(5, 96)
     arguments = embeddings, head.fuse(features), torch.arange(5), dense_attention
@@ -40,21 +40,21 @@ def test_a_packed_head_is_the_same_head(random_head):
 
 
 @torch.no_grad()
-def test_one_batch_is_its_sequences_one_by_one(random_head):
-    """Dense attention is causal and does not mix the sequences of a batch; positions may be shared or by sequence."""
+def test_batched_sequences_do_not_mix(random_head):
+    """Dense attention is causal and keeps the sequences of a batch apart; positions may be shared or per sequence."""
     head = random_head()
     e, f, positions = torch.randn(3, 7, 48), torch.randn(3, 7, 144), torch.arange(7)
     all_rows = head(e, head.fuse(f), positions, dense_attention)
     for row in range(3):
-        alone = head(e[row, :4], head.fuse(f[row, :4]), positions[:4], dense_attention)
-        torch.testing.assert_close(all_rows[row, :4], alone, atol=1e-4, rtol=1e-4)
+        single = head(e[row, :4], head.fuse(f[row, :4]), positions[:4], dense_attention)
+        torch.testing.assert_close(all_rows[row, :4], single, atol=1e-4, rtol=1e-4)
     by_row = head(e, head.fuse(f), positions.expand(3, -1), dense_attention)
     torch.testing.assert_close(all_rows, by_row)
 
 
 @torch.no_grad()
-def test_only_distances_matter(random_head):
-    """Rotary positions: moving all rows alike changes nothing, moving one does."""
+def test_only_relative_positions_matter(random_head):
+    """Shifting all positions equally changes nothing; shifting one position changes the output."""
     head = random_head()
     e, g = torch.randn(5, 48), torch.randn(5, 48)
     here = head(e, g, torch.arange(5), dense_attention)
@@ -63,7 +63,7 @@ def test_only_distances_matter(random_head):
 
 
 def test_gradients_reach_every_weight(random_head):
-    """A trainer's step moves all of the head, through its own output fed back."""
+    """Gradients reach every weight when the head's own output is fed back."""
     head = deepcopy(random_head()).requires_grad_(True).train()
     e, f = torch.randn(2, 6, 48), torch.randn(2, 6, 144)
     g = head(e, head.fuse(f), torch.arange(6), dense_attention)
@@ -74,7 +74,7 @@ def test_gradients_reach_every_weight(random_head):
 
 @torch.no_grad()
 def test_a_reduced_vocabulary_scores_the_same_tokens(random_head):
-    """Draft token i is target token d2t[i], whether the output rows are gathered before or on the fly."""
+    """Draft token i scores target token d2t[i], with output rows gathered before or inside the call."""
     head, weight, hidden = random_head(draft_vocab=40), torch.randn(256, 48), torch.randn(5, 48)
     logits = head.logits(hidden, weight)
     assert logits.shape == (5, 40)
@@ -99,14 +99,14 @@ GOOD = HeadConfig(48, 256, 4, 2, 12, 96, (1, 2))
         ({"draft_vocab_size": 0}, "draft_vocab_size is 0"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(change, named):
-    """Each by its name."""
+def test_invalid_head_shape_is_rejected(change, named):
+    """An invalid field of a head's configuration raises an error that names the field."""
     with pytest.raises(ModelError, match=named):
         replace(GOOD, **change)
 
 
 def test_damaged_files_are_refused(random_head, tmp_path):
-    """No head.json, another format, unknown fields, other shapes, no weights: one sentence each."""
+    """Damaged or missing files of a head each give one sentence about the damage."""
     folder = tmp_path / "head"
     with pytest.raises(ModelError, match=r"no head\.json"):
         DraftHead.load(folder)
@@ -137,14 +137,14 @@ def test_damaged_files_are_refused(random_head, tmp_path):
     ],
 )
 def test_a_head_for_another_model_is_refused(make_model, change, named):
-    """Before any token."""
+    """A head for another model is rejected when the engine is made."""
     head = DraftHead(replace(GOOD, **change))
     with pytest.raises(ModelError, match=named):
         Engine(make_model("llama"), EngineConfig(speculate=Eagle(head), max_context_len=64))
 
 
-def test_a_head_that_is_still_being_trained_is_left_alone(make_model):
-    """The engine takes a copy: the caller's head keeps its gradients and mode."""
+def test_engine_does_not_change_the_callers_head(make_model):
+    """The engine copies the head, so the caller's head keeps its gradients and training mode."""
     head = DraftHead(GOOD).train()
     Engine(make_model("llama"), EngineConfig(speculate=Eagle(head), max_context_len=64))
     assert head.training
@@ -162,13 +162,13 @@ def test_a_head_that_is_still_being_trained_is_left_alone(make_model):
         ({"overlap": True, "host_lengths": HostKind.UNKNOWN, "speculate": Ngram()}, "drafts of Ngram"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make_model, settings, named):
-    """By name, with the remedy."""
+def test_invalid_engine_settings_are_rejected(make_model, settings, named):
+    """Invalid engine settings raise an error that names the setting."""
     with pytest.raises((GeometryError, ValueError), match=named):
         Engine(make_model("llama"), EngineConfig(max_context_len=64, **settings))
 
 
 def test_no_installed_head_is_one_sentence():
-    """It names the model and what is installed."""
-    with pytest.raises(ModelError, match="no draft head is installed for model 'nobody'"):
-        installed_head("nobody")
+    """A model without an installed head gives an error that names the model."""
+    with pytest.raises(ModelError, match="no draft head is installed for model 'nosuch'"):
+        installed_head("nosuch")

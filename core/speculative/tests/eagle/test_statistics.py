@@ -1,4 +1,4 @@
-"""Sampled text has the target's distribution: chi-square over 20,000 samples, fixed seeds, against the exact one."""
+"""Sampled text has the target's distribution: chi-square tests over 20,000 samples with fixed seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = {"chain": (1, 3, 4), "tree": (3, 3, 8)}
 
 @pytest.fixture(scope="module")
 def model():
-    """Five tokens, and a distribution that is neither flat nor peaked."""
+    """Tiny model of five tokens with a distribution that is neither flat nor peaked."""
     return tiny_model("llama", vocab_size=VOCAB, initializer_range=0.15)
 
 
@@ -38,7 +38,7 @@ def head():
 
 @pytest.fixture(scope="module")
 def exact(model):
-    """Probability of each text of COUNT tokens, by transformers, at temperature 1."""
+    """Probability of each text of COUNT tokens at temperature 1, computed by transformers."""
     texts = list(product(range(VOCAB), repeat=COUNT))
     ids = torch.tensor([PROMPT + list(text) for text in texts])
     with torch.no_grad():
@@ -48,7 +48,7 @@ def exact(model):
 
 
 def sample(model, speculate, seed, wrap_tree_ops=None, **more):
-    """(how often each text came, tokens a round) of SAMPLES requests."""
+    """Return how often each text occurred in SAMPLES requests, and the tokens a round."""
     config = EngineConfig(
         speculate=speculate, sampling=Sampling(1.0, 1.0, seed), max_num_reqs=500, max_context_len=16,
         max_extend_tokens=1500, page_size=8, **more,
@@ -59,7 +59,7 @@ def sample(model, speculate, seed, wrap_tree_ops=None, **more):
 
 
 def likelihood(counts, exact):
-    """p-value of the counts under the exact distribution; rare texts are pooled."""
+    """Return the p-value of the counts under the exact distribution; rare texts are pooled."""
     common = [text for text, p in exact.items() if p * SAMPLES >= 5]
     expected = [exact[text] * SAMPLES for text in common]
     observed = [counts[text] for text in common]
@@ -74,7 +74,7 @@ def likelihood(counts, exact):
 
 
 def same(one, other):
-    """p-value of two samples coming from one distribution; rare texts are pooled."""
+    """Return the p-value that two samples have one distribution; rare texts are pooled."""
     common = [text for text in one | other if one[text] + other[text] >= 10]
     table = [[counts[text] for text in common] for counts in (one, other)]
     rest = [SAMPLES - sum(row) for row in table]
@@ -85,27 +85,27 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def plain(model):
-    """Plain sampling with a seed of its own."""
+    """Counts of plain sampling with a separate seed."""
     return sample(model, None, 17)[0]
 
 
 def test_plain_sampling_has_the_exact_distribution(plain, exact):
-    """The sampler itself, without drafts."""
+    """Plain sampling without drafts has the exact distribution."""
     assert likelihood(plain, exact) > LEVEL
 
 
 @pytest.mark.parametrize(("shape", "overlap", "seed"), [("chain", False, 4), ("tree", True, 5)])
 def test_speculative_sampling_has_the_exact_distribution(model, head, plain, exact, shape, overlap, seed):
-    """Chains and trees of a head, in step and a round late: as the exact distribution, and as plain sampling."""
+    """Sampling with chains and trees of a head, with and without overlap, has the exact distribution."""
     host = HostKind.UPPER_BOUND if overlap else HostKind.EXACT
     counts, accepted = sample(model, Eagle(head, *SHAPES[shape]), seed, overlap=overlap, host_lengths=host)
-    assert accepted > 1.15, "without accepted drafts this tests nothing"
+    assert accepted > 1.15, "the test needs accepted drafts"
     assert likelihood(counts, exact) > LEVEL
     assert same(counts, plain) > LEVEL
 
 
-def test_a_biased_loop_is_told_apart(model, head, plain, exact):
-    """Keeping one draft in ten against the target's choice is seen by both tests."""
+def test_biased_loop_is_detected(model, head, plain, exact):
+    """Both tests detect a loop that accepts one draft in ten against the target's choice."""
     forced = partial(ForcedAcceptance, profile=(1 / 10,), seed=4, device=model.device)
     counts, _ = sample(model, Eagle(head, *SHAPES["chain"]), 4, forced)
     assert likelihood(counts, exact) < 1e-6

@@ -1,4 +1,4 @@
-"""Growing a tree: the best nodes by cumulative probability, closed under parents, with beams that change parents."""
+"""Growth of draft trees: best nodes by cumulative probability, closed under parents, with beams that change parents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftmark_speculative.eagle.tree_builder import DraftTreeBuilder, best_toke
 
 
 def grow(seed, requests, topk, steps, levels=(-4, -3, -2, -1, 0)):
-    """A growth over random scores with many ties, and the beams of each step as (path of tokens, slots seen)."""
+    """Grow a tree over random scores with many ties; return it with each step's beams as (token path, slots)."""
     draw = random.Random(seed)
 
     def scores(*shape):
@@ -41,8 +41,8 @@ def grow(seed, requests, topk, steps, levels=(-4, -3, -2, -1, 0)):
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(seed=st.integers(0, 2**32), topk=st.integers(1, 5), steps=st.integers(2, 5), requests=st.integers(1, 3))
-def test_the_mask_of_a_draft_step_is_its_true_ancestors(seed, topk, steps, requests):
-    """The bits that a draft step's tail gets are the slots of the tokens on the beam's own path, and only those."""
+def test_draft_step_mask_has_the_true_ancestors(seed, topk, steps, requests):
+    """A draft step's tail mask has exactly the slots of the tokens on each beam's own path."""
     _, placed = grow(seed, requests, topk, steps)
     geometry = Geometry.create(
         AttentionShape(1, 1, 8, 4), Limits(requests, 64), DraftShape(topk, steps, 4), modes=DRAFT_MODES
@@ -67,7 +67,7 @@ def test_the_mask_of_a_draft_step_is_its_true_ancestors(seed, topk, steps, reque
     requests=st.integers(1, 3),
 )  # fmt: skip
 def test_the_best_nodes_are_a_tree(seed, topk, steps, nodes, requests):
-    """Parents stand before children, siblings differ, and no candidate left out beats one that was taken."""
+    """The best nodes form a tree: parents stand before children, siblings differ, and no better node is left out."""
     growth, _ = grow(seed, requests, topk, steps)
     tokens, parents = growth.best(nodes)
     total = topk + (steps - 1) * topk * topk
@@ -86,8 +86,8 @@ def test_the_best_nodes_are_a_tree(seed, topk, steps, nodes, requests):
     assert scores.shape[1] == total
 
 
-def test_scores_choose_nodes():
-    """By hand: the second-best first token is left out when deeper nodes of the best one are likelier."""
+def test_nodes_are_chosen_by_score():
+    """The second-best first token is left out when deeper nodes below the best token are more probable."""
     growth = DraftTreeBuilder(torch.tensor([[-0.1, -2.0]]), torch.tensor([[10, 20]]))
     growth.place()
     growth.extend(torch.tensor([[[-0.2, -3.0], [-0.1, -0.3]]]), torch.tensor([[[11, 12], [21, 22]]]))
@@ -103,8 +103,8 @@ def test_scores_choose_nodes():
 
 
 @pytest.mark.parametrize(("vocab", "topk"), [(16384, 4), (1024, 8), (1000, 4), (256, 4), (512, 300)])
-def test_the_best_tokens_of_a_vocabulary_are_found_in_parts(vocab, topk):
-    """Whether or not the vocabulary divides into chunks, the best are those of the whole row, with their scores."""
+def test_chunked_topk_finds_the_best_tokens(vocab, topk):
+    """The chunked search finds the best tokens of the whole row and their scores, for any vocabulary size."""
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab))
     scores, tokens = best_tokens(logits, topk)
     order = scores.argsort(1, descending=True)
@@ -114,8 +114,8 @@ def test_the_best_tokens_of_a_vocabulary_are_found_in_parts(vocab, topk):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_broken_head_still_gives_a_tree(bad):
-    """NaN and infinite logits give bad guesses, not bad indices."""
+def test_nan_logits_still_give_a_valid_tree(bad):
+    """NaN and infinite logits give bad drafts, but valid token indices and a valid tree."""
     logits = torch.zeros(2, 6)
     logits[0] = bad
     logits[1, 2] = bad

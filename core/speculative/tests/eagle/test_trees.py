@@ -1,7 +1,6 @@
-"""The trees that the engine drafts, against the same head run densely over each path: no cache, no mask, no graph.
+"""Trees that the engine drafts, compared with the head run densely over each path: no cache, no mask, no graph.
 
-The heads are random, so the test needs no training and every mistake in the head's inputs, its cache or its masks
-shows in the tokens.
+The heads are random, so the tests need no training. A mistake in the head's inputs, cache or masks shows in the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ COUNT = 12
 
 
 def dense_paths(model, head, text, topk, steps, nodes):
-    """Token paths from the root of the best `nodes` - 1 candidates, by plain recomputation.
+    """Return the token paths from the root to the best `nodes` - 1 candidates, by plain recomputation.
 
     Args:
         text: committed tokens and the root.
@@ -33,7 +32,7 @@ def dense_paths(model, head, text, topk, steps, nodes):
     base = head.fuse(torch.cat([states[layer][0] for layer in head.config.feature_layers], -1))
 
     def best(path):
-        """What the head says behind a path of drafted tokens, and its own hidden states along the path."""
+        """Return the head's topk tokens after a path of drafted tokens, each with its score."""
         fused = base
         for count in range(len(path) + 1):
             tokens = torch.cat((ids[1:], torch.tensor(path[:count], dtype=torch.int64)))
@@ -52,7 +51,7 @@ def dense_paths(model, head, text, topk, steps, nodes):
 
 
 def planted_paths(tokens, parents):
-    """Token paths of one row of the engine's trees."""
+    """Return the token paths in one row of the engine's trees."""
     paths = [()]
     for token, parent in list(zip(tokens.tolist(), parents.tolist(), strict=True))[1:]:
         paths.append(() if token < 0 else (*paths[parent], token))
@@ -60,7 +59,7 @@ def planted_paths(tokens, parents):
 
 
 def watch(engine):
-    """Every tree that the engine sets, with the text that it stands behind, once that is known."""
+    """Record every tree that the engine drafts, with its request and the length of the text before it."""
     seen, draft = [], engine._drafting.draft
 
     def watched(requests, padded, host):
@@ -78,7 +77,7 @@ def watch(engine):
 
 
 def compare(model, head, prompts, shape, **more):
-    """(trees that differ from the dense ones, trees, tokens per round) of one engine's life."""
+    """Decode with one engine; return (trees that differ from the dense trees, all trees, tokens per round)."""
     config = EngineConfig(
         speculate=Eagle(head, *shape), page_size=4, max_num_reqs=3, max_context_len=64, max_extend_tokens=7,
         guard=True, **more,
@@ -93,7 +92,7 @@ def compare(model, head, prompts, shape, **more):
     for request, length, tokens, parents in seen:
         text = request.tokens[:length]
         if len(text) < length:
-            continue  # overlap drafts behind a token that came too late to be given out
+            continue  # with overlap, the root's token was dropped because the request had ended
         wrong += planted_paths(tokens, parents) != dense_paths(model, head, text, *shape)
     return wrong, len(seen), engine.statistics.mean_accepted
 
@@ -103,42 +102,42 @@ SHAPES = [(1, 4, 5), (2, 3, 9), (4, 3, 12), (8, 2, 20), (3, 1, 4), (2, 2, 12), (
 
 @pytest.mark.parametrize(("shape", "graph"), quick(product(SHAPES, [False, True]), together=1))
 @torch.no_grad()
-def test_the_engine_drafts_what_the_head_says(make_model, random_head, prompts, shape, graph):
-    """Chunked prefill, draft extend and every draft step: the tree is that of the head run densely on each path."""
+def test_engine_drafts_the_trees_of_the_head(make_model, random_head, prompts, shape, graph):
+    """With chunked prefill, draft extend and every draft step, the tree equals that of the densely run head."""
     wrong, trees, _ = compare(make_model("llama"), random_head(), prompts(4, 20), shape, graph=graph)
     assert (wrong, trees > 20) == (0, True)
 
 
 @pytest.mark.parametrize("features", [(2,), (0,), (1, 2)])
 @torch.no_grad()
-def test_any_choice_of_features(make_model, random_head, prompts, features):
-    """One feature or several, the embedding or the final norm's output."""
+def test_trees_are_right_with_any_feature_layers(make_model, random_head, prompts, features):
+    """The drafted trees are right with one or several features, the embedding or the final norm's output."""
     wrong, trees, _ = compare(make_model("llama"), random_head(features), prompts(3, 20), (2, 3, 8))
     assert (wrong, trees > 20) == (0, True)
 
 
 @torch.no_grad()
 def test_a_reduced_vocabulary_drafts_its_own_tokens(make_model, random_head, prompts):
-    """Draft tokens are named by d2t, in the tree and as inputs of the next step."""
+    """With a reduced vocabulary, d2t converts draft tokens in the tree and in the inputs of the next step."""
     wrong, trees, _ = compare(make_model("llama"), random_head(draft_vocab=40), prompts(3, 20), (3, 3, 10))
     assert (wrong, trees > 20) == (0, True)
 
 
 @pytest.mark.parametrize("graph", [False, True])
 @torch.no_grad()
-def test_trees_are_right_behind_long_paths_and_a_round_late(markov, random_head, prompts, graph):
-    """Accepted paths of several tokens are taken over with their features, in overlap too."""
+def test_trees_are_right_after_long_paths_with_overlap(markov, random_head, prompts, graph):
+    """Trees are right after accepted paths of several tokens, with overlap."""
     model, head = markov(0.01)
     wrong, trees, accepted = compare(
         model, mixed(head, random_head((0, 1))), prompts(4, 20), (3, 4, 12), graph=graph,
         host_lengths=HostKind.UPPER_BOUND, overlap=True,
     )  # fmt: skip
     assert (wrong, trees > 10) == (0, True)
-    assert accepted > 1.3, "without accepted drafts this tests nothing"
+    assert accepted > 1.3, "the test needs accepted drafts"
 
 
 def mixed(head, noise):
-    """A head that guesses well, and whose attention and features matter nevertheless."""
+    """Return a head that guesses well and still depends on attention and features."""
     mixture = deepcopy(head)
     for (name, mine), other in zip(mixture.named_parameters(), noise.parameters(), strict=True):
         if mine.dim() > 1:
@@ -147,7 +146,7 @@ def mixed(head, noise):
 
 
 def branch_index(self):
-    """The mutant: a beam sees the slots of its own branch index, whoever its parents are (SGLang's layout)."""
+    """Mutant of `place`: a beam sees the slots of its own branch index, whatever its parents are (SGLang's layout)."""
     placed, k = self.slots.shape[1], self.topk
     own = torch.arange(k).expand_as(self.tokens)
     parents = own + (placed - k) if placed else torch.full_like(self.tokens, -1)
@@ -156,7 +155,7 @@ def branch_index(self):
 
 
 def one_early(write):
-    """The mutant: the feature of the node before."""
+    """Mutant of `write`: each node gets the feature of the node before it."""
 
     def mutant(self, prefix_lens, verdict, features):
         write(self, prefix_lens, verdict._replace(accept_index=(verdict.accept_index - 1).clamp(min=0)), features)
@@ -165,7 +164,7 @@ def one_early(write):
 
 
 def full_count(write):
-    """The mutant: draft extend believes that every node was accepted."""
+    """Mutant of `write`: draft extend counts every node as accepted."""
 
     def mutant(self, prefix_lens, verdict, features):
         write(self, prefix_lens, verdict, features)
@@ -184,11 +183,11 @@ MUTANTS = {
 
 @pytest.fixture(scope="module")
 def unchanged(make_model, markov, random_head, prompts):
-    """What a mutant runs on, by whether its head attends strongly, and the plain texts: those of right drafting too."""
+    """Return the inputs and plain texts for mutants, by kind of head; unchanged drafting is checked first."""
 
     @cache
     def of(attends):
-        # A head that guesses well has paths to take over; one that attends strongly tells which slots it saw.
+        # A head that guesses well has long accepted paths. A head with strong attention shows which slots it saw.
         if attends:
             runs = make_model("llama"), attentive(random_head()), prompts(2, 5), (4, 6, 40)
         else:
@@ -204,8 +203,8 @@ def unchanged(make_model, markov, random_head, prompts):
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 @torch.no_grad()
-def test_mutants_draft_other_trees_and_the_same_text(unchanged, mutant, monkeypatch):
-    """A mistake in drafting shows in the trees, and never in the text."""
+def test_mutants_change_the_trees_but_not_the_text(unchanged, mutant, monkeypatch):
+    """A mistake in drafting changes the trees, but never the text."""
     attends = mutant == "slots follow the branch index"
     (model, head, starts, shape), plain = unchanged(attends)
     owner, name, make = MUTANTS[mutant]
@@ -216,7 +215,7 @@ def test_mutants_draft_other_trees_and_the_same_text(unchanged, mutant, monkeypa
 
 
 def attentive(head):
-    """A random head in which attention weighs more than the feature."""
+    """Return a random head in which attention weighs more than the feature."""
     strong = deepcopy(head)
     strong.feature_proj.weight.data *= 0.05
     strong.attention.o_proj.weight.data *= 3
@@ -224,7 +223,7 @@ def attentive(head):
 
 
 def texts(model, head, starts, shape):
-    """What the engine says, with a head or without."""
+    """Return the engine's texts with a head, or without one."""
     speculate = None if head is None else Eagle(head, *shape)
     outs, _ = generate(model, starts, COUNT, EngineConfig(speculate=speculate, page_size=4, max_context_len=64))
     return [out.tokens for out in outs]

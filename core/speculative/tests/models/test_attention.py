@@ -1,4 +1,4 @@
-"""The border to transformers' attention registry."""
+"""The interface to transformers' attention registry."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 
 class Echo:
-    """A step that returns its queries and remembers the layers it saw."""
+    """Step that returns its queries and records the layers that called it."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
-        """Each row gets its own query back."""
+        """Return each row's own query."""
         self.seen.append(layer)
         return q
 
 
 class Broken(Echo):
-    """A step that fails in the middle of a forward."""
+    """Step that fails in the middle of a forward."""
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
-        """Fails."""
+        """Raise an error."""
         raise RuntimeError("out of pages")
 
 
@@ -53,20 +53,20 @@ LayerCall = tuple[int, Any, Any, Any]
 
 
 def test_no_mask_function_is_registered() -> None:
-    """One would run packed-sequence detection, a host read inside captured regions."""
+    """draftmark registers no mask function: one would read the device on the host in captured regions."""
     assert NAME not in ALL_MASK_ATTENTION_FUNCTIONS
 
 
-def test_the_layer_is_read_from_the_call() -> None:
-    """Hugging Face's window counts the query itself; ours does not."""
+def test_attention_parameters_are_read_from_the_call() -> None:
+    """Attention parameters are read from the call; Hugging Face's window counts the query itself, ours does not."""
     layer, called, q, k = _call(layer_idx=5, scaling=0.5, sliding_window=9, softcap=30.0, dropout=0.0, is_causal=True)
     assert (layer, called.softmax_scale, called.window_left, called.logits_soft_cap) == (5, 0.5, 8, 30.0)
     assert (called.num_qo_heads, called.num_kv_heads, called.head_dim) == (4, 2, 8)
     assert (q, k) == ((3, 4, 8), (3, 2, 8))
 
 
-def test_absent_arguments_have_their_meaning() -> None:
-    """No scale means head_dim ** -0.5; no window and no cap mean none; None is absent."""
+def test_missing_arguments_have_default_values() -> None:
+    """A missing scale means head_dim ** -0.5; a missing window or cap means none; None counts as missing."""
     _, called, _, _ = _call(scaling=None, sliding_window=None, softcap=None, s_aux=None)
     assert (called.softmax_scale, called.window_left, called.logits_soft_cap) == (8**-0.5, -1, 0.0)
 
@@ -87,14 +87,14 @@ def test_absent_arguments_have_their_meaning() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_would_be_ignored_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
-    """An argument without a meaning here would change the model silently."""
+def test_unsupported_attention_argument_is_rejected(arguments: dict[str, Any], named: str) -> None:
+    """An argument or mask that draftmark would ignore raises an error that names it."""
     with pytest.raises(ModelError, match=named):
         _call(**arguments)
 
 
-def test_the_models_own_attention_is_back_after_a_forward() -> None:
-    """Also after one that failed; generate then runs on the same weights as before."""
+def test_own_attention_is_restored_after_a_forward() -> None:
+    """After a forward, successful or failed, the model's own attention is active and generate works as before."""
     model = tiny_model("llama")
     own = model.hf.config._attn_implementation
     prompt = torch.tensor([[5, 6, 7]])
@@ -108,8 +108,8 @@ def test_the_models_own_attention_is_back_after_a_forward() -> None:
     assert torch.equal(model.hf.generate(prompt, max_new_tokens=4, do_sample=False), before)
 
 
-def test_a_layer_that_changes_after_the_check_is_caught() -> None:
-    """The forward holds every call against what was verified."""
+def test_layer_changed_after_the_check_is_rejected() -> None:
+    """A layer that calls attention with other parameters than verified raises an error."""
     model = tiny_model("mistral")
     model.hf.config.sliding_window = 5
     rows = torch.arange(3)
@@ -117,8 +117,8 @@ def test_a_layer_that_changes_after_the_check_is_caught() -> None:
         model.forward(rows, rows, Echo())
 
 
-def test_our_attention_cannot_run_outside_our_forward() -> None:
-    """Naming it in a configuration is not enough: there is no batch to attend over."""
+def test_attention_outside_the_forward_is_rejected() -> None:
+    """Naming draftmark's attention in a configuration is not enough: outside CausalLM.forward it raises an error."""
     hf = tiny_hf_model("llama")
     hf.config._attn_implementation = NAME
     with pytest.raises(ModelError, match=r"outside CausalLM\.forward"):

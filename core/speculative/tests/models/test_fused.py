@@ -1,4 +1,4 @@
-"""The fused forward: whose it is, what it says, and whose weights it uses."""
+"""The fused forward: supported models, equal results, shared weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Answering:
 
 
 def _randomise_biases_and_norms(hf: Any) -> Any:
-    """transformers starts biases at 0 and norms at 1, where a mistake would not show."""
+    """Randomise biases and norms: transformers starts them at 0 and 1, where a mistake would not show."""
     torch.manual_seed(5)
     for parameter in hf.parameters():
         if parameter.dim() == 1:
@@ -44,8 +44,8 @@ def _randomise_biases_and_norms(hf: Any) -> Any:
     [("llama", {}), ("llama", BIASES), ("qwen2", {}), ("mistral", {"sliding_window": None}),
      ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}})],
 )  # fmt: skip
-def test_it_gives_the_logits_and_states_of_transformers(family: str, overrides: dict[str, Any]) -> None:
-    """All rows, chosen rows, and every hidden state, as transformers' own modules compute them."""
+def test_fused_forward_equals_transformers(family: str, overrides: dict[str, Any]) -> None:
+    """The fused forward computes the logits and hidden states of transformers' own modules."""
     hf = _randomise_biases_and_norms(tiny_hf_model(family, **overrides))
     theirs = copy.deepcopy(hf)
     model = wrap_model(hf)
@@ -82,8 +82,8 @@ def _gelu(hf: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_hook, _adapter, _gelu])
-def test_a_model_that_was_changed_runs_as_it_is(change: Any) -> None:
-    """Hooks, adapters and other activations are not passed over: transformers' modules run."""
+def test_modified_model_runs_through_transformers(change: Any) -> None:
+    """A model with hooks, adapters or another activation runs through transformers' modules."""
     hf = tiny_hf_model("llama")
     change(hf)
     model = wrap_model(hf)
@@ -94,19 +94,19 @@ def test_a_model_that_was_changed_runs_as_it_is(change: Any) -> None:
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "qwen3", "phi3", "mistral"])
 def test_other_families_run_through_transformers(family: str) -> None:
-    """Layers that it is not written for, and windows."""
+    """Families with other layers or with windows have no fused forward."""
     assert tiny_model(family)._fused is None
 
 
-def test_a_forward_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decides is the logits, not the name of the class."""
+def test_fused_forward_with_other_logits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused forward with different logits is not used, although the class is supported."""
     own = FusedDecoder.__call__
     monkeypatch.setattr(FusedDecoder, "__call__", lambda *args: (own(*args)[0] * 1.1, []))
     assert tiny_model("llama")._fused is None
 
 
-def test_weights_are_stored_once_and_stay_the_models_own() -> None:
-    """transformers' parameters are views of the packed ones: a write to one is seen by both forwards."""
+def test_packed_weights_share_storage_with_the_model() -> None:
+    """transformers' parameters are views of the packed weights: both forwards see a write to one."""
     model = tiny_model("llama")
     attention = model.hf.model.layers[0].self_attn
     assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
@@ -119,8 +119,8 @@ def test_weights_are_stored_once_and_stay_the_models_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_models_wrap_and_answer_in_float32(dtype: str) -> None:
-    """The probe's tolerance fits the dtype; logits come out as float32 whatever the weights are, of chosen rows too."""
+def test_half_precision_models_return_float32_logits(dtype: str) -> None:
+    """Half-precision models wrap, and their logits are float32, also for chosen rows."""
     model = tiny_model("gemma2", dtype=dtype)
     assert model.dtype is getattr(torch, dtype)
     assert model.layers == tiny_model("gemma2").layers

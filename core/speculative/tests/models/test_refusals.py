@@ -1,4 +1,4 @@
-"""Models that would be run wrongly are refused before the first token, by name or by the probe."""
+"""Models that would run incorrectly are rejected before the first token, by their configuration or by the probe."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ BY_NAME: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"max_position_embeddings": -5}, "max_position_embeddings -5, but it must be >= 1"),
     ("llama", {"vocab_size": 0}, "vocab_size 0, but it must be >= 1"),
 ]
-"""Family, configuration fields, what the sentence must say."""
+"""Family, configuration fields, and a part of the expected error."""
 
 
 @pytest.mark.parametrize(("family", "fields", "named"), BY_NAME, ids=[f"{f}-{n.split()[0]}" for f, _, n in BY_NAME])
-def test_a_configuration_is_refused_by_name(family: str, fields: dict[str, Any], named: str) -> None:
-    """One sentence with the family, the feature and the way out; no weights are needed."""
+def test_unsupported_configuration_is_rejected(family: str, fields: dict[str, Any], named: str) -> None:
+    """An unsupported configuration gives one sentence with family, feature and remedy, before weights are loaded."""
     try:
         config = AutoConfig.for_model(family, **copy.deepcopy(fields))  # transformers writes into rope_parameters
     except ValueError as error:
@@ -69,21 +69,21 @@ def _assert_one_sentence(message: str, family: str) -> None:
     assert "; use " in message and "\n" not in message
 
 
-def test_a_model_is_refused_before_it_is_run() -> None:
-    """wrap_model asks the configuration first."""
+def test_model_is_rejected_before_it_runs() -> None:
+    """wrap_model checks the configuration before it runs the model."""
     with pytest.raises(ModelError, match="dynamic RoPE"):
         tiny_model("llama", rope_parameters=DYNAMIC)
 
 
 @pytest.mark.parametrize("kind", ["yarn", "linear", "llama3"])
-def test_rope_that_does_not_depend_on_the_batch_is_served(kind: str) -> None:
-    """Fixed frequencies are right for every request beside every other."""
+def test_fixed_frequency_rope_is_supported(kind: str) -> None:
+    """RoPE with fixed frequencies is supported: it is right for any mix of requests in a batch."""
     fields = {"original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     extra = {"linear": {}, "yarn": {"original_max_position_embeddings": 64}, "llama3": fields}[kind]
     tiny_model("llama", rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **extra})
 
 
-# -- by fact: nothing in these configurations gives them away ---------------------------------------------------
+# -- unsupported models with a configuration that does not show it ----------------------------------------------
 
 
 def _refused(hf: Any, named: str, family: str = "llama") -> None:
@@ -93,7 +93,7 @@ def _refused(hf: Any, named: str, family: str = "llama") -> None:
 
 
 def test_sinks_of_an_unlisted_family_are_found() -> None:
-    """gpt-oss under a model type that no list knows."""
+    """The probe finds the sinks of gpt-oss under a model type that no list contains."""
     config = AutoConfig.for_model(
         "gpt_oss",
         **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8},
@@ -107,7 +107,7 @@ def test_sinks_of_an_unlisted_family_are_found() -> None:
 
 
 def test_rope_that_depends_on_the_batch_is_found() -> None:
-    """The probe moves one request to the end of the context and sees the other change."""
+    """The probe moves one request to the end of the context and detects that the other request's logits change."""
     rope = {**LONG, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     hf = tiny_hf_model("llama", rope_parameters=rope)
     hf.model.rotary_emb.config = AutoConfig.for_model("llama", rope_parameters=rope, head_dim=16)
@@ -116,7 +116,7 @@ def test_rope_that_depends_on_the_batch_is_found() -> None:
 
 
 def test_attention_that_bypasses_the_registry_is_found() -> None:
-    """One layer that computes its own attention."""
+    """The probe finds a layer that computes its own attention."""
 
     class OwnAttention(LlamaAttention):
         def forward(self, hidden_states: Any, **_: Any) -> Any:
@@ -128,14 +128,14 @@ def test_attention_that_bypasses_the_registry_is_found() -> None:
 
 
 def test_mixing_of_rows_outside_attention_is_found() -> None:
-    """A token shift, as recurrent layers do, leaks one request into the next."""
+    """The probe finds a token shift, as in recurrent layers, that leaks one request into the next."""
     hf = tiny_hf_model("llama")
     hf.model.layers[0].mlp.register_forward_hook(lambda _m, _i, out: out + out.roll(1, dims=1))
     _refused(hf, "differ from transformers' own")
 
 
 def test_a_position_bias_is_found() -> None:
-    """Queries that are shifted by their row in the batch, not by their position."""
+    """The probe finds queries that depend on their row in the batch instead of their position."""
     hf = tiny_hf_model("llama")
     hf.model.layers[0].self_attn.q_proj.register_forward_hook(
         lambda _m, _i, out: out + torch.arange(out.shape[1])[None, :, None]
@@ -153,21 +153,21 @@ def test_a_position_bias_is_found() -> None:
     ],
 )
 def test_a_setting_that_never_reaches_attention_is_found(family: str, field: str, value: Any, named: str) -> None:
-    """What the configuration says and what the layer asks for must agree."""
+    """A configured setting that the layer's call does not have raises an error."""
     hf = tiny_hf_model(family)
     setattr(hf.config, field, value)
     _refused(hf, named, family)
 
 
-def test_a_forward_of_another_kind_is_one_sentence() -> None:
-    """Whatever a family raises when it is driven like this, the message stays one sentence."""
+def test_exception_in_the_forward_is_one_sentence() -> None:
+    """An exception in a model's forward becomes one sentence."""
     hf = tiny_hf_model("llama")
     hf.model.layers[0].mlp.register_forward_hook(lambda *_: (_ for _ in ()).throw(TypeError("no such\nkeyword")))
     _refused(hf, re.escape("its forward raised TypeError: no such keyword; use another model"))
 
 
-def test_a_refusal_leaves_the_model_as_it_was() -> None:
-    """The probe leaves the attention implementation as it found it, also when it refuses."""
+def test_rejected_model_is_unchanged() -> None:
+    """A rejected model keeps its own attention implementation."""
     hf = tiny_hf_model("llama")
     own = hf.config._attn_implementation
     handle = hf.model.layers[0].mlp.register_forward_hook(lambda _m, _i, out: out + out.roll(1, dims=1))

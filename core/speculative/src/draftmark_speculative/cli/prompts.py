@@ -16,7 +16,7 @@ SEPARATOR = "---"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: text, or token ids.
+    """Prompt as text or as token ids.
 
     Attributes:
         name: name in tables: from the .jsonl file, else the first line of the prompt.

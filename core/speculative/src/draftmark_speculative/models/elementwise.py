@@ -1,8 +1,8 @@
 """Element-wise parts of a decoder layer between its matrix products: rotary positions and SwiGLU.
 
 On CUDA, Inductor compiles each into one kernel. torch's operators take four and two kernels, and each passes over all
-rows. The kernels are compiled when a model is wrapped, for one row and for any number of rows, so that no forward waits
-for a compiler.
+rows. The kernels are compiled when a model is wrapped, for one row and for any number of rows. So no forward waits for
+a compiler.
 """
 
 from __future__ import annotations

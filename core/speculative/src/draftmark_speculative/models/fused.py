@@ -87,7 +87,7 @@ class FusedDecoder:
 
 
 class _Layer:
-    """One decoder layer of the fused model."""
+    """Decoder layer of the fused model."""
 
     def __init__(self, block: Any, attention: LayerAttention, kernels: Elementwise) -> None:
         self.attention, self._kernels = attention, kernels
