@@ -1,1 +1,1 @@
-"""What backends are run on: geometries, forwards as token histories, trees, rounds of graphs. No torch."""
+"""Inputs of the checks: geometries, forwards as token histories, draft trees, rounds of graphs. No torch."""

@@ -1,4 +1,4 @@
-"""What queries and keys hold, as far as a softmax can tell. No torch."""
+"""Kinds of values in queries and keys, by their effect on a softmax. No torch."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ if TYPE_CHECKING:
     from .forwards import ForwardCase
 
 LARGE = 200.0
-"""Scale of the queries: logits of hundreds."""
+"""Scale of the queries that gives logits of hundreds."""
 NEEDLE = 40.0
-"""Length of a query that points at one key: its logit is forty, all others' are a third of that at most."""
+"""Length of a query that points at one key. The logit of that key is 40, and all others are at most a third of that."""
 LEVELS = (8.0, 12.0)
-"""Entries of keys; with `level_query`, sums that float32 holds exactly."""
+"""Entries of keys. With `level_query` they give sums that float32 represents exactly."""
 MOST = 1e5
-"""Logits are this large at most."""
+"""Largest logit."""
 BELOW = 0.5
-"""And half of that below zero. Kernels begin a row's maximum at a number (FlashInfer -5e4, XQA -1e5) and lose rows
-whose best logit lies below it, which no model has; -1e4, of which masks are made, they have to bear."""
+"""Size of the most negative logit as a fraction of `MOST`. Kernels start a row's maximum at a finite number (FlashInfer
+-5e4, XQA -1e5) and lose rows with a best logit below it. No model has such rows. Masks use -1e4, which must work."""
 
 
 FAR_SINKS = (float("-inf"), -1e4, 30.0, 1e4, -30.0)
-"""Sinks of neighbouring heads that count nothing, next to nothing, or nearly all."""
+"""Sinks of neighbouring heads: some have no weight, some almost none, and some nearly all of it."""
 
 
 class Contents(StrEnum):
-    """Kinds of rows and caches. Every kind is random but for what it says."""
+    """Kinds of rows and caches. All values are random except as described."""
 
     USUAL = "usual"
-    """Weights stay near each other, so a key too many or too few shows in every output."""
+    """Weights stay close to each other, so one extra or missing key changes every output."""
     FLAT = "flat"
-    """Queries of zero: every key weighs the same, whatever its logit is made of."""
+    """Queries are zero, so every key has the same weight."""
     SPREAD = "spread"
-    """Logits of a few: a wrong scale, cap or rounding of the weights shows."""
+    """Logits of a few units, so a wrong scale, cap or rounding of the weights shows."""
     LARGE = "large"
-    """Logits of hundreds, so nearly one-hot rows, and a cap that is in full effect."""
+    """Logits of hundreds: rows are nearly one-hot, and a soft cap has its full effect."""
     NEEDLES = "needles"
-    """Each row and head points at one key, most of them on either side of a power of two: a key lost is all lost."""
+    """Each row and head points at one key, often next to a power of two, so one missing key loses the whole output."""
     LEVELS = "levels"
-    """Logits of 1e5, or of -5e4: all of a row's keys on two levels, and rows whose best logit is -3e4."""
+    """Logits of 1e5 or -5e4: all keys of a row are on two levels, and some rows have a best logit of -3e4."""
 
 
 CONTRAST = {Contents.USUAL: 0.5, Contents.FLAT: 0.0, Contents.SPREAD: 2.0, Contents.LARGE: LARGE}
-"""Scale of the queries where nothing else is special."""
+"""Scale of the random queries for the kinds that need no other treatment."""
 
 
 class Needles:
-    """Tokens of a request that one row sees, to draw from: often one next to a multiple of a power of two, or an end.
+    """Random choice among the tokens that one row sees, with a preference for tokens next to powers of two and ends.
 
     Args:
         window_left: keys that a row sees to its left; -1 for all.
@@ -67,7 +67,7 @@ class Needles:
         self._tail = [request.prefix + slot for slot, place in places if place >= self._oldest]
 
     def draw(self, dice: random.Random) -> int:
-        """One of them."""
+        """Draw one token of the request."""
         if self._oldest >= self._prefix:
             return dice.choice(self._tail)
         kind = dice.randrange(3)
@@ -80,20 +80,20 @@ class Needles:
         return dice.randrange(self._oldest, self._prefix)
 
     def _edge(self, step: int, dice: random.Random) -> int | None:
-        """A committed token on either side of a multiple of `step`; None where the draw finds none."""
+        """Draw a committed token next to a multiple of `step`, or None when the drawn token is outside."""
         first, last = max(1, -(-self._oldest // step)), self._prefix // step
         token = dice.randint(first, max(first, last)) * step - dice.randrange(2)
         return token if self._oldest <= token < self._prefix else None
 
 
 def level_query(shape: AttentionShape) -> float:
-    """Entries of queries whose logits, with keys of the higher level, come next to `MOST`; bf16 holds them exactly."""
+    """Return query entries with logits near `MOST` for keys of the higher level. bfloat16 represents them exactly."""
     assert shape.softmax_scale is not None, "Geometry.create resolves the default"
     return 64 * (MOST / (max(LEVELS) * shape.head_dim * shape.softmax_scale) // 64)
 
 
 def usual_sink(forward: ForwardCase) -> float:
-    """A sink that weighs about as much as all keys of a row together, where no key is special: ln of their number."""
+    """Return a sink with about the total weight of all keys of a row, where no key is special: ln of their number."""
     window = forward.geometry.attention.window_left
     seen = [one.prefix + one.tail for one in forward.requests if one.live] or [1]
     return math.log(sum(min(n, window + 1) if window >= 0 else n for n in seen) / len(seen) or 1)

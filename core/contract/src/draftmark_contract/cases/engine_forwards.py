@@ -1,4 +1,4 @@
-"""Forwards beyond the five core modes and the core's own tables: what an engine brings, and what the device decides."""
+"""Forwards with an engine's own slots, tables and KV layouts, and modes with row counts that the device decides."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BUDGETS = (5, 16)
 LIMITS = Limits(max_num_reqs=5, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(6,), row_budgets=BUDGETS)
 LONG = replace(LIMITS, max_context_len=255)
 BLOCK = DraftShape(topk=1, num_steps=1, num_draft_tokens=3, block_size=7)
-"""More rows than a verify tail has."""
+"""Draft shape with a block of more rows than a verify tail has."""
 HALF = replace(SMALL, q_dtype="float16", kv_dtype="float16")
 SINKS, IN_1_4 = AttentionShape(16, 2, 64, 16, window_left=127, sinks=True), (1, 4)
-"""Of a rank of gpt-oss."""
+"""Attention of one rank of gpt-oss, and the contract version that added it."""
 ATTENTIONS = {
     "page16": HALF,
     "window": replace(HALF, page_size=8, window_left=5, logits_soft_cap=30.0),
@@ -33,23 +33,23 @@ ATTENTIONS = {
     "page128": PAGE128,
     "model": AttentionShape(32, 8, 128, page_size=16, q_dtype="float16", kv_dtype="float16"),
 }
-"""Float16, so that one key among a hundred shows in an output."""
+"""Attention shapes. float16 makes one key among a hundred visible in an output."""
 PREFIXES = (17, 0, 40, 61, 5)
 ROWS_OF = {"mixed": (3, 1, 0, 6, 2), "full": (5, 6, 1, 2, 2), "none": (0, 0, 0, 0, 0), "decodes": (1, 1, 1, 1, 1)}
-"""Rows that the device decides, of each request: with surplus rows behind them, without, no rows, decodes alone."""
+"""Rows per request that the device decides: with surplus rows after them, without, no rows, and decodes only."""
 
 _MIXED = (Mode.RAGGED_VERIFY, PREFIXES, ROWS_OF["mixed"], "random")
 
 
 @dataclass(frozen=True)
 class EngineForward:
-    """A forward, and what is special about it.
+    """A forward with the additional inputs that an engine passes.
 
     Attributes:
-        forward: its requests; of DRAFT_BLOCK and RAGGED_VERIFY too, whose rows are their tail slots.
-        budget: query rows of the batch; those behind the requests' belong to nobody. RAGGED_VERIFY alone.
-        bounds: what the host knows of each request's rows; () for no more than D.
-        unstored: rows whose slot the engine gives as -1: it has their KV already.
+        forward: the requests. In DRAFT_BLOCK and RAGGED_VERIFY the rows of a request are its tail slots.
+        budget: query rows of the batch, RAGGED_VERIFY only. Rows after the requests' rows are padding.
+        bounds: upper bound of each request's rows that the host knows; () means D for each.
+        unstored: rows that the engine passes with slot -1, because it already has their KV.
     """
 
     forward: ForwardCase
@@ -59,24 +59,24 @@ class EngineForward:
 
     @property
     def geometry(self) -> Geometry:
-        """Of the forward."""
+        """Geometry of the forward."""
         return self.forward.geometry
 
     @property
     def num_rows(self) -> int:
-        """Query rows of the batch, padded ones and those of nobody included."""
+        """Query rows of the batch, padding rows included."""
         return self.budget or len(self.forward.rows)
 
     @cached_property
     def truth(self) -> Truth:
-        """What each live row sees and writes, stored or not."""
+        """Slots that each live row sees and writes, also for rows that are not stored."""
         live = [one for one in self.forward.requests if one.live]
         if self.forward.mode is Mode.DRAFT_BLOCK:  # every row sees the whole tail
             live = [replace(one, masks=(tuple(range(one.tail)),) * one.tail) for one in live]
         return enumerate_truth(live, self.geometry.attention.page_size, self.geometry.attention.window_left)
 
     def slot(self, row: Row) -> int:
-        """What the engine says of a row: its slot, or -1, that nothing is to be stored."""
+        """Return the slot that the engine passes for a row: its own, or -1 when the row is not stored."""
         return -1 if row in self.unstored else self.truth.writes.get(row, -1)
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class EngineForward:
 
 
 def of_the_device() -> list[Case]:
-    """RAGGED_VERIFY: chains and trees, with loose and exact bounds, in a budget that is larger or just enough."""
+    """Return RAGGED_VERIFY cases: chains and trees, loose and exact bounds, a budget that is larger or just enough."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY))
@@ -117,7 +117,7 @@ def of_the_device() -> list[Case]:
 
 
 def captures() -> list[Case]:
-    """Forwards of one size, of which the first is captured and each of the others replayed on its graph."""
+    """Return lists of forwards of one size: the first is captured, and the others are replayed on its graph."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, TREE, modes=(Mode.EXTEND, Mode.RAGGED_VERIFY))
@@ -142,7 +142,7 @@ def captures() -> list[Case]:
 
 
 def blocks() -> list[Case]:
-    """DRAFT_BLOCK: prefixes from 0 on, padding, blocks on both sides of a page boundary."""
+    """Return DRAFT_BLOCK cases: prefixes from 0 on, padding, and blocks that cross a page boundary."""
     found = []
     for name, attention in ATTENTIONS.items():
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))
@@ -154,7 +154,7 @@ def blocks() -> list[Case]:
 
 
 def forms() -> list[Case]:
-    """Each form alone and all together, in every mode; of an engine's slots some say that nothing is to be stored."""
+    """Return each engine form by itself and all forms together, in every mode. Some engine slots are -1: not stored."""
     sets = {one.value: (one,) for one in Form} | {"all": tuple(Form)}
     found = []
     for name, chosen in sets.items():
@@ -181,7 +181,7 @@ def _in_mode(geometry: Geometry, mode: Mode) -> EngineForward:
     if Form.ENGINE_SLOTS not in geometry.forms:
         return made
     live = [row for row in made.forward.rows if made.forward.requests[row[0]].live]
-    # The first row of all and a later one: a scatter must not take a row without a slot for slot 0 or the last slot.
+    # The first row and a later one: a scatter must not store a row without a slot at slot 0 or at the last slot.
     return replace(made, unstored=frozenset((live[0], *live[4:5])))
 
 
@@ -194,7 +194,7 @@ def _placed(
     padded: int = 0,
     seed: int = 0,
 ) -> ForwardCase:
-    """Requests whose rows are their tail slots, on shuffled pages of their own; padded ones have null page 0."""
+    """Place requests with their tail slots as rows on shuffled pages of their own. Padded requests have null page 0."""
     size, uniform_rows = geometry.attention.page_size, rows[0] if mode is Mode.DRAFT_BLOCK else 0
     needs = [pages(prefix + n, size) for prefix, n in zip(prefixes, rows, strict=True)]
     ids = list(range(1, 1 + sum(needs)))

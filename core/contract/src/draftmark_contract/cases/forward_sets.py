@@ -1,4 +1,4 @@
-"""The covering subset: which forwards each geometry is put through. No torch."""
+"""Sets of forwards that cover each geometry. No torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .forwards import ForwardCase, ragged, uniform
 from .geometries import Shape, shapes
 
 TREES = ("random", "unused", "chain", "masks")
-"""Kinds that the scenes about a page boundary have."""
+"""Kinds of trees for the forwards around a page boundary."""
 
 
 def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
-    """Prefix lengths that matter: empty, one token, about a page boundary, at the context wall."""
+    """Return prefix lengths by name: empty, around a page boundary, and at the context limit ("wall")."""
     size, wall = geometry.attention.page_size, max_prefix(geometry)
     near = sorted({1, max(size - 1, 1), size, size + 1})
     return {
@@ -29,7 +29,7 @@ def prefixes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
 
 @cache
 def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, ...]:
-    """Every mode and draft step of a geometry, with and without padding, several trees, ragged extends."""
+    """Return forwards of every mode and draft step: with and without padding, several trees, and ragged extends."""
     found: list[ForwardCase] = []
     for mode, step in programs(geometry):
         for n, (name, lens) in enumerate(prefixes(geometry).items()):
@@ -52,7 +52,7 @@ def all_forwards(geometry: Geometry, first_page: int = 0) -> tuple[ForwardCase, 
 
 
 def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Of every mode and step, the scenes about a page boundary, padded, with trees of every kind; a ragged extend."""
+    """Return, for every mode and step, padded forwards around a page boundary with every kind of tree."""
     return [
         one
         for one in all_forwards(geometry, first_page)
@@ -61,20 +61,24 @@ def representative_forwards(geometry: Geometry, first_page: int = 0) -> list[For
 
 
 def spanning_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Of every mode and step, a short and a long forward with trees of every kind; ragged and full extends."""
+    """Return, for every mode and step, a short and a long forward with every kind of tree, and some extends."""
     kinds = ("edges", "wall", "above", "extend-ragged", "extend-full")
     return [one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in kinds)]
 
 
 def longest_forwards(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Of every mode and step, the scenes that reach furthest into a buffer: at the wall, full pages, full extends."""
+    """Return, for every mode and step, the forwards that reach furthest into a buffer: at the wall, on full pages."""
     return [
         one for one in all_forwards(geometry, first_page) if any(kind in one.name for kind in ("wall", "full", "above"))
     ]
 
 
 def forward_cases(*names: str, few: bool = False) -> list[Case]:
-    """Scenes of the shapes that every check takes and of those named; with `few`, a brief shape's telling ones."""
+    """Return forwards of the shapes that every check runs and of the named shapes.
+
+    Args:
+        few: run only the representative forwards of a brief shape.
+    """
     return [
         shape.case(forward, forward.name)
         for shape in shapes(*names)
@@ -83,12 +87,12 @@ def forward_cases(*names: str, few: bool = False) -> list[Case]:
 
 
 def few_forwards(shape: Shape) -> Sequence[ForwardCase]:
-    """Scenes for a rule that knows no lengths: all, or a brief shape's telling ones."""
+    """Return all forwards of a shape, or the representative ones of a brief shape, for rules without host lengths."""
     return representative_forwards(shape.geometry) if shape.brief else all_forwards(shape.geometry)
 
 
 def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
-    """Tails that end on the last token of a page, that begin a page, and that begin on the last token of one."""
+    """Return tails that end on the last token of a page, start a page, and start on the last token of a page."""
     size, (_, tail) = geometry.attention.page_size, rows_and_tail(geometry, mode, step)
     label, short = f"{mode.value}{step or ''}-full", -tail % size
     lens = (short, short + size, size, size - 1)[: geometry.limits.max_num_reqs]
@@ -99,7 +103,7 @@ def _full(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[Fo
 
 
 def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[ForwardCase]:
-    """All live requests, where no graph is large enough for them: such a batch runs eagerly (sglang#28767)."""
+    """Return a batch of all live requests when no graph is that large, so that it runs eagerly (sglang#28767)."""
     most = geometry.limits.max_num_reqs
     if most <= max(geometry.limits.capture_batch_sizes, default=0):
         return []
@@ -108,19 +112,19 @@ def _above(geometry: Geometry, mode: Mode, step: int, first_page: int) -> list[F
 
 
 def programs(geometry: Geometry) -> list[tuple[Mode, int]]:
-    """(mode, step) of every uniform forward that the geometry serves."""
+    """Return (mode, step) of every uniform forward that the geometry serves."""
     uniform_modes = [mode for mode in geometry.modes if mode not in (Mode.EXTEND, Mode.DRAFT)]
     steps = draft_steps(geometry) if Mode.DRAFT in geometry.modes else 0
     return [(mode, 0) for mode in uniform_modes] + [(Mode.DRAFT, step) for step in range(steps)]
 
 
 def last_steps(geometry: Geometry) -> dict[Mode, int]:
-    """Every mode at its last step; EXTEND has no steps."""
+    """Return the last step of every mode. EXTEND has no steps."""
     return {**dict(programs(geometry)), Mode.EXTEND: 0}
 
 
 def extends(geometry: Geometry, first_page: int = 0) -> list[ForwardCase]:
-    """Ragged prefills: fresh, chunked, one token, all the tokens of a forward, up to the wall, padded requests."""
+    """Return ragged prefills: fresh, chunked, one token, all tokens of a forward, up to the wall, with padding."""
     size, c, most = geometry.attention.page_size, geometry.limits.max_context_len, geometry.limits.max_extend_tokens
     rest = most - 24
     found = [

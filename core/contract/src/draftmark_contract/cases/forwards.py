@@ -1,4 +1,4 @@
-"""One forward as a token history: the batches that every check draws from. No torch."""
+"""One forward as a token history. Every check draws its batches from these. No torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from .trees import any_masks, beams, verify_tree
 
 @dataclass(frozen=True)
 class ForwardCase:
-    """One forward.
+    """One forward: its mode, draft step, requests and pages.
 
     Attributes:
-        requests: live ones, then padded ones.
-        causal: the tail carries no mask words.
-        num_pages: pages that the pool must have; the last `TRAPS` belong to nobody.
+        name: label for messages.
+        requests: live requests, then padded ones.
+        causal: True when the tail has no mask words.
+        num_pages: pages that the pool must have. No request owns the last `TRAPS` of them.
+        null_pages: pages at the start of the pool for padded requests.
     """
 
     name: str
@@ -35,7 +37,7 @@ class ForwardCase:
 
     @property
     def live(self) -> int:
-        """Live requests."""
+        """Number of live requests."""
         return sum(one.live for one in self.requests)
 
     @property
@@ -45,24 +47,25 @@ class ForwardCase:
 
     @property
     def live_rows(self) -> int:
-        """Query rows of live requests; they come first."""
+        """Number of query rows of live requests. These rows come first."""
         return sum(one.rows for one in self.requests if one.live)
 
     def at_step(self, step: int) -> ForwardCase:
-        """An earlier step of the same draft round: the same requests and pages, less of the tail."""
+        """Return an earlier step of this draft round: the same requests and pages with a shorter tail."""
         k = self.geometry.draft.topk
         cut = tuple(replace(one, parents=one.parents[: k * (step + 1)]) for one in self.requests)
         return replace(self, step=step, requests=cut)
 
     def sharing_prefix(self) -> ForwardCase:
-        """The same forward with the first page of the first request in the second one's table too (a prefix cache)."""
+        """Return the forward with the first page of request 0 in the table of request 1 too, as a prefix cache does."""
         first, second, *rest = self.requests
         shared = replace(second, pages=(first.pages[0], *second.pages[1:]))
         return replace(self, name=f"{self.name}-shared", requests=(first, shared, *rest))
 
     def moved_but_first(self) -> ForwardCase:
-        """The same forward with each live request's pages in another order, but for its first one: it was preempted,
-        and found that page in the prefix cache when it came back.
+        """Return the forward with each live request's pages in another order, except its first page.
+
+        A preempted request looks like this: it found its first page in the prefix cache when it came back.
         """
         moved = tuple(
             replace(one, pages=(one.pages[0], *one.pages[:0:-1])) if one.live and one.pages else one
@@ -71,8 +74,10 @@ class ForwardCase:
         return replace(self, name=f"{self.name}-moved", requests=moved)
 
     def with_common_pages(self, count: int) -> ForwardCase:
-        """The same forward with the first `count` pages of the first request at the head of every live request's
-        table that is as long (a system prompt). A tail that would be stored there keeps pages of its own.
+        """Return the forward with the first `count` pages of request 0 at the start of every live request's table.
+
+        A common system prompt looks like this. A request with a shorter prefix shares fewer pages, and tail pages are
+        never shared.
         """
         first, size = self.requests[0], self.geometry.attention.page_size
 
@@ -83,7 +88,7 @@ class ForwardCase:
         return replace(self, name=f"{self.name}-common", requests=tuple(map(shared, self.requests)))
 
     def with_null_pages(self, count: int) -> ForwardCase:
-        """The same forward in a pool whose first `count` pages are null pages."""
+        """Return the forward in a pool that starts with `count` null pages."""
         shift, size = count - self.null_pages, self.geometry.attention.page_size
         moved = tuple(
             replace(one, pages=tuple(p + shift for p in one.pages) if one.live else _null(n, one, size, count))
@@ -98,7 +103,7 @@ class ForwardCase:
 
 
 TRAPS = 3
-"""Pages that belong to nobody, hold NaN, and fill the page table behind each request's own pages."""
+"""Pages at the end of the pool that no request owns. They contain NaN and fill the unused page-table entries."""
 
 
 def uniform(
@@ -113,10 +118,10 @@ def uniform(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """A forward whose requests all have the extent of `mode`, padded to `padded` requests.
+    """Return a forward with the tail size of `mode` for every request, padded to `padded` requests.
 
     Args:
-        tree: of VERIFY, a kind of `verify_tree`, or ``"masks"``: rows that see other slots than their ancestors.
+        tree: for VERIFY a kind of `verify_tree`, or ``"masks"``: rows that see other slots than their ancestors.
     """
     rows, tail = rows_and_tail(geometry, mode, step)
     single = mode is Mode.DRAFT and geometry.draft.topk == 1
@@ -141,7 +146,7 @@ def ragged(
     seed: int = 0,
     first_page: int = 0,
 ) -> ForwardCase:
-    """An EXTEND: request n brings rows[n] tokens behind its prefix; padded requests bring none."""
+    """Return an EXTEND in which request n has rows[n] tokens after its prefix. Padded requests have none."""
     requests = [Request(prefix, (), chain(n), n) for prefix, n in zip(prefixes, rows, strict=True)]
     requests += [Request(0, (), (), 0, live=False)] * padded
     return _with_pages(name, geometry, Mode.EXTEND, 0, requests, True, seed, first_page)
@@ -157,7 +162,7 @@ def _with_pages(
     seed: int,
     first_page: int,
 ) -> ForwardCase:
-    """Hand out shuffled page ids: live requests get their own, padded ones the null page 0."""
+    """Assign shuffled page ids: live requests get their own pages, padded requests the null page 0."""
     size = geometry.attention.page_size
     needs = [pages(one.prefix + one.tail, size) if one.live else 0 for one in requests]
     start = max(1, first_page)
@@ -172,7 +177,7 @@ def _with_pages(
 
 
 def _null(n: int, request: Request, page_size: int, null_pages: int) -> tuple[int, ...]:
-    """Null pages of a padded request: page 0, or its own where the backend needs unique slots."""
+    """Return the null pages of a padded request: page 0, or its own pages where the backend needs unique slots."""
     need: int = max(1, pages(request.tail, page_size))
     if null_pages == 1:
         return (0,) * need

@@ -1,4 +1,4 @@
-"""The geometries that behaviour is checked on: few, small, and without the equalities that hide bugs. No torch."""
+"""Geometries of the behaviour checks: few, small, and without equal sizes that would hide bugs. No torch."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from draftmark.geometry import (
 from ..check import Case
 
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(1, 4, 8))
-"""Padding reaches 8 while six may live (sglang#25124); 84 is a multiple of no page size used here."""
+"""Padding reaches 8 while at most six requests are live (sglang#25124). 84 is a multiple of no page size used here."""
 SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
 TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 """D is neither S + 1 nor k·(S-1) (sglang#27545)."""
 PAGE128 = AttentionShape(4, 2, 128, page_size=128, q_dtype="float16", kv_dtype="float16")
-"""What kernels with large pages serve; float16, because one key among hundreds must show in an output."""
+"""Shape for kernels with large pages. float16 makes one key among hundreds visible in an output."""
 PAGE128_LIMITS = Limits(max_num_reqs=4, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 2, 5))
-"""At the wall every tail but DECODE's lies on both sides of a page boundary (sglang#22778). Few requests, since
-interpreted kernels take their time for hundreds of keys."""
+"""At the context limit every tail except DECODE's crosses a page boundary (sglang#22778). The requests are few, because
+interpreted kernels are slow for hundreds of keys."""
 PAGE128_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
 FEW_GRAPHS = Limits(max_num_reqs=7, max_context_len=255, max_extend_tokens=160, capture_batch_sizes=(1, 4))
-"""More requests may live than any graph is captured for, as engines run that capture up to a limit (sglang#28569)."""
+"""More requests may live than the largest graph holds, as in engines that capture up to a limit (sglang#28569)."""
 LARGE_PAGES = ("target-page128", "draft-page128")
 IN_1_3 = (
     *("all-modes", "all-few-graphs", "all-few-graphs-window", "all-no-graphs"),
     *("all-kv8", "all-fp32", "target-topk1"),
 )
-"""One geometry that serves all modes (a target that drafts for itself); two that run eagerly above their largest graph,
-one of them with a window; one that captures nothing; one whose KV is quantised, and one that rounds nothing; one whose
-trees come from a drafter that has no topk."""
+"""One geometry with all modes (a target that drafts for itself). Two that run eagerly above their largest graph, one of
+them with a window. One that captures nothing. One with quantised KV, and one in float32. One with trees from a drafter
+without topk."""
 EVERYWHERE = ("small", "target", "draft", *LARGE_PAGES)
-"""Shapes that every check of behaviour takes, so that none is blind to a backend that serves large pages alone."""
+"""Shapes that every behaviour check runs, so that each check also tests a backend that serves only large pages."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A geometry under the name that its cases begin with.
+    """A geometry with the name that its cases start with.
 
     Attributes:
-        since: contract (major, minor) in which it joined the suite.
-        brief: its rows see hundreds of keys, so a check whose rule knows no lengths takes its telling scenes alone.
+        since: contract (major, minor) that added the shape to the suite.
+        brief: True when rows see hundreds of keys. Checks without a rule about lengths then run fewer forwards.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Shape:
     brief: bool = False
 
     def case(self, value: Any, label: str = "") -> Case:
-        """A case of this shape: ``"name-label"``, or the name alone."""
+        """Return a case of this shape with the id ``"name-label"``, or the name without a label."""
         return Case(f"{self.name}-{label}" if label else self.name, value, self.since)
 
 
@@ -72,12 +72,12 @@ def _make(
 
 
 def shapes(*names: str) -> list[Shape]:
-    """Those that every check takes, and those named here; in one order."""
+    """Return the shapes that every check runs and the shapes named here, in a fixed order."""
     return [shape for shape in all_shapes() if shape.name in (*EVERYWHERE, *names)]
 
 
 def all_shapes() -> list[Shape]:
-    """Of every geometry of `behaviours`."""
+    """Return a shape for every geometry of `behaviours`."""
     since = dict.fromkeys(LARGE_PAGES, (1, 2)) | dict.fromkeys(IN_1_3, (1, 3))
     return [
         Shape(name, geometry, since.get(name, (1, 0)), brief=name in (*LARGE_PAGES, *IN_1_3))
@@ -86,11 +86,12 @@ def all_shapes() -> list[Shape]:
 
 
 def behaviours() -> dict[str, Geometry]:
-    """Geometries for everything but numerics, by id."""
+    """Return the geometries of every check except numerics, by name."""
     window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     tokens = replace(SMALL, page_size=1)
     wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
-    short = replace(LIMITS, max_extend_tokens=32)  # a prefill must not lend its rows to the other modes (sglang#27338)
+    # So few prefill rows that they cannot hide too few rows of another mode (sglang#27338).
+    short = replace(LIMITS, max_extend_tokens=32)
     return {
         "small": mandatory(),
         "target": _make(),
@@ -120,7 +121,7 @@ def behaviours() -> dict[str, Geometry]:
 
 
 def wide() -> list[Shape]:
-    """Geometries whose counts pass 8 and 16 bits: metadata alone is checked on them, since their pools are large."""
+    """Return geometries with counts above 8 and 16 bits. Their pools are large, so only metadata is checked on them."""
     crowd = Limits(max_num_reqs=300, max_context_len=40, max_extend_tokens=4400, capture_batch_sizes=(4, 320))
     long = Limits(max_num_reqs=3, max_context_len=70_000, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     plain = (Mode.EXTEND, Mode.DECODE)
@@ -136,14 +137,14 @@ def wide() -> list[Shape]:
 
 
 def mandatory() -> Geometry:
-    """The profile that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128, no speculation."""
+    """Return the profile that no backend may refuse: EXTEND and DECODE, 8/2 heads of 128, pages of 128."""
     attention = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
     limits = Limits(max_num_reqs=3, max_context_len=300, max_extend_tokens=64, capture_batch_sizes=(1, 4))
     return Geometry.create(attention, limits, modes=(Mode.EXTEND, Mode.DECODE))
 
 
 def numerics() -> list[Shape]:
-    """Dtypes, head shapes, head sizes, windows and caps, paired so that each value appears and few runs are needed."""
+    """Return dtypes, head shapes, head sizes, windows and caps, paired so that few shapes contain each value."""
     rows = {
         "bf16-mha-80": (4, 4, 80, "bfloat16", -1, 0.0),
         "bf16-gqa4-128": (8, 2, 128, "bfloat16", -1, 0.0),
@@ -182,8 +183,9 @@ def numerics() -> list[Shape]:
 
 
 def logits() -> list[Shape]:
-    """Where large logits could go wrong: each dtype, pages of 128, and every two of a soft cap, a window, quantised KV
-    with scales and a group of heads; all modes.
+    """Return the shapes for checks of large logits, with all modes.
+
+    They contain each dtype, pages of 128, and every pair of a soft cap, a window, fp8 KV with scales, and a GQA group.
     """
     group = replace(SMALL, num_kv_heads=1)
     shapes = {
@@ -203,7 +205,7 @@ def logits() -> list[Shape]:
 
 
 def describe(geometry: Geometry) -> str:
-    """One line for messages."""
+    """Return the geometry in one line, for messages."""
     a, d, limits = geometry.attention, geometry.draft, geometry.limits
     return (
         f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "

@@ -1,4 +1,4 @@
-"""The rounds that graphs are captured on and replayed with. No torch."""
+"""Rounds on which graphs are captured and replayed. No torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MODES = {
 
 
 def programs_of(geometry: Geometry) -> list[Program]:
-    """Programs that a geometry's modes make up."""
+    """Return the graph programs that a geometry's modes need."""
     found = [program for program, mode in MODES.items() if mode in geometry.modes]
     return [one for one in found if one is not Program.DRAFT or draft_steps(geometry)]
 
 
 def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> list[Case]:
-    """Each program of each shape, as (geometry, program); `since` where the shapes are older."""
+    """Return a case (geometry, program) for each program of each shape; `since` applies when the shape is older."""
     return [
         Case(f"{shape.name}-{program.value}", (shape.geometry, program), max(since, shape.since))
         for shape in shapes
@@ -36,7 +36,7 @@ def program_cases(shapes: Iterable[Shape], since: tuple[int, int] = (1, 0)) -> l
 
 
 def captured(geometry: Geometry, program: Program, size: int, short: bool = False) -> ForwardCase:
-    """The batch on which a program is captured: full and long, or one short request; for DRAFT its last step."""
+    """Return the batch of a capture: full and long, or one short request. For DRAFT it is the last step."""
     live = 1 if short else min(size, geometry.limits.max_num_reqs)
     wall = geometry.limits.max_context_len
     lens = tuple(1 if short else wall - 3 * n for n in range(live))
@@ -44,15 +44,15 @@ def captured(geometry: Geometry, program: Program, size: int, short: bool = Fals
 
 
 WALL = (0, 3, 5, 7)
-"""Of `replays`, for each size the longest: what a capture on one short request has not seen."""
+"""Indices of `replays`: the longest of each size, which a capture on one short request has not seen."""
 SIZES = (0, 1, 3)
-"""Of `replays`, the first of each size."""
+"""Indices of `replays`: the first of each size."""
 LARGE = (0, 2, 7)
-"""Of `replays`, three of the largest size: long and full, short and padded, long and padded."""
+"""Indices of `replays`: three of the largest size: long and full, short and padded, long and padded."""
 
 
 def replays(geometry: Geometry, program: Program) -> list[tuple[bool, ForwardCase]]:
-    """(poison before, batch): 8 → 4 → 8 → 1 → 8, long and short, full and nearly empty."""
+    """Return (poison the arena first, batch) for sizes 8 → 4 → 8 → 1 → 8: long and short, full and nearly empty."""
     wall, most = geometry.limits.max_context_len, geometry.limits.max_num_reqs
     small, mid, large = (*geometry.limits.capture_batch_sizes, geometry.limits.capture_batch_sizes[-1])[:3]
     page = geometry.attention.page_size

@@ -1,7 +1,8 @@
-"""Histories of forwards as an engine makes them, from drawn numbers: every number is allowed, and zeros are simplest.
+"""Sequences of forwards as an engine makes them, from drawn numbers. Every number is valid, and 0 is the simplest.
 
-Requests join, grow, leave, wait without pages and come back on others; what each step runs is a `ForwardCase` on the
-pages that its requests have then. So a list of small numbers is a history, and a shrunk list a simpler one. No torch.
+Requests join, grow, leave, wait without pages, and return on other pages. Each step is a `ForwardCase` on the pages
+that its requests have at that time. A list of small numbers is therefore a sequence, and a shrunk list is a simpler
+sequence. No torch.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from .graph_rounds import MODES, programs_of
 from .trees import beams, verify_tree
 
 Draw = tuple[int, ...]
-"""(action, a, b, c, d), each small; an action takes of them what it needs, modulo what it allows."""
+"""(action, a, b, c, d), all small. An action uses the numbers that it needs, modulo the number of its choices."""
 SEED = "DRAFTMARK_CONTRACT_SEED"
-"""Environment variable with the seed of all drawn histories."""
+"""Environment variable with the seed of all drawn sequences."""
 TREES = ("chain", "random", "star", "deep", "unused")
 HOSTS = ("exact", "tight_bound", "upper_bound", "unknown")
 TOTALS = (8, 12, 20)
-"""Rows of an EXTEND: few values, so that splits differ more often than sums do."""
+"""Total rows of an EXTEND. There are few values, so that splits differ more often than totals."""
 
 
 def profiles() -> dict[str, Geometry]:
-    """What histories are drawn for."""
+    """Return the geometries that sequences are drawn for, by name."""
     limits = Limits(max_num_reqs=5, max_context_len=84, max_extend_tokens=40, capture_batch_sizes=(1, 3))
     wide = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
     large = replace(limits, max_context_len=300)
@@ -50,13 +51,14 @@ def profiles() -> dict[str, Geometry]:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of a history.
+    """One forward of a sequence.
 
     Attributes:
-        program: the graph to replay, or None for an eager forward.
-        host: the kind of host lengths.
-        poison: overwrite the arena before.
-        moved: what happened to requests and pages since the step before, in words.
+        forward: the forward to run.
+        program: graph to replay, or None for an eager forward.
+        host: kind of host lengths.
+        poison: True to overwrite the arena before the step.
+        moved: changes of requests and pages since the step before, in words.
     """
 
     forward: ForwardCase
@@ -78,14 +80,14 @@ class Step:
 
 @dataclass
 class Row:
-    """A request that runs: committed tokens, and its pages (none while it waits)."""
+    """A running request: its committed tokens, and its pages (none while it waits)."""
 
     length: int
     pages: list[int] = field(default_factory=list)
 
 
 class Engine:
-    """Turns draws into steps. A request's pages are its own from when it first needs them."""
+    """Turns draws into steps. A request owns its pages from their first use on."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -97,7 +99,7 @@ class Engine:
         self._last: tuple[list[Row], list[int]] = ([], [])
 
     def steps(self, draws: Sequence[Draw]) -> list[Step]:
-        """The forwards of a history; a draw that only moves requests shows in the next forward's `moved`."""
+        """Return the forwards of a sequence. A draw that only moves requests appears in `moved` of the next forward."""
         actions: list[Callable[[Draw], Step | None]] = [
             *(self._round, self._extend, self._round, self._extend_again, self._other_mode),
             *(self._leave, self._wait, self._jump, self._move),
@@ -113,7 +115,7 @@ class Engine:
     # -- forwards -----------------------------------------------------------------------------------------
 
     def _extend(self, draw: Draw) -> Step | None:
-        """A ragged EXTEND of new and of running requests."""
+        """Make a ragged EXTEND of new and running requests."""
         a, b, c, d = draw
         count = 1 + a % min(4, self.geometry.limits.max_num_reqs)
         while len(self._rows) < count:
@@ -122,7 +124,7 @@ class Engine:
         return self._extended(chosen, _split(TOTALS[b % len(TOTALS)], count, c), d)
 
     def _extend_again(self, draw: Draw) -> Step | None:
-        """The EXTEND before once more, with the same requests and as many rows in all, but split otherwise."""
+        """Repeat the last EXTEND with equal requests and an equal total of rows, but another split."""
         chosen, rows = self._last
         if len(chosen) < 2 or any(row not in self._rows for row in chosen):
             return self._extend(draw)
@@ -142,7 +144,7 @@ class Engine:
         return self._step(Mode.EXTEND, 0, requests, True, None, d)
 
     def _round(self, draw: Draw) -> Step:
-        """A uniform forward of some running requests: eager as it is, eager and padded, or a replay."""
+        """Make a uniform forward of some running requests: eager, eager with padding, or a replay."""
         a, b, c, d = draw
         count = (b + 1) % (self.geometry.limits.max_num_reqs + 1)
         while len(self._rows) < count:
@@ -150,7 +152,7 @@ class Engine:
         return self._uniform(a, self._rows[:count], c, d, advance=True)
 
     def _other_mode(self, draw: Draw) -> Step:
-        """All running requests, in whatever mode, and at the lengths that they keep."""
+        """Make a forward of all running requests in any mode. Their lengths stay unchanged."""
         return self._uniform(draw[0], self._rows, draw[2], draw[3], advance=False)
 
     def _uniform(self, a: int, live: list[Row], c: int, d: int, advance: bool) -> Step:
@@ -163,7 +165,7 @@ class Engine:
         step = (steps - 1 if program else c % steps) if mode is Mode.DRAFT else 0
         rows, tail = rows_and_tail(geometry, mode, step)
         tree = TREES[d % len(TREES)]
-        # A graph's batch has a mask wherever the geometry drafts trees, also for a chain.
+        # The batch of a graph has a mask wherever the geometry drafts trees, also for a chain.
         causal = mode in (Mode.DECODE, Mode.DRAFT_EXTEND) or (mode is Mode.VERIFY and tree == "chain" and not program)
         requests = []
         for n, row in enumerate(live):
@@ -189,17 +191,17 @@ class Engine:
             row.pages.append(self._free.pop())
         return Request(row.length, tuple(row.pages[:need]), parents, rows)
 
-    # -- what happens to requests between forwards --------------------------------------------------------
+    # -- changes of requests between forwards -------------------------------------------------------------
 
     def _leave(self, draw: Draw) -> None:
-        """A request ends; the next to join takes its pages first."""
+        """End a request. The next request that joins gets its pages first."""
         if self._rows:
             row = self._rows.pop(draw[0] % len(self._rows))
             self._give_back(row)
             self._moved.append("a request left")
 
     def _wait(self, draw: Draw) -> None:
-        """A request is preempted: it keeps its tokens, and will have other pages."""
+        """Preempt a request. It keeps its tokens, and gets other pages later."""
         if self._rows:
             row = self._rows[draw[0] % len(self._rows)]
             self._give_back(row)
@@ -207,14 +209,14 @@ class Engine:
             self._moved.append("a request was preempted")
 
     def _jump(self, draw: Draw) -> None:
-        """A long request joins, or one has become long: its prefill was elsewhere."""
+        """Add a request that already has tokens, often near the context limit, as after a prefill elsewhere."""
         wall = max_prefix(self.geometry)
         if len(self._rows) < self.geometry.limits.max_num_reqs:
             self._rows.append(Row(max(0, wall - draw[0] % 9) if draw[1] % 2 == 0 else (draw[0] * 29) % (wall + 1)))
             self._moved.append("a request joined")
 
     def _move(self, draw: Draw) -> None:
-        """The pages of all requests change places."""
+        """Move all requests to other pages."""
         for row in self._rows:
             self._give_back(row)
         turn = draw[0] % max(1, len(self._free))
@@ -227,7 +229,7 @@ class Engine:
 
 
 def _split(total: int, count: int, c: int) -> list[int]:
-    """`total` rows over `count` requests: even, or most of them in one."""
+    """Split `total` rows over `count` requests: evenly, or with most rows in one request."""
     if c % 3 == 0:
         return [total // count + (n < total % count) for n in range(count)]
     rows = [1] * count

@@ -1,8 +1,8 @@
-"""Rounds that are sent one behind the other to a device that has run none of them. No torch.
+"""Rounds that are sent one after another to a device that has run none of them. No torch.
 
-Each round has pages of its own, so that whatever it takes from another round names other KV slots. Lengths, sizes and
-trees change from round to round: first every program on long and full batches, then on short and few requests, then on
-something between; prefills with another split stand between.
+Each round has its own pages, so that a value from another round names other KV slots. Lengths, sizes and trees change
+from round to round. Every program first runs long and full batches, then few short requests, then a mix. Prefills with
+other splits come between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .graph_rounds import MODES, programs_of
 
 @cache
 def in_flight(geometry: Geometry) -> tuple[ForwardCase, ...]:
-    """The rounds, in order of sending; of a draft program its last step."""
+    """Return the rounds in order of sending. For a draft program it is the last step."""
     found: list[ForwardCase] = []
     for number, (name, lens, size, tree) in enumerate(_scenes(geometry)):
         for program in programs_of(geometry):
@@ -33,12 +33,12 @@ def in_flight(geometry: Geometry) -> tuple[ForwardCase, ...]:
 
 
 def _end(rounds: list[ForwardCase]) -> int:
-    """The first page that no round names."""
+    """Return the first page that no round names."""
     return rounds[-1].num_pages if rounds else 1
 
 
 def _scenes(geometry: Geometry) -> list[tuple[str, tuple[int, ...], int, str]]:
-    """(name, prefix lengths, padded size, tree)."""
+    """Return (name, prefix lengths, padded size, tree) of each group of rounds."""
     wall, most, page = geometry.limits.max_context_len, geometry.limits.max_num_reqs, geometry.attention.page_size
     sizes = geometry.limits.capture_batch_sizes or (most,)
     mid, large = sizes[-2:][0], sizes[-1]
@@ -50,7 +50,7 @@ def _scenes(geometry: Geometry) -> list[tuple[str, tuple[int, ...], int, str]]:
 
 
 def _prefill(geometry: Geometry, number: int, first_page: int) -> ForwardCase:
-    """As many requests and rows each time, split otherwise (vllm-ascend#5711)."""
+    """Return a prefill with a fixed number of requests and rows, but a different split each time (vllm-ascend#5711)."""
     lens, rows = [((0, 5, 1), (9, 1, 3)), ((3, 0, 20), (1, 9, 3)), ((7, 11, 2), (3, 3, 7))][number]
     name = f"late-extend-{number}"
     return ragged(name, geometry, lens, rows, padded=1, seed=number, first_page=first_page)

@@ -1,7 +1,7 @@
-"""Sizes that models and engines have: head shapes, dozens of requests, thousands of keys, wide tails. No torch.
+"""Sizes of real models and engines: head shapes, dozens of requests, thousands of keys, wide tails. No torch.
 
-Each size is large where the others are small, so that an interpreter can afford them on a laptop; `full_size` has them
-all at once, for a device.
+Each geometry has one large size and keeps the others small, so that an interpreter can run it on a laptop. `full_size`
+makes all sizes large at once, for a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADS = (
     *((4, 4, 64), (4, 2, 128), (6, 2, 128), (6, 1, 64), (7, 1, 128), (9, 1, 64), (10, 1, 128), (11, 1, 64)),
     *((12, 1, 128), (13, 1, 64), (14, 1, 128), (15, 1, 64)),
 )
-"""Query heads, KV heads, head size: those of models, and every group from 1 to 16."""
+"""Query heads, KV heads and head size: the shapes of models, and every group size from 1 to 16."""
 TREE = DraftShape(topk=2, num_steps=3, num_draft_tokens=3)
 CROWD = Limits(max_num_reqs=24, max_context_len=2600, max_extend_tokens=320, capture_batch_sizes=(1, 10))
 CROWD_TREE = DraftShape(topk=3, num_steps=3, num_draft_tokens=5)
@@ -50,11 +50,11 @@ PREFIXES = (
     129,
     63,
 )
-"""Of 24 requests: the wall, both sides of powers of two, and many short ones."""
+"""Prefixes of 24 requests: the context limit, both sides of powers of two, and many short ones."""
 
 
 def heads() -> list[Shape]:
-    """A geometry for every head shape, with all modes."""
+    """Return a geometry for every head shape, with all modes."""
     limits = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=32, capture_batch_sizes=(1,))
     shapes = {(h, kv, dim): AttentionShape(h, kv, dim, 128) for h, kv, dim in HEADS}
     return [
@@ -64,14 +64,14 @@ def heads() -> list[Shape]:
 
 
 def few_requests(geometry: Geometry, lens: tuple[int, int] = (140, 37)) -> list[ForwardCase]:
-    """Of every mode, at its last step, two live requests of three; and a ragged EXTEND."""
+    """Return a forward per mode at its last step with two live requests of three, and a ragged EXTEND."""
     last = dict(programs(geometry))
     found = [uniform(mode.value, geometry, mode, lens, 3, step=step) for mode, step in last.items()]
     return [*found, ragged("extend", geometry, (lens[1], 0), (3, 5), padded=1)]
 
 
 def crowds() -> list[Shape]:
-    """Geometries of 24 requests and thousands of keys, with few heads."""
+    """Return geometries of 24 requests and thousands of keys, with few heads."""
     shapes = {
         "crowd": AttentionShape(2, 1, 64, 64, "float32", "float32"),
         "crowd-window": AttentionShape(2, 1, 64, 32, "float32", "float32", window_left=1500),
@@ -86,7 +86,7 @@ def crowds() -> list[Shape]:
 
 
 def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """All 24 requests in one forward: more than any graph is captured for."""
+    """Return one forward with all 24 requests, more than any graph is captured for."""
     if mode is Mode.EXTEND:
         rows = [1, 40, 3, 100, 17, 1, 64, 5, *(1 + n % 4 for n in range(16))]
         prefixes = [n - 1 if n == CROWD.max_context_len else n for n in PREFIXES]
@@ -95,7 +95,7 @@ def crowd(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
 
 
 def common_prefix(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """Ten requests that share the pages of a system prompt of 1024 tokens or less."""
+    """Return a forward of ten requests that share the pages of a system prompt of at most 1,024 tokens."""
     shared, pages = (1024 + 64, 1024, 1300, 2000, 1100, 1025, 1200, 1111, 1999, 2500), 1024
     if mode is Mode.EXTEND:
         found = ragged("common-extend", geometry, shared, [1 + 7 * n % 9 for n in range(len(shared))], seed=5)
@@ -105,19 +105,19 @@ def common_prefix(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
 
 
 def mostly_padding(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """Two live requests, one of them long, of 24: padding is larger than the live part."""
+    """Return a forward with two live requests among 24, one of them long."""
     if mode is Mode.EXTEND:
         return ragged("padded-extend", geometry, (2500, 3), (7, 30), padded=22, seed=4)
     return uniform(f"padded-{mode.value}", geometry, mode, (2600, 300), 24, step=step, seed=4)
 
 
 def _shapes(named: Mapping[str, AttentionShape], limits: Limits, draft: DraftShape) -> list[Shape]:
-    """Attention shapes with the same limits and trees, in all core modes."""
+    """Return attention shapes with common limits and trees, in every core mode."""
     return [Shape(name, Geometry.create(one, limits, draft, modes=CORE_MODES), SINCE) for name, one in named.items()]
 
 
 def wide_tails() -> list[Shape]:
-    """Trees of 130 nodes and drafts of 72 slots: masks of five words (TRT-LLM#13006)."""
+    """Return geometries with trees of 130 nodes and drafts of 72 slots: masks of five words (TRT-LLM#13006)."""
     draft = DraftShape(topk=8, num_steps=10, num_draft_tokens=130)
     limits = Limits(max_num_reqs=2, max_context_len=150, max_extend_tokens=16, capture_batch_sizes=(2,))
     shapes = {
@@ -128,7 +128,7 @@ def wide_tails() -> list[Shape]:
 
 
 def wide(geometry: Geometry) -> list[ForwardCase]:
-    """Of every mode, at its last step, with trees of every kind."""
+    """Return a forward per mode at its last step, with every kind of tree for VERIFY."""
     last = {mode: step for mode, step in dict(programs(geometry)).items() if mode is not Mode.DECODE}
     kinds: dict[Mode, Sequence[str]] = {Mode.VERIFY: ("random", "deep", "star")}
     return [
@@ -139,7 +139,7 @@ def wide(geometry: Geometry) -> list[ForwardCase]:
 
 
 def wide_crowds() -> list[Shape]:
-    """A dozen requests whose masks take two words a row: what is right for two of them, or for one word, may not be."""
+    """Return geometries of a dozen requests with masks of two words a row, for faults that smaller batches miss."""
     draft = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
     limits = Limits(max_num_reqs=12, max_context_len=60, max_extend_tokens=16, capture_batch_sizes=(2,))
     shapes = {
@@ -150,7 +150,7 @@ def wide_crowds() -> list[Shape]:
 
 
 def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
-    """VERIFY and the last DRAFT step of a dozen requests, each with a tree of its own."""
+    """Return VERIFY and the last DRAFT step of a dozen requests, each with its own tree."""
     lens, last = [7 * n % 60 for n in range(12)], dict(programs(geometry))
     return [
         uniform(f"{mode.value}-crowd", geometry, mode, lens, 12, step=last[mode], seed=3)
@@ -159,7 +159,7 @@ def wide_crowd(geometry: Geometry) -> list[ForwardCase]:
 
 
 def many_columns() -> list[Shape]:
-    """Page tables of more columns than fit anywhere but in memory: pages of one token, and of 16."""
+    """Return geometries with page tables of very many columns: pages of one token, and of 16."""
     tokens, pages = AttentionShape(2, 1, 64, 1, "float32", "float32"), AttentionShape(2, 1, 64, 16)
     sizes = {"columns4100-page1": (tokens, 4100), "columns530-page16": (pages, 8480)}
     return [
@@ -169,7 +169,7 @@ def many_columns() -> list[Shape]:
 
 
 def columns(geometry: Geometry) -> list[ForwardCase]:
-    """Of every mode, at its last step, one request near the wall and a short one; of some modes on pages of 16."""
+    """Return a forward per mode with one request near the context limit and a short one; few modes for pages of 16."""
     most, few = geometry.limits.max_context_len, (Mode.DECODE, Mode.VERIFY)
     last = {m: step for m, step in dict(programs(geometry)).items() if geometry.attention.page_size == 1 or m in few}
     found = [uniform(f"{mode.value}-columns", geometry, mode, (most, 9), 2, step=step) for mode, step in last.items()]
@@ -177,19 +177,22 @@ def columns(geometry: Geometry) -> list[ForwardCase]:
 
 
 def thousands_of_rows() -> list[Shape]:
-    """A prefill of 4,128 rows: more than half floats count, and than a power of two of them."""
+    """Return a geometry for a prefill of 4,128 rows. Half floats skip integers above 2,048, and more above 4,096."""
     limits = Limits(max_num_reqs=48, max_context_len=128, max_extend_tokens=4200, capture_batch_sizes=(1,))
     geometry = Geometry.create(AttentionShape(1, 1, 64, 16), limits, modes=(Mode.EXTEND, Mode.DECODE))
     return [Shape("rows4128", geometry, SINCE)]
 
 
 def long_prefill(geometry: Geometry) -> list[ForwardCase]:
-    """48 requests of 85 to 87 rows each: past 2,048 a half float holds no odd offset, past 4,096 every fourth one."""
+    """Return a prefill of 48 requests with 85 to 87 rows each.
+
+    Above 2,048 a half float represents only even row offsets, and above 4,096 only multiples of four.
+    """
     return [ragged("rows4128-extend", geometry, [n % 40 for n in range(48)], [85 + n % 3 for n in range(48)], seed=1)]
 
 
 def many_rows() -> list[Shape]:
-    """128 query heads, and rows enough that rows times heads pass 65535, the limit of a launch grid's side."""
+    """Return geometries with more than 65,535 (row, head) pairs, the limit of a launch grid's dimension."""
     limits = Limits(max_num_reqs=24, max_context_len=100, max_extend_tokens=540, capture_batch_sizes=(1,))
     shapes = {
         "rows": AttentionShape(128, 8, 64, 16, "float32", "float32"),
@@ -200,7 +203,7 @@ def many_rows() -> list[Shape]:
 
 
 def rows(geometry: Geometry) -> list[ForwardCase]:
-    """A prefill of 530 rows, and 24 trees of 23."""
+    """Return a prefill of 530 rows, and a VERIFY of 24 trees with 23 nodes each."""
     prefill = ragged("rows-extend", geometry, [3 * n for n in range(10)], [53] * 10, seed=1)
     return [prefill, uniform("rows-verify", geometry, Mode.VERIFY, [n for n in range(24)], 24, seed=2)]
 
@@ -209,13 +212,13 @@ FULL = (
     *((32, 8, 128, 0), (28, 4, 128, 0), (40, 8, 128, 0), (64, 8, 64, 0), (64, 4, 128, 4095)),
     *((16, 1, 256, 0), (48, 8, 128, 0), (8, 1, 128, 1023)),
 )
-"""Query heads, KV heads, head size, and the window if there is one."""
+"""Query heads, KV heads, head size, and the window or 0."""
 FULL_WITH_SINKS = {"full-gpt-oss": -1, "full-gpt-oss-window": 127}
-"""Windows of gpt-oss's layers."""
+"""Windows of gpt-oss's two kinds of layers."""
 
 
 def full_size() -> list[Shape]:
-    """All at once: 33 requests, contexts of 8192, bfloat16, pages of 64 and 128."""
+    """Return geometries with all sizes large: 33 requests, contexts of 8,192, bfloat16, pages of 64 and 128."""
     limits = Limits(max_num_reqs=33, max_context_len=8192, max_extend_tokens=2048, capture_batch_sizes=(1, 8))
     found = []
     for number, (h, kv, dim, window) in enumerate(FULL):
@@ -229,7 +232,7 @@ def full_size() -> list[Shape]:
 
 
 def full(geometry: Geometry, mode: Mode, step: int) -> ForwardCase:
-    """33 requests of 0 to 8192 tokens."""
+    """Return a forward of 33 requests with 0 to 8,192 tokens."""
     lens = [8192 - n * 255 for n in range(32)] + [0]
     if mode is Mode.EXTEND:
         rows = [500, 1, 900, 64, 3, *(1 + n % 20 for n in range(28))]

@@ -1,4 +1,4 @@
-"""Layers whose heads have sinks: gpt-oss's, every group from 1 to 8, dtypes, caps and windows beside them. No torch."""
+"""Layers with attention sinks: gpt-oss's, every group from 1 to 8, and other dtypes, caps and windows. No torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .production import CROWD, CROWD_TREE, TREE, crowd, few_requests
 SINCE = (1, 4)
 GPT_OSS = AttentionShape(64, 8, 64, 16, sinks=True)
 WINDOW = 127
-"""gpt-oss's sliding_window of 128, on every other layer."""
+"""Keys to the left of a row: gpt-oss's sliding_window of 128 on every other layer."""
 LIMITS = Limits(max_num_reqs=3, max_context_len=200, max_extend_tokens=32, capture_batch_sizes=(1, 2))
 LENS = (140, 37)
-"""Prefixes of which the first is longer than the window."""
+"""Prefix lengths; the first is longer than the window."""
 FEW = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)
-"""One mode of each way to finish a sum."""
+"""One mode for each way in which kernels finish a softmax sum."""
 
 
 RANK = AttentionShape(8, 1, 64, 64, sinks=True)
-"""Of gpt-oss on eight devices."""
+"""Attention of one rank of gpt-oss on eight devices."""
 CHAIN = DraftShape(topk=1, num_steps=3, num_draft_tokens=4)
 
 
@@ -33,12 +33,12 @@ def _made(shape: AttentionShape, draft: DraftShape = TREE) -> Geometry:
 
 
 def gpt_oss() -> tuple[Geometry, Geometry]:
-    """Its two kinds of layers on a rank: with a window and without."""
+    """Return gpt-oss's two kinds of layers on one rank: with a window and without."""
     return _made(replace(RANK, window_left=WINDOW)), _made(RANK)
 
 
 def shapes() -> list[Shape]:
-    """gpt-oss whole, groups of other sizes, and dtypes, caps, scales and pages beside sinks."""
+    """Return gpt-oss as a whole, other group sizes, and sinks with other dtypes, caps, scales and pages."""
     floats = {"q_dtype": "float32", "kv_dtype": "float32"}
     found = {
         "gpt-oss": GPT_OSS,
@@ -54,23 +54,23 @@ def shapes() -> list[Shape]:
 
 
 def requests(shape: Shape) -> list[ForwardCase]:
-    """With gpt-oss's window two requests in every mode, one longer than the window; else of few modes, and shorter."""
+    """Return the forwards of a shape: every mode for gpt-oss's window layer, few modes and short prefixes otherwise."""
     if shape.name == "gpt-oss-window":
         return few_requests(shape.geometry, LENS)
-    if shape.geometry.draft == CHAIN:  # kernels whose windows place no tree have chains at least
+    if shape.geometry.draft == CHAIN:  # some kernels serve chains with a window, but no trees
         modes = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT_EXTEND)
         return [uniform(mode.value, shape.geometry, mode, LENS, 3, tree="chain") for mode in modes]
     return [one for one in few_requests(shape.geometry, (70, 5)) if one.mode in FEW]
 
 
 def far() -> list[Shape]:
-    """Where a sink may lie far from all logits: one of each dtype, with a group, a cap and a window."""
+    """Return the shapes for sinks far from all logits: each dtype, with a group, a cap and a window."""
     named = {shape.name: shape for shape in shapes()}
     return [named[name] for name in ("group6", "group4-fp32-cap", "page128-window-cap")]
 
 
 def crowded() -> list[Case]:
-    """24 requests of up to 2,600 keys, which no kernel goes through in one piece, in modes that cut them."""
+    """Return forwards of 24 requests with up to 2,600 keys, in modes for which kernels split the keys."""
     made = {
         "crowd": (AttentionShape(2, 1, 64, 64, "float32", "float32"), (Mode.DECODE, Mode.VERIFY, Mode.DRAFT)),
         "crowd-window": (AttentionShape(2, 1, 64, 64, "float32", "float32", window_left=1500), (Mode.DECODE,)),

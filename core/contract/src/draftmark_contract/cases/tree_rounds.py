@@ -1,4 +1,4 @@
-"""Rounds of draft trees: what the loop hands to `TreeOps`, as plain lists. No torch."""
+"""Rounds of draft trees: the inputs that the decode loop passes to `TreeOps`, as plain lists. No torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .trees import beams, verify_tree
 
 KINDS = ("random", "unused", "star", "chain")
 TOKENS = (5, 5 + 2**32, 6 + 2**40)
-"""Ids are 64-bit; two of these agree in their lower half."""
+"""Token ids, which have 64 bits. Two of these are equal in their lower 32 bits."""
 
 
 @dataclass
 class Round:
-    """One batch's trees and choices. Every list has an entry per request, the last one padded.
+    """Trees and target tokens of one batch. Every list has an entry per request; the last request is padded.
 
     Attributes:
-        requests: their trees, lengths and pages.
-        drafts, targets: token of each node, and the target's after it; drafts are -1 in unused nodes.
+        requests: trees, lengths and pages.
+        drafts, targets: token of each node, and the target's token after the node. Unused nodes have the draft -1.
     """
 
     requests: list[Request]
@@ -36,13 +36,13 @@ class Round:
 
     @property
     def kept(self) -> list[list[int]]:
-        """The path that the target takes through each tree."""
+        """Accepted path of the target through each tree."""
         nodes = zip(self.drafts, self.requests, self.targets, strict=True)
         return [kept_path(drafts, one.parents, targets) for drafts, one, targets in nodes]
 
 
 def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
-    """Trees of every kind, prefixes from 0 to the wall, pages in random order; paths from the root to all nodes."""
+    """Make a round: trees of every kind, prefixes from 0 to the context limit, pages in random order."""
     dice = random.Random(seed)
     reqs, nodes, size = max_requests(geometry), geometry.draft.num_draft_tokens, geometry.attention.page_size
     columns, wall = max_pages(geometry), max_prefix(geometry)
@@ -63,27 +63,27 @@ def make_round(geometry: Geometry, seed: int, first_page: int = 1) -> Round:
 
 
 def _agree(request: Request, drafts: list[int], targets: list[int], node: int) -> None:
-    """The target takes the way to `node`, as far as its nodes are used."""
+    """Make the target agree with the drafts on the way to `node`, as far as its nodes are used."""
     for child in request.lineage(node)[:-1]:
         if drafts[child] >= 0:
             targets[request.parents[child]] = drafts[child]
 
 
 def any_paths(one: Round, seed: int) -> list[list[int]]:
-    """An ascending path in each tree, of every kind in turn; a padded request keeps its root."""
+    """Return an ascending path per tree, with every kind of path in turn. A padded request keeps its root."""
     dice, nodes = random.Random(seed), len(one.drafts[0])
     return [_path(nodes, (seed + r) % 5, dice) if request.live else [0] for r, request in enumerate(one.requests)]
 
 
 def _path(nodes: int, kind: int, dice: random.Random) -> list[int]:
-    """An ascending path: one behind the other from slot 2 on, every second, random, in place, the root alone."""
+    """Return an ascending path: from slot 2 on, every second slot, random slots, all slots, or only the root."""
     shifted = [0, *range(2, nodes)]
     chosen = [0, *sorted(dice.sample(range(1, nodes), dice.randrange(nodes)))]
     return (shifted, list(range(0, nodes, 2)), chosen, list(range(nodes)), [0])[kind]
 
 
 def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
-    """(mode, step, whether it is a tree) of every uniform forward."""
+    """Return (mode, step, True for a tree) of every uniform forward."""
     chains = (Mode.DECODE, Mode.DRAFT_EXTEND)
     found: list[tuple[Mode, int, bool]] = [(mode, 0, False) for mode in chains if mode in geometry.modes]
     if Mode.VERIFY in geometry.modes:
@@ -94,7 +94,7 @@ def tails(geometry: Geometry) -> list[tuple[Mode, int, bool]]:
 
 
 def with_tails(one: Round, geometry: Geometry, mode: Mode, step: int, tree: bool, seed: int) -> list[Request]:
-    """The round's requests with the tails of another mode."""
+    """Return the round's requests with the tails of another mode."""
     rows, tail = rows_and_tail(geometry, mode, step)
     found = []
     for r, request in enumerate(one.requests):

@@ -1,4 +1,4 @@
-"""Draft trees as parents of tail slots. No torch."""
+"""Draft trees, as the parents of tail slots. No torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from ..oracle.history import NO_PARENT, chain
 
 
 def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
-    """Parents of a verify tail of `rows` slots; slot 0 is the root.
+    """Return the parents of a verify tail of `rows` slots; slot 0 is the root.
 
     Args:
-        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, ``"deep"`` (two chains side by side),
-            or ``"unused"``: a short chain, then rows that no draft filled, which hang on the root and can never be
-            accepted.
+        kind: ``"chain"``, ``"star"`` (all on the root), ``"random"``, ``"deep"`` (two chains next to each other), or
+            ``"unused"``: a short chain, then unused rows that are children of the root and can never be accepted.
     """
     dice = random.Random(f"{kind} {rows} {seed}")
     if kind == "chain":
@@ -29,15 +28,15 @@ def verify_tree(kind: str, rows: int, seed: int) -> tuple[int, ...]:
 
 
 def any_masks(rows: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """For each slot, itself and some earlier ones, whether they are its ancestors or not (lookahead, n-gram pools)."""
+    """Return the visible slots of each slot: itself and random earlier ones, ancestors or not (lookahead, n-gram)."""
     dice = random.Random(f"masks {rows} {seed}")
     return tuple((*sorted(dice.sample(range(slot), dice.randrange(slot + 1))), slot) for slot in range(rows))
 
 
 def beams(topk: int, step: int, seed: int) -> tuple[int, ...]:
-    """Parents of a draft tail: topk slots per step, each continuing any slot of the step before.
+    """Return the parents of a draft tail: topk slots per step, each after any slot of the step before.
 
-    Beams change parents: some branch is continued twice and another is dropped. A later step extends an earlier one.
+    Beams change parents: one branch may continue twice while another ends. A later step extends an earlier one.
     """
     dice = random.Random(f"beams {topk} {seed}")
     parents = [NO_PARENT] * topk

@@ -33,7 +33,7 @@ def may_be_views_of_one_projection(harness: Harness, forwards: list[ForwardCase]
     forms = tuple(RowForm)
     for number, forward in enumerate(forwards):
         form = forms[number % len(forms)]
-        harness.tensors.lay(form)
+        harness.tensors.set_row_form(form)
         batch = harness.load(forward, seed=number)
         watch = harness.watch(forward, batch)
         harness.assert_forward(forward, batch, f"with q, k and v as {form} the output")

@@ -1,1 +1,1 @@
-"""How a case is run on a backend and compared: tensors, eager and captured forwards, expectations."""
+"""Harnesses that run a case on a backend and compare the result: tensors, eager and captured forwards, expectations."""

@@ -1,4 +1,4 @@
-"""What must hold after any forward, whoever drove it."""
+"""Assertions about any forward, shared by all harnesses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def assert_output(
     batch: object = None,
     what: str = "the output",
 ) -> None:
-    """Live rows of `out` are within rounding of float64; the rows behind them are finite.
+    """Check that live rows of `out` match float64 within rounding, and that the rows after them are finite.
 
     Args:
-        batch: what a violation shows; the forward unless something says more.
+        batch: object that a violation prints; by default the forward.
     """
     live = forward.live_rows
     bound = tolerance(answer, attention.q_dtype, attention)[:live]
@@ -58,34 +58,34 @@ def assert_output(
 
 
 class BytesPastUsage:
-    """The bytes of a plugin's own buffers behind what `usage()` gives for one batch, which that batch leaves alone.
+    """Bytes of a plugin's own buffers after those that `usage()` declares for a batch. The batch must not write them.
 
     Args:
-        used: bytes that `usage()` gives, by the name of a buffer; of no other is anything asked.
+        used: bytes that `usage()` declares, by buffer name. Other buffers are not checked.
     """
 
     def __init__(self, arena: Arena, used: Mapping[str, int]) -> None:
         self._arena, self._used, self._before = arena, used, {name: bits_of(arena[name]).clone() for name in used}
 
     def assert_unchanged(self, batch: object) -> None:
-        """Raise a ContractViolation where a byte changed since."""
+        """Raise a ContractViolation if a byte changed since the snapshot."""
         for name, before in self._before.items():
             start = self._used[name]
             changed = (bits_of(self._arena[name])[start:] != before[start:]).nonzero().flatten()
             if changed.numel():
                 raise ContractViolation(
-                    f"a forward writes buffer {name!r} behind the bytes that usage() gives for it",
+                    f"a forward writes buffer {name!r} past the bytes that usage() declares for it",
                     batch=batch,
                     got=f"a write to byte {start + int(changed[-1])} of {name!r}",
                     expected=f"writes to its first {start} bytes",
                     formula="usage(geometry, batch) of the plugin's contract notes",
                     bug="TRT-LLM#17026, vllm#40383",
-                    remedy="derive the size of the buffer, and usage(), from what the kernels write",
+                    remedy="compute the size of the buffer, and usage(), from what the kernels write",
                 )
 
 
 def assert_guards(arena: Arena, batch: object) -> None:
-    """No byte before or behind any buffer changed."""
+    """Check that no byte before or after any buffer changed."""
     try:
         arena.check()
     except GuardError as error:

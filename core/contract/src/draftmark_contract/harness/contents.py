@@ -1,4 +1,4 @@
-"""Fills rows and cache with each kind of contents; see `cases.contents`."""
+"""Functions that fill rows and cache with each kind of contents; see `cases.contents`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tensors import CaseTensors, raw, used_slots
 
 
 def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: int = 0) -> None:
-    """Rows of a forward, and the cache that it finds; the same for the same seed."""
+    """Fill the rows of a forward and the cache before it. Equal seeds give equal contents."""
     tensors.fill_rows(forward, seed, CONTRAST.get(contents, 1.0))
     tensors.fill_cache(forward, seed)
     if contents is Contents.NEEDLES:
@@ -25,7 +25,7 @@ def fill(tensors: CaseTensors, forward: ForwardCase, contents: Contents, seed: i
 
 
 def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Turn the query of each live row and head towards one key that the row sees."""
+    """Point the query of each live row and head at one key that the row sees."""
     a, dice = forward.geometry.attention, random.Random(f"needles {seed} {forward.name}")
     slots = [kv_slots(one, a.page_size) for one in forward.requests]
     rows = forward.rows[: forward.live_rows]
@@ -42,7 +42,7 @@ def _aim(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
 
 
 def _level(tensors: CaseTensors, forward: ForwardCase, seed: int) -> None:
-    """Keys are one direction times either level, queries the same or, shorter, the opposite one."""
+    """Set each key to one direction times one of two levels, and each query to that direction or a shorter opposite."""
     dice, query = torch.Generator().manual_seed(seed + 3), level_query(forward.geometry.attention)
     low, high = LEVELS
     signs = torch.randint(0, 2, (tensors.q.shape[-1],), generator=dice) * 2.0 - 1

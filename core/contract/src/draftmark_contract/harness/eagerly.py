@@ -1,4 +1,4 @@
-"""The first question after a failed capture or replay: is the same batch right when it is run eagerly?"""
+"""Notes that tell, after a failed capture or replay, whether the same batch is right when it runs eagerly."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 NOTE = "eagerly"
-RIGHT = "right: the same batch in a fresh arena; what a capture keeps, or a replay finds, is at fault"
+RIGHT = "right: the same batch in a fresh arena; the fault is in what a capture keeps or a replay reads"
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def notes_eager_result(method: Method) -> Method:
-    """A method of `GraphHarness` that takes a `Loaded` round: if it fails, a note says how the round ends eagerly."""
+    """Wrap a method of `GraphHarness` that takes a `Loaded` round: its errors get a note with the eager result."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **named: Any) -> Any:
         try:
             return method(self, *args, **named)
-        except Exception as error:  # a violation, or whatever the plugin raised
+        except Exception as error:  # a violation, or an error of the plugin
             if not any(note.startswith(NOTE) for note in getattr(error, "__notes__", ())):
                 loaded = next(one for one in (*args, *named.values()) if hasattr(one, "forwards"))
                 error.add_note(f"{NOTE}: {eager_run(self.harness, loaded.forwards)}")
@@ -34,7 +34,7 @@ def notes_eager_result(method: Method) -> Method:
 
 
 def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
-    """Run forwards one after another on the backend opened anew, and say how they ended."""
+    """Run forwards one after another on the backend opened anew, and return their result in words."""
     current = harness.subject.current
     try:
         fresh = harness.fresh()
@@ -42,7 +42,7 @@ def eager_run(harness: Harness, forwards: Iterable[ForwardCase]) -> str:
             fresh.assert_forward(forward, fresh.load(forward))
     except ContractViolation as wrong:
         return f"wrong too: {wrong.what}"
-    except Exception as error:  # of the plugin, or of a device that is lost
+    except Exception as error:  # an error of the plugin, or of a lost device
         return f"raises too: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     finally:
         harness.subject.current = current

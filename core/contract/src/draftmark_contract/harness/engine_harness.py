@@ -1,4 +1,4 @@
-"""Runs a backend on forwards of an engine's own kind, and judges what it stored and what came out."""
+"""Harness for forwards with an engine's own slots, tables and KV layouts: runs them and checks cache and output."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ from . import assertions
 from .graph_harness import no_sync
 from .tensors import host_lengths, mask_words, raw
 
-BEHIND, PITCH = 3, 5
-"""Columns of an engine's table behind the geometry's, and from there to the next row."""
+SURPLUS, PITCH = 3, 5
+"""Columns of an engine's page table after the geometry's columns, and columns from there to the next row."""
 NOWHERE = -1
-"""What stands there: no page."""
+"""Entry of those columns: no page."""
 SINK = 3.0
-"""About which sinks are drawn: the logarithm of some twenty keys."""
+"""Mean of the random sinks: the logarithm of about twenty keys."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A forward that is on the tensors, and what must come of it.
+    """A forward that is on the tensors, with its expected result.
 
     Attributes:
-        pools: k and v ``[slots, kv_heads, head_dim]`` after the forward.
+        case: the forward.
+        batch: the batch that the backend receives.
+        pools: expected k and v ``[slots, kv_heads, head_dim]`` after the forward.
+        answer: expected output of the live rows.
     """
 
     case: EngineForward
@@ -50,7 +53,7 @@ class Loaded:
 
 
 class EngineHarness:
-    """One opened backend with tensors for some forwards of one geometry, mode and number of rows.
+    """One opened backend with tensors for forwards of one geometry, one mode and one number of rows.
 
     Raises `Refused` if the backend refuses the geometry.
     """
@@ -75,15 +78,15 @@ class EngineHarness:
         self._dirty()
 
     def _own_table(self, reqs: int) -> torch.Tensor:
-        """The static page table, or one of the engine's own width and pitch, with no pages behind the geometry's."""
+        """Return the static page table, or a table of the engine's width and row pitch without surplus pages."""
         width = self.buffers.page_table.shape[1]
         if Form.ENGINE_TABLE not in self.geometry.forms:
             return self.buffers.page_table
         whole = torch.full((reqs, width + PITCH), NOWHERE, dtype=torch.int32, device=self.subject.device)
-        return whole[:, : width + BEHIND]
+        return whole[:, : width + SURPLUS]
 
     def _own_cache(self, pages: int) -> KVCache:
-        """A contiguous pool, or views of packed pages: k and v of a page side by side, heads before tokens."""
+        """Return a contiguous pool, or views of packed pages: k and v of a page side by side, heads before tokens."""
         a, device = self.geometry.attention, self.subject.device
         dtype = getattr(torch, a.kv_dtype)
         if Form.STRIDED_KV in self.geometry.forms:
@@ -93,7 +96,7 @@ class EngineHarness:
         return KVCache(kv[0], kv[1], sinks=self._sinks)
 
     def _dirty(self) -> None:
-        """What an earlier, longer batch could have left in the static buffers."""
+        """Fill the static buffers with values that an earlier, longer batch could have left."""
         b, limits = self.buffers, self.geometry.limits
         b.prefix_lens.fill_(limits.max_context_len)
         b.page_table.fill_(len(self.cache.k) - 1)
@@ -108,9 +111,11 @@ class EngineHarness:
     # -- what an engine does ------------------------------------------------------------------------------
 
     def load(self, case: EngineForward, seed: int = 0, host: str = "") -> Loaded:
-        """Put a forward on the tensors: its batch, rows, and a pool that holds what was stored before it.
+        """Put a forward on the tensors: batch, rows, and a pool with the KV of earlier forwards.
 
-        `host` is a kind of `host_lengths`; the least that the backend needs if none is named.
+        Args:
+            seed: seed of the random rows and KV.
+            host: kind of host lengths, see `host_lengths`; by default the least that the backend needs.
         """
         if self.null_pages > 1:
             case = replace(case, forward=case.forward.with_null_pages(self.null_pages))
@@ -129,7 +134,7 @@ class EngineHarness:
         return Loaded(case, self._batch(case, host or self._kind), pools, answer)
 
     def step(self, loaded: Loaded) -> None:
-        """The device half of a forward: metadata, and where kernels run, store and attend."""
+        """Run the device half of a forward: metadata, then store and attend where kernels run here."""
         self.backend.write_metadata(loaded.batch)
         if not self.subject.kernels:
             self.subject.interpreted()
@@ -140,7 +145,7 @@ class EngineHarness:
         self.backend.attend(self.q[:n], self.cache, loaded.batch, self.out[:n])
 
     def run(self, case: EngineForward) -> None:
-        """Run a forward eagerly, with the least that the host must know of lengths and with all of it; see `assert_loaded`."""
+        """Run a forward eagerly and check it, once with the least host lengths and once with exact ones."""
         for seed, host in enumerate(dict.fromkeys((self._kind, "exact"))):
             loaded = self.load(case, seed, host)
             self.backend.plan(loaded.batch)
@@ -148,7 +153,7 @@ class EngineHarness:
             self.assert_loaded(loaded)
 
     def assert_within_usage(self, case: EngineForward) -> None:
-        """Run a forward on poison; nothing behind what `usage()` gives for it may change."""
+        """Run a forward on poison, and check that no byte changes after those that `usage()` declares for it."""
         own = judged_own_buffers(self.subject, self.arena.specs)
         loaded = self.load(case)
         self.arena.poison()
@@ -159,11 +164,11 @@ class EngineHarness:
         bytes_past_usage.assert_unchanged(case)
 
     def capture(self, key: GraphKey, case: EngineForward) -> Callable[[EngineForward, int], None]:
-        """Capture a forward; returns what replays another one and judges it."""
+        """Capture a forward, and return a function that replays another forward and checks it."""
         state = self.subject.graph_state(self.geometry)
         loaded = self.load(case)
         self.backend.plan(loaded.batch)
-        self.step(loaded)  # a capture must not be the first run
+        self.step(loaded)  # run once before the capture
         with no_sync(self.subject.device):
             state.capture(key, lambda: self.step(loaded))
 
@@ -177,10 +182,10 @@ class EngineHarness:
         return replay
 
     def assert_loaded(self, loaded: Loaded) -> None:
-        """What a forward stored, its output, and the bytes around the buffers are right.
+        """Check the cache, the output, and the bytes around the buffers after a forward.
 
         Raises:
-            ContractViolation: the first that is not.
+            ContractViolation: for the first that is wrong.
         """
         if self.subject.kernels:
             self._assert_cache(loaded)
@@ -192,7 +197,7 @@ class EngineHarness:
     # -- filling ------------------------------------------------------------------------------------------
 
     def _fill_rows(self, seed: int) -> None:
-        """New rows, those of nobody too, for the engine's buffers hold numbers there; `out` becomes NaN."""
+        """Draw new rows, padding rows included, as an engine's buffers hold numbers there too; `out` becomes NaN."""
         dice = torch.Generator().manual_seed(seed)
         for rows in (self.q, self.k, self.v):
             rows.copy_(torch.randn(rows.shape, generator=dice))
@@ -201,7 +206,7 @@ class EngineHarness:
             self._sinks.copy_(SINK + torch.randn(self._sinks.shape, generator=dice))
 
     def _fill_cache(self, case: EngineForward, seed: int) -> None:
-        """NaN, but zeros in the null pages, and numbers where KV was stored before the forward."""
+        """Fill the cache: NaN, zeros in the null pages, and numbers where earlier forwards stored KV."""
         dice, size = torch.Generator().manual_seed(seed + 1), self.geometry.attention.page_size
         filled = [case.truth.writes[row] for row in sorted(case.unstored)]
         for one in case.forward.requests:
@@ -214,7 +219,7 @@ class EngineHarness:
             pool[slots // size, slots % size] = values.to(pool.device)
 
     def _batch(self, case: EngineForward, kind: str) -> ForwardBatch:
-        """The forward as an engine hands it over: its static buffers, in the forms that the geometry has."""
+        """Return the forward's batch as an engine passes it: over static buffers, in the forms of the geometry."""
         forward, b, reqs = case.forward, self.buffers, len(case.forward.requests)
         b.prefix_lens[:reqs] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         self._fill_table(case)
@@ -248,7 +253,7 @@ class EngineHarness:
         return min(request.prefix + request.depth(request.own_slot(row)), self.geometry.limits.max_context_len - 1)
 
     def _fill_table(self, case: EngineForward) -> None:
-        """Own pages first, then pages that hold NaN."""
+        """Fill the page table: each request's own pages first, then pages that contain NaN."""
         width, last = self.buffers.page_table.shape[1], len(self.cache.k) - 1
         for n, one in enumerate(case.forward.requests):
             trap = last - n % TRAPS if one.live else 0
@@ -256,7 +261,7 @@ class EngineHarness:
             self.table[n, :width] = torch.tensor(ids, dtype=torch.int32)
 
     def _fill_tree(self, forward: ForwardCase, tail: Tree) -> None:
-        """Masks of ancestors, and depths: by request, or by row where rows are the tail slots."""
+        """Fill the ancestor masks per row, and the depths per request, or per row in RAGGED_VERIFY."""
         by_row = forward.mode is Mode.RAGGED_VERIFY
         for number, (n, row) in enumerate(forward.rows):
             one = forward.requests[n]
@@ -279,15 +284,15 @@ class EngineHarness:
                 slots = wrong[:8].tolist()
                 owners = [row for row, slot in case.truth.writes.items() if slot in slots]
                 raise ContractViolation(
-                    f"the {name} cache differs from the one where each row that has a slot was stored there",
+                    f"the {name} cache differs from the expected one, in which a row with a slot is stored at its slot",
                     batch=case,
                     got=f"differences at slots {slots}",
-                    expected=f"none; of these, rows {owners} own one",
+                    expected=f"no difference; rows {owners} own some of these slots",
                     formula="the batch's own slots where it has them, else the slot of token L + T - q + j",
                 )
             if not bool(got[:start].float().isfinite().all()):
                 raise ContractViolation(f"a null page of {name} is not finite", batch=case, got="NaN or infinity")
 
     def _stores_in_no_null_page(self, case: EngineForward) -> bool:
-        """Padded requests own no rows, or the engine gives them no slots."""
+        """Return True when padded requests own no rows, or the engine gives them no slots."""
         return case.forward.mode is Mode.RAGGED_VERIFY or Form.ENGINE_SLOTS in self.geometry.forms

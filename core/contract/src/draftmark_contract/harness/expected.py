@@ -1,4 +1,4 @@
-"""What must come out of a forward, by brute force: the sets of the oracle, the pool after the step, the answer."""
+"""Expected result of a forward by brute force: visible slots, the KV pool after the step, and the output."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from .tensors import CaseTensors, raw
 
 @dataclass
 class Expected:
-    """Attributes:
-    truth: of every request, padded ones included (whose visible set is only an example).
-    k, v: the pool after the forward's rows were stored, ``[slots, kv_heads, head_dim]``.
-    answer: of the live rows; padded ones are zero.
+    """Expected result of one forward.
+
+    Attributes:
+        truth: visible and written slots of every request. For a padded request the visible set is only an example.
+        k, v: the pool after the forward stored its rows, ``[slots, kv_heads, head_dim]``, kv_dtype.
+        answer: output of the live rows; padded rows are zero.
     """
 
     truth: Truth
@@ -29,9 +31,10 @@ class Expected:
 
 
 def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> Expected:
-    """Of a forward whose rows and cache are on the tensors; call before the backend runs.
+    """Return the expected result of a forward with rows and cache on the tensors. Call it before the backend runs.
 
-    With `after`, the forward follows another one whose KV it finds in the pool.
+    Args:
+        after: expected result of the forward before, when this one reads KV that the other stores.
     """
     truth, pools = truth_of(forward), stored_pools(forward, tensors, after)
     live = {row: truth.visible[row] for row in forward.rows[: forward.live_rows]}
@@ -39,7 +42,7 @@ def expected_of(forward: ForwardCase, tensors: CaseTensors, after: Expected | No
 
 
 def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | None = None) -> list[torch.Tensor]:
-    """k and v ``[slots, kv_heads, head_dim]`` as the live rows of a forward must leave them."""
+    """Return k and v ``[slots, kv_heads, head_dim]`` as the live rows of a forward must leave them."""
     writes = truth_of(forward).writes
     before = (after.k, after.v) if after else (tensors.cache.k, tensors.cache.v)
     pools = [pool.reshape(-1, *pool.shape[-2:]).clone() for pool in before]
@@ -48,7 +51,7 @@ def stored_pools(forward: ForwardCase, tensors: CaseTensors, after: Expected | N
 
 
 def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCase, tensors: CaseTensors) -> None:
-    """Write a forward's k and v to KV slots, quantised as the cache holds them; rows without a slot stay away."""
+    """Write a forward's k and v to KV slots, quantised as in the cache. Rows without a slot are not stored."""
     _, k, v, _ = tensors.rows(forward)
     numbers = [number for number, row in enumerate(forward.rows) if row in writes]
     slots = torch.tensor([writes[forward.rows[number]] for number in numbers], dtype=torch.int64, device=k.device)
@@ -57,26 +60,26 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
 
 
 def quantised(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """What the cache holds for some rows: value / scale in kv_dtype."""
+    """Return the values that the cache holds for some rows: value / scale in kv_dtype."""
     return rows.to(dtype) if scale is None else (rows.float() / scale).to(dtype)
 
 
 def answer_of(
     forward: ForwardCase, tensors: CaseTensors, pools: list[torch.Tensor], visible: dict[Row, tuple[int, ...]]
 ) -> attention.Answer:
-    """The oracle's attention over stored values, scales applied."""
+    """Return the oracle's attention over the stored values, with the scales applied."""
     q, cache, shape = tensors.rows(forward)[0], tensors.cache, forward.geometry.attention
     scales = cache.k_scale, cache.v_scale
     return attention.attend(q, pools[0], pools[1], visible, forward.rows, shape, scales, cache.sinks)
 
 
 def truth_of(forward: ForwardCase) -> Truth:
-    """The oracle's sets for a forward; shared, so nobody changes them."""
+    """Return the oracle's slot sets for a forward. The result is cached and shared, so do not change it."""
     a = forward.geometry.attention
     return _truth(forward.requests, a.page_size, a.window_left)
 
 
 @lru_cache(maxsize=64)
 def _truth(requests: tuple[Request, ...], page_size: int, window_left: int) -> Truth:
-    """A check asks for the same forward many times over."""
+    """Compute the sets once, because a check needs the same forward many times."""
     return enumerate_truth(requests, page_size, window_left)

@@ -1,4 +1,4 @@
-"""Opens what a check of behaviour is handed; see `behaviour.Fixture`."""
+"""Functions that open the fixture of a behaviour check; see `behaviour.Fixture`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Opened = tuple[Any, Any]
 
 
 def run_with_fixture(fixture: Fixture, run: Callable[..., None], subject: BackendUnderTest, value: Any) -> None:
-    """Run a check's body on what it is given."""
+    """Run a check's body on its fixture."""
     with _one_thread(subject.device), FIXTURES[fixture](subject, value) as opened:
         run(*opened)
 
 
 @contextmanager
 def _one_thread(device: str) -> Iterator[None]:
-    """On a CPU: tensors are tiny, so threads only wait for each other, and sums would depend on their number."""
+    """Use one thread on a CPU: tensors are tiny, and the result of a sum would depend on the number of threads."""
     before = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)
@@ -124,7 +124,7 @@ def _far_trees(subject: BackendUnderTest, geometry: Geometry) -> Iterator[Opened
 
 
 def pool_pages(geometry: Geometry) -> int:
-    """Pages that hold any forward of a geometry."""
+    """Return the number of pages that any forward of a geometry fits in."""
     return max(forward.num_pages for forward in all_forwards(geometry))
 
 
@@ -143,4 +143,4 @@ FIXTURES: dict[Fixture, Callable[[BackendUnderTest, Any], AbstractContextManager
     Fixture.TREES: _trees,
     Fixture.LARGE_POOL_TREES: _far_trees,
 }
-"""How each kind is opened."""
+"""Function that opens each fixture: takes the subject and the case value, returns a context with both arguments."""

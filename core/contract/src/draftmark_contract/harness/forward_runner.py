@@ -1,4 +1,4 @@
-"""Runs a backend on forwards, as an engine would, and hands out what it did."""
+"""A runner that calls a backend as an engine does, and returns what the backend wrote."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from .tensors import CaseTensors
 class ForwardRunner:
     """One opened backend with its tensors. Raises `Refused` if the backend refuses the geometry.
 
-    `num_pages` counts one null page; a backend that needs unique slots gets the others on top.
+    Args:
+        num_pages: pages of the pool, one null page included. With unique slots the other null pages are added.
+        pool: k and v ``[2, num_pages, P, kv_heads, head_dim]``; a new pool by default.
 
     Attributes:
-        backend, arena: as `BackendUnderTest.open` gave them.
-        tensors: everything that the backend is handed.
-        kernels: write_kv and attend run here; else the interpreter takes their place.
+        backend, arena: results of `BackendUnderTest.open`.
+        tensors: all tensors that the backend receives.
+        kernels: True when write_kv and attend run here; else `interpret` replaces them.
     """
 
     def __init__(
@@ -45,43 +47,43 @@ class ForwardRunner:
 
     @property
     def host(self) -> str:
-        """The kind of host lengths that is enough for the backend, and no better, as `CaseTensors.set` takes it."""
+        """Kind of host lengths that just satisfies the backend's declared need, for `CaseTensors.set`."""
         kinds = {HostLengthsNeed.NONE: "unknown", HostLengthsNeed.UPPER_BOUND: "upper_bound"}
         return kinds.get(self.subject.backend.requirements(self.geometry).host_lengths, "exact")
 
     def spec(self, forward: ForwardCase) -> MetadataSpec:
-        """The declaration for a forward's mode."""
+        """Return the metadata declaration for a forward's mode."""
         return self.specs[forward.mode]
 
     def place(self, forward: ForwardCase) -> ForwardCase:
-        """The forward, with padded requests on the null pages that this backend asks for."""
+        """Return the forward with padded requests on the null pages that this backend needs."""
         return forward if self.null_pages == forward.null_pages else forward.with_null_pages(self.null_pages)
 
     @property
     def bounded(self) -> bool:
-        """Whether the backend copes with bounds: it needs no more, or it asks the device for the rest itself."""
+        """True when the backend works with upper bounds: it needs no more, or reads the rest from the device itself."""
         return self.subject.backend.requirements(self.geometry).host_lengths is not HostLengthsNeed.EXACT
 
     def load(
         self, forward: ForwardCase, host: str | None = None, seed: int = 0, contents: Contents = Contents.USUAL
     ) -> ForwardBatch:
-        """Put a forward on the tensors: batch, rows, cache."""
+        """Put a forward on the tensors: batch, rows and cache."""
         batch = self.set(forward, host)
         fill(self.tensors, forward, contents, seed)
         return batch
 
     def set(self, forward: ForwardCase, host: str | None = None) -> ForwardBatch:
-        """Put a forward's batch on the tensors; rows and cache stay as they are."""
+        """Put a forward's batch on the tensors. Rows and cache stay as they are."""
         self.subject.current = forward
         return self.tensors.set(forward, host or self.host)
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """The part that needs no kernels: plan, then metadata."""
+        """Run the part of a step that needs no kernels: plan, then metadata."""
         self.backend.plan(batch)
         self.backend.write_metadata(batch)
 
     def layer(self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors | None = None) -> None:
-        """Store and attend, by the backend's kernels or from its decoded metadata."""
+        """Store and attend, with the backend's kernels or by the suite from the decoded metadata."""
         tensors = tensors or self.tensors
         q, k, v, out = tensors.rows(forward)
         if self.kernels:
@@ -92,7 +94,7 @@ class ForwardRunner:
             self.interpret(forward, batch, tensors, self.buffers())
 
     def run(self, forward: ForwardCase, batch: ForwardBatch) -> torch.Tensor:
-        """One eager forward; returns a copy of its output."""
+        """Run one eager forward, and return a copy of its output."""
         self.prepare(batch)
         self.layer(forward, batch)
         return self.tensors.rows(forward)[3].clone()
@@ -100,13 +102,13 @@ class ForwardRunner:
     def expected(
         self, forward: ForwardCase, tensors: CaseTensors | None = None, after: Expected | None = None
     ) -> Expected:
-        """See `expected_of`; of the harness's own tensors unless others are named."""
+        """Return the expected result (`expected_of`), from the harness's own tensors unless others are given."""
         return expected_of(forward, tensors or self.tensors, after)
 
     def decoded(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
     ) -> Decoded:
-        """What the backend's buffers say, now or as they were copied earlier."""
+        """Return the decoded content of the backend's buffers, from now or from an earlier copy."""
         a = self.geometry.attention
         staged = any(spec.role is Role.QUERY_STAGING for spec in self.arena.specs)
         shape = Shape(a.page_size, a.window_left, staged)
@@ -116,13 +118,13 @@ class ForwardRunner:
         return found
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The backend's buffers."""
+        """Return the backend's buffers by name."""
         return {name: self.arena[name] for name in self.arena}
 
     def interpret(
         self, forward: ForwardCase, batch: ForwardBatch, tensors: CaseTensors, arena: Mapping[str, torch.Tensor]
     ) -> None:
-        """What correct kernels would make of the metadata."""
+        """Compute in the suite the KV and output that correct kernels would make from the metadata."""
         self.subject.interpreted()
         found, truth = self.decoded(forward, batch, arena), truth_of(forward)
         pools = [pool.view(-1, *pool.shape[2:]) for pool in (tensors.cache.k, tensors.cache.v)]

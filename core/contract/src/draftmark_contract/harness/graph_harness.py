@@ -1,4 +1,4 @@
-"""Captured programs, driven as an engine drives them: fill static buffers, plan, replay."""
+"""Harness for captured programs, which it runs as an engine does: fill static buffers, plan, replay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Copies = list[dict[str, torch.Tensor]]
 
 @dataclass
 class Loaded:
-    """A round that is on the tensors: its forwards, batches, and what must come out."""
+    """A round that is on the tensors: its forwards, its batches, and the expected results."""
 
     forwards: list[ForwardCase]
     batches: list[ForwardBatch]
@@ -39,12 +39,13 @@ class Loaded:
 
 
 class GraphHarness:
-    """All programs of one harness. Each step of DRAFT has static buffers of its own; the KV pool is common.
+    """All programs of one harness. Each step of DRAFT has its own static buffers; all share the KV pool.
 
     Attributes:
         state: the backend's graph state.
-        copies: per key, copies of the metadata buffers after each step; each replay overwrites them.
-        runs: how often a captured step ran as Python.
+        copies: copies of the metadata buffers after each step, by key. Each replay overwrites them.
+        runs: number of times that a captured step ran as Python.
+        step_tensors: static tensors of each step of a round.
     """
 
     def __init__(self, harness: Harness) -> None:
@@ -55,19 +56,20 @@ class GraphHarness:
         steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
         pool = torch.stack((harness.tensors.cache.k, harness.tensors.cache.v))
         num_pages = pool.shape[1]
-        # Host memory is plan()'s; copied inside a capture it would be a pageable copy.
+        # plan() owns host memory; copied inside a capture it would be a pageable copy.
         self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
-        self.step_tensors = [CaseTensors(harness.geometry, harness.subject.device, num_pages, pool) for _ in range(steps)]
+        device = harness.subject.device
+        self.step_tensors = [CaseTensors(harness.geometry, device, num_pages, pool) for _ in range(steps)]
         harness.tensors = self.step_tensors[0]
 
     def fresh(self) -> GraphHarness:
-        """The same backend opened once more, with nothing captured."""
+        """Return a harness with the same backend opened once more, and nothing captured."""
         return GraphHarness(self.harness.fresh())
 
     # -- what an engine does at start-up ------------------------------------------------------------------
 
     def warm_up(self, key: GraphKey, short: bool = False) -> tuple[Loaded, Copies]:
-        """Run a key's step eagerly on the batch of its capture: the round, and copies of its metadata."""
+        """Run a key's step eagerly on the batch of its capture. Return the round and copies of its metadata."""
         loaded = self._round_of_capture(key, short)
         self.harness.arena.poison()
         self.plan(loaded)
@@ -75,7 +77,7 @@ class GraphHarness:
 
     @notes_eager_result
     def record(self, key: GraphKey, loaded: Loaded, cold: bool = False) -> Copies:
-        """Capture the step of a round that was warmed up, or with `cold` was not; the first replay fills the copies."""
+        """Capture the step of a round. The first replay fills the returned copies; `cold` means without a warm-up."""
 
         def step() -> Copies:
             self.runs += 1
@@ -83,7 +85,7 @@ class GraphHarness:
 
         self.harness.arena.poison()
         self.plan(loaded)
-        # Devices' graph states run a step once before they capture it; the capture's own run has to do all of it again.
+        # A device's graph state runs a step once before its capture. The capture must then do all of the work again.
         if not cold:
             self.step(loaded)
         with _refusals(f"capturing {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
@@ -91,18 +93,18 @@ class GraphHarness:
         return self.copies[key]
 
     def capture_cold(self, key: GraphKey) -> Loaded:
-        """Capture without an eager run before."""
+        """Capture without an eager run before it."""
         loaded = self._round_of_capture(key)
         self.record(key, loaded, cold=True)
         return loaded
 
     def _round_of_capture(self, key: GraphKey, short: bool = False) -> Loaded:
-        """Host lengths are unknown, so that the plan serves every replay, unless exact ones are needed."""
+        """Load the capture's batch with unknown host lengths, so that the plan serves every replay, or exact ones."""
         host = "unknown" if self.harness.bounded else "exact"
         return self.load(captured(self.harness.geometry, key.program, key.batch_size, short), host=host)
 
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
-        """Warm up and capture. `graphs.captured_run_is_right` looks at what comes out."""
+        """Warm up and capture. The output is checked by `graphs.captured_run_is_right`."""
         loaded, _ = self.warm_up(key, short)
         self.record(key, loaded)
         return loaded
@@ -110,7 +112,7 @@ class GraphHarness:
     # -- and in a round -----------------------------------------------------------------------------------
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> Loaded:
-        """Fill the static buffers for a round; `forward` is its last step."""
+        """Fill the static buffers for a round. `forward` is the last step of the round."""
         forward = self.harness.subject.current = self.harness.place(forward)
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         forwards = [forward.at_step(i) for i in steps] or [forward]
@@ -124,7 +126,7 @@ class GraphHarness:
         return Loaded(forwards, batches, expected)
 
     def load_replay(self, forward: ForwardCase, number: int, poison: bool = False) -> Loaded:
-        """Put replay `number` on the tensors, with each kind of host lengths that the backend copes with in turn."""
+        """Put replay `number` on the tensors. The kind of host lengths changes with the number."""
         kinds = ("exact", "upper_bound", "unknown", "tight_bound")
         if poison:
             self.harness.arena.poison()
@@ -133,13 +135,13 @@ class GraphHarness:
 
     @notes_eager_result
     def plan(self, loaded: Loaded) -> None:
-        """The host half, before every run and every replay."""
+        """Run the host half, before every run and every replay."""
         for batch in loaded.batches:
             self.harness.backend.plan(batch)
 
     @notes_eager_result
     def step(self, loaded: Loaded) -> Copies:
-        """The device half: every step's metadata and layer; returns copies of the metadata."""
+        """Run the device half: metadata and layer of every step. Return copies of the metadata."""
         copies = []
         for forward, batch, tensors in zip(loaded.forwards, loaded.batches, self.step_tensors, strict=False):
             self.harness.backend.write_metadata(batch)
@@ -149,12 +151,12 @@ class GraphHarness:
         return copies
 
     def copied(self) -> dict[str, torch.Tensor]:
-        """Copies of the metadata buffers, made on the device."""
+        """Return copies of the metadata buffers, made on the device."""
         return {name: self.harness.arena[name].clone() for name in self._on_device}
 
     @notes_eager_result
     def replay(self, key: GraphKey, loaded: Loaded) -> None:
-        """Replay a round; its plan ran before."""
+        """Replay a round that is already planned."""
         runs = self.runs
         with _refusals(f"replaying {key}", loaded.forwards[-1]), no_sync(self.harness.subject.device):
             outputs = self.state.replay(key)
@@ -163,31 +165,31 @@ class GraphHarness:
                 f"replaying {key} is no replay",
                 batch=loaded.forwards[-1],
                 got="the step ran again, eagerly" if self.runs != runs else "other outputs than the capture's",
-                expected="the captured work alone, and the very object that capture() returned",
+                expected="only the captured work, and the object that capture() returned",
                 formula="draftmark.graphs.GraphState.replay",
                 bug="sglang#36658",
             )
 
     def interpret(self, loaded: Loaded, copies: Copies) -> None:
-        """Where no kernels run here: what correct ones would make of the metadata, into the outputs."""
+        """Compute the outputs from the metadata in the suite, where no kernels run here."""
         if not self.harness.kernels:
             steps = zip(loaded.forwards, loaded.batches, self.step_tensors, copies, strict=False)
             for forward, batch, tensors, copy in steps:
                 self.harness.interpret(forward, batch, tensors, copy)
 
     def outputs(self, key: GraphKey) -> list[list[int]]:
-        """The bytes of what a graph's captured step returned."""
+        """Return the bytes of the captured step's return value for a key."""
         return [bits_of(one).tolist() for copy in self.copies[key] for one in copy.values()]
 
     def clear_outputs(self) -> None:
-        """NaN in every output: what a warm-up wrote must not pass for a replay's."""
+        """Fill every output with NaN, so that outputs of a warm-up cannot pass for outputs of a replay."""
         for tensors in self.step_tensors:
             tensors.out.fill_(float("nan"))
 
     # -- what must hold -----------------------------------------------------------------------------------
 
     def assert_replay(self, program: Program, loaded: Loaded, what: str = "") -> None:
-        """Plan and replay a loaded round; then `assert_round`."""
+        """Plan and replay a loaded round, then check it with `assert_round`."""
         forward = loaded.forwards[-1]
         key = GraphKey(program, len(forward.requests))
         self.plan(loaded)
@@ -196,7 +198,7 @@ class GraphHarness:
 
     @notes_eager_result
     def assert_round(self, loaded: Loaded, copies: Copies, what: str) -> None:
-        """Of every step of a round that ran or was replayed: metadata, outputs, cache and guard words are right."""
+        """Check metadata, outputs, cache and guard words of every step of a round that ran or was replayed."""
         steps = zip(loaded.forwards, loaded.batches, self.step_tensors, loaded.expected, copies, strict=False)
         for forward, batch, tensors, expected, copy in steps:
             self.harness.assert_metadata(forward, batch, copy)
@@ -209,7 +211,7 @@ class GraphHarness:
 
 @contextmanager
 def _refusals(what: str, forward: ForwardCase) -> Iterator[None]:
-    """Turn what a graph state refuses into a violation."""
+    """Turn a refusal of a graph state into a violation."""
     try:
         yield
     except DraftmarkError as error:
@@ -225,7 +227,7 @@ def _refusals(what: str, forward: ForwardCase) -> Iterator[None]:
 
 @contextmanager
 def no_sync(device: str) -> Iterator[None]:
-    """Make every hidden synchronisation an error, where the device can."""
+    """Turn every hidden synchronisation into an error, where torch supports that for the device."""
     module: Any = getattr(torch, torch.device(device).type, None)
     if not hasattr(module, "set_sync_debug_mode"):
         yield

@@ -1,6 +1,6 @@
-"""What a check of behaviour is handed: a backend on its tensors, and what must hold after each of its forwards.
+"""Harness of a behaviour check: a backend on its tensors, and assertions about each of its forwards.
 
-Every method that ends in ``_holds`` raises `ContractViolation` with the batch and the two values.
+Every ``assert_`` method raises `ContractViolation` with the batch and the two values.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Harness(ForwardRunner):
     """Runs forwards and judges them. Raises `Refused` if the backend refuses the geometry."""
 
     def fresh(self) -> Harness:
-        """The same backend opened once more, on tensors of its own."""
+        """Return a harness with the same backend opened once more, on its own tensors."""
         num_pages = self.tensors.cache.k.shape[0] - self.null_pages + 1
         return Harness(self.subject, self.geometry, num_pages)
 
     # -- whole forwards -----------------------------------------------------------------------------------
 
     def assert_forward(self, forward: ForwardCase, batch: ForwardBatch, what: str = "the output") -> torch.Tensor:
-        """Run one eager forward that is on the tensors; all that is below must hold. A copy of its output."""
+        """Run one eager forward that is on the tensors, and check it. Return a copy of its output."""
         expected = self.expected(forward)
         out = self.run(forward, batch)
         self.assert_step(forward, batch, expected, what)
         return out
 
     def assert_step(self, forward: ForwardCase, batch: ForwardBatch, expected: Expected, what: str) -> None:
-        """Metadata, cache, output and guard words are right after a forward ran."""
+        """Check metadata, cache, output and guard words after a forward ran."""
         self.assert_metadata(forward, batch)
         self.assert_cache(forward, expected)
         self.assert_output(forward, expected, what)
@@ -55,17 +55,21 @@ class Harness(ForwardRunner):
     def assert_metadata(
         self, forward: ForwardCase, batch: ForwardBatch, arena: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """The buffers (now, or as copied earlier) name the slots that each live row sees and writes, and no others;
-        whatever they say of padded rows names null pages.
+        """Check that the buffers name the slots that each live row sees and writes, and no others.
+
+        Slots of padded rows must lie in null pages.
+
+        Args:
+            arena: copies of the buffers from an earlier time; by default the buffers as they are now.
         """
         found = self._decoded(forward, batch, arena)
         truth = truth_of(forward)
         for row in forward.rows[: forward.live_rows]:
             if not found.opaque and found.visible[row] != truth.visible[row]:
-                what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and its tail mask name"
+                what = f"row {row[1]} of request {row[0]} sees other KV slots than its prefix and tail mask allow"
                 raise _slots(what, forward, found.visible[row], truth.visible[row])
             if found.writes is not None and found.writes[row] != truth.writes[row]:
-                what, formula = "would be stored at another KV slot than its own", "slot of token L + T - q + j"
+                what, formula = "would be stored at a wrong KV slot", "slot of token L + T - q + j"
                 what = f"row {row[1]} of request {row[0]} {what}"
                 raise _violation(what, forward, found.writes[row], truth.writes[row], formula=formula)
         _assert_padding(forward, found)
@@ -78,7 +82,7 @@ class Harness(ForwardRunner):
             raise _violation(problem.what, forward, problem.got, problem.expected, formula=formula) from problem
 
     def assert_cache(self, forward: ForwardCase, expected: Expected, tensors: CaseTensors | None = None) -> None:
-        """The pool holds the live rows at their slots and is otherwise untouched, but for null pages."""
+        """Check that the pool contains the live rows at their slots and is unchanged elsewhere, except null pages."""
         start = forward.null_pages * forward.geometry.attention.page_size
         cache = (tensors or self.tensors).cache
         for name, pool, want in (("k", cache.k, expected.k), ("v", cache.v, expected.v)):
@@ -88,10 +92,12 @@ class Harness(ForwardRunner):
                 slots = (changed[:8] + start).tolist()
                 owners = [row for row, slot in expected.truth.writes.items() if slot in slots]
                 raise _violation(
-                    f"the {name} cache differs from the one where each row was stored at its own slot",
+                    f"the {name} cache differs from the expected one, in which each row is stored at its own slot",
                     forward,
                     f"differences at slots {slots}",
-                    f"none; of these, rows {owners} own one" if owners else "none; no row owns any of these slots",
+                    f"no difference; rows {owners} own some of these slots"
+                    if owners
+                    else "no difference; no row owns any of these slots",
                     formula="row j is stored at the slot of token L + T - q + j",
                     bug="sglang#24743",
                 )
@@ -101,16 +107,21 @@ class Harness(ForwardRunner):
     def assert_output(
         self, forward: ForwardCase, expected: Expected, what: str = "the output", out: torch.Tensor | None = None
     ) -> None:
-        """Live rows of `out` (by default the tensors' own) are within rounding of float64; padded rows are finite."""
+        """Check that live rows of `out` match float64 within rounding, and that padded rows are finite.
+
+        Args:
+            what: subject of the error message.
+            out: ``[rows, heads, head_dim]``; by default the output on the tensors.
+        """
         out = self.tensors.rows(forward)[3] if out is None else out
         assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
 
     def assert_guards(self, forward: ForwardCase) -> None:
-        """No byte before or behind any buffer changed."""
+        """Check that no byte before or after any buffer changed."""
         assertions.assert_guards(self.arena, forward)
 
     def assert_sparse_pool(self, forward: ForwardCase) -> None:
-        """As `assert_cache` and `assert_output`, for a pool too large to copy: of the slots that the forward touches."""
+        """Check the cache and the output only at the slots that the forward touches, for a pool too large to copy."""
         truth, cache = truth_of(forward), self.tensors.cache
         _, k, v, _ = self.tensors.rows(forward)
         flat = [pool.view(-1, *pool.shape[2:]) for pool in (cache.k, cache.v)]
@@ -123,38 +134,38 @@ class Harness(ForwardRunner):
         self.assert_output(forward, Expected(truth, flat[0], flat[1], answer_of(forward, self.tensors, flat, live)))
 
     def more_tensors(self) -> CaseTensors:
-        """Another set of tensors like the harness's own, pool included."""
+        """Return another set of tensors like the harness's own, pool included."""
         return CaseTensors(self.geometry, self.subject.device, self.tensors.cache.k.shape[0])
 
     def grad_mode(self, mode: str) -> AbstractContextManager[object]:
-        """torch's ``"inference"`` mode, or gradients ``"enabled"``, or ``"none"``."""
+        """Return a context with torch's ``"inference"`` mode, or with gradients ``"enabled"`` or off (``"none"``)."""
         if mode == "inference":
             return torch.inference_mode()
         return torch.set_grad_enabled(mode == "enabled")
 
-    # -- what a call does beside its result ---------------------------------------------------------------
+    # -- side effects of a call ---------------------------------------------------------------------------
 
     def watch(self, forward: ForwardCase, batch: ForwardBatch) -> Watch:
-        """Snapshots of everything that the backend is given for a forward."""
+        """Return snapshots of every tensor that the backend receives for a forward."""
         return Watch(self.tensors, forward, batch)
 
     @contextmanager
     def poisoned(self, when: str) -> Iterator[None]:
-        """While the body runs, all memory of this harness is poison, and must stay so."""
+        """Poison all memory of this harness while the body runs, and check that it stays poison."""
         memory = PoisonedMemory(self.arena, self.tensors)
         yield
         memory.assert_untouched(when)
 
     def bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor as integers, so that NaN equals itself."""
+        """Return a copy of a tensor as integers, so that NaN equals itself."""
         return raw(tensor).clone()
 
     def held(self) -> dict[int, str]:
-        """Memory that the backend can reach: address of each storage → a name."""
+        """Return the memory that the backend can reach: address of each storage → a name."""
         return reachable_storages(self.backend)
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
-        """Run `call`; names of the calls in it that read on the host what a backend is given, or the arena."""
+        """Run `call`, and return the names of its calls that read tensors of the batch or the arena on the host."""
         device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
         cache = self.tensors.cache
         given = [one for one in (cache.k_scale, cache.v_scale, cache.sinks) if one is not None]
@@ -164,12 +175,12 @@ class Harness(ForwardRunner):
 
 
 def place(harness: ForwardRunner, forward: ForwardCase) -> ForwardCase:
-    """See `ForwardRunner.place`."""
+    """Return the forward with its padded requests placed; see `ForwardRunner.place`."""
     return harness.place(forward)
 
 
 def _assert_padding(forward: ForwardCase, found: Decoded) -> None:
-    """Whatever the buffers say of padded rows, it names null pages only."""
+    """Check that every slot that the buffers name for padded rows lies in a null page."""
     end = forward.null_pages * forward.geometry.attention.page_size
     for row in forward.rows[forward.live_rows :]:
         named = [*found.visible.get(row, ()), *([found.writes[row]] if found.writes and row in found.writes else [])]

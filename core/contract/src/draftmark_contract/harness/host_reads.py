@@ -1,7 +1,7 @@
-"""Notices that host code read a device tensor, on a CPU where nothing else would tell.
+"""Detects host code that reads a device tensor, also on a CPU, where such a read does not wait for anything.
 
-Tensors of the batch are tainted, and so is what is computed from them; reading a tainted tensor's values on the host
-would wait for the device.
+The tensors of the batch are tainted, and so is every result computed from them. A read of a tainted tensor's values on
+the host would wait for a real device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from draftmark.graphs.rules import HOST_READS
 
 READS = frozenset(getattr(torch.Tensor, name) for name in (*HOST_READS, "nonzero", "__iter__"))
-"""What a captured region must not call, and two more that wait for the device although no capture meets them."""
+"""Calls that a captured region must not make, and two more that wait for the device outside of a capture."""
 
 
 class _Taint:
@@ -56,7 +56,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """See `draftmark.graphs.recorder`."""
+        """Return False; see `draftmark.graphs.recorder`."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +70,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operator's value, or the size of its output, depends on data."""
+    """Return True when an operator's value, or the size of its output, depends on data."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags or kwargs.get("output_size") is not None:
@@ -82,7 +82,7 @@ def _waits(func: Any, args: Any, kwargs: Any) -> bool:
 
 @contextmanager
 def host_reads(tensors: Iterable[torch.Tensor]) -> Iterator[list[str]]:
-    """Collects the names of calls that read `tensors`, or anything computed from them, on the host."""
+    """Collect the names of calls that read `tensors`, or anything computed from them, on the host."""
     taint = _Taint(tensors)
     with _Calls(taint), _Operators(taint):
         yield taint.reads

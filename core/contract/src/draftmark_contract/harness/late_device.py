@@ -1,4 +1,4 @@
-"""Makes a device late: a queue that nobody runs on a CPU, a kernel that spins on a GPU. No clock decides anything."""
+"""Makes a device late: by a queue on a CPU, by a spinning kernel on a GPU. No decision depends on a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftmark.devices import synchronize
 from ..late_device import LateDevice
 
 CYCLES = 40_000_000
-"""Of a GPU's clock, some 20 ms: longer than a host takes to send a round, shorter than anybody minds."""
+"""Clock cycles of a GPU kernel that spins, about 20 ms: longer than a host needs to send a round."""
 
 
 def _spin(device: torch.device) -> None:
@@ -21,12 +21,12 @@ def _spin(device: torch.device) -> None:
 
 
 SPINS: dict[str, Callable[[torch.device], None]] = {"cuda": _spin}
-"""By device type. Of other devices no delay is known: rounds are sent all the same, and run as the device gets to them.
-(Of this repository's NPU emulator nothing runs before somebody waits, as on a late device.)"""
+"""Delay kernel by device type. For other devices rounds are sent without a delay, and run when the device reaches them.
+(This repository's NPU emulator runs nothing before the host waits, like a late device.)"""
 
 
 class Lateness:
-    """How a device is kept late while the host goes on."""
+    """Keeps a device late while the host continues."""
 
     def __init__(self, device: str, late: LateDevice | None) -> None:
         self._device = torch.device(device)
@@ -35,11 +35,11 @@ class Lateness:
 
     @property
     def waits(self) -> list[str]:
-        """Names of the calls for which the host waited so far, where a `LateDevice` can tell; else none."""
+        """Names of the calls that the host has waited in so far; empty where no `LateDevice` records them."""
         return [] if self._late is None else self._late.waits
 
     def linger(self) -> None:
-        """The device stays at this point of what is sent to it for a while, once it gets here."""
+        """Make the device pause when it reaches this point of the work that is sent to it."""
         if self._late is None:
             spin = SPINS.get(self._device.type)
             if spin is not None:
@@ -48,17 +48,17 @@ class Lateness:
             self._here = self._late.mark()
 
     def arrive(self) -> None:
-        """The device gets to where it lingers; a real one does so by itself."""
+        """Let the device run up to the point where it pauses. A real device does so by itself."""
         if self._late is not None:
             self._late.advance(self._here)
 
 
 @contextmanager
 def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Lateness]:
-    """What the block sends is late; leaving the block waits for all of it.
+    """Run the block with a late device. Leaving the block waits for all work that was sent.
 
     Args:
-        tensors: what lies on the device; a CPU has to be told.
+        tensors: tensors in device memory, which a CPU queue cannot detect by itself.
     """
     if torch.device(device).type != "cpu":
         yield Lateness(device, None)
@@ -66,5 +66,5 @@ def running_late(device: str, tensors: Iterable[torch.Tensor]) -> Iterator[Laten
         return
     with LateDevice() as late:
         late.owns(tensors)
-        del tensors  # who drops a tensor in the block shall be the last to hold it
+        del tensors  # code in the block that drops a tensor must drop the last reference to it
         yield Lateness(device, late)

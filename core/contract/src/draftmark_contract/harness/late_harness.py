@@ -1,4 +1,4 @@
-"""Sends rounds to a device that is late, as an overlapping engine would, and judges each by its own truth."""
+"""Harness for a late device: sends rounds as an overlapping engine does, and checks each against its own truth."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .late_device import Lateness, running_late
 from .late_round import Round, key_of, live_batch, memory_of
 
 KINDS = ("exact", "unknown", "exact", "upper_bound", "exact", "tight_bound")
-"""Host lengths by turns, mostly and at last such as tell one round from the next."""
+"""Kinds of host lengths, one per round in turn. Most, and the last, differ between rounds."""
 REMEDY = (
-    "let the host touch nothing that the device has yet to read: give each round in flight a slot of its own, and wait "
-    "for the slot's fence (draftmark.transfer.fence) before using it again"
+    "do not write on the host what the device still has to read: give each round in flight its own slot, and wait for "
+    "the slot's fence (draftmark.transfer.fence) before the next use"
 )
 
 
 class LateHarness:
-    """Rounds of one `GraphHarness`: each is moved, on the device, to the static tensors, run, and copied out again.
+    """Rounds of one `GraphHarness`. Each is copied to the static tensors on the device, run, and copied out again.
 
     Attributes:
-        rounds: what `stage` made, in order of sending.
+        rounds: rounds made by `stage`, in the order of sending.
     """
 
     def __init__(self, graphs: GraphHarness) -> None:
@@ -43,13 +43,13 @@ class LateHarness:
     # -- on time ------------------------------------------------------------------------------------------
 
     def capture(self, forwards: Sequence[ForwardCase]) -> None:
-        """Capture the programs of all uniform rounds, at their sizes; before `stage`, for it uses their tensors."""
+        """Capture the programs of all uniform rounds at their sizes. Call before `stage`, which reuses the tensors."""
         keys = {key_of(forward) for forward in forwards if forward.mode is not Mode.EXTEND}
         for key in sorted(keys, key=lambda key: -key.batch_size):
             self.graphs.capture(key)
 
     def stage(self, forwards: Sequence[ForwardCase]) -> None:
-        """Put the rounds on the device and work out what must come of them; the arena is poisoned."""
+        """Put the rounds on the device and compute their expected results. The arena is poisoned."""
         self.rounds = [Round.of(self.harness.place(forward)) for forward in forwards]
         self._reset()
         last: Expected | None = None
@@ -57,7 +57,7 @@ class LateHarness:
             last = one.stage(self.harness, 100 * number, last)
 
     def _reset(self) -> None:
-        """The state before the first round: KV that earlier forwards stored, poison in the arena, no result."""
+        """Restore the state before the first round: KV of earlier forwards, a poisoned arena, no results."""
         first = [one.forwards[0] for one in self.rounds]
         live = tuple(request for forward in first for request in forward.requests if request.live)
         self.harness.tensors.fill_cache(replace(first[-1], requests=live))  # the rounds share no page
@@ -77,16 +77,16 @@ class LateHarness:
     # -- late ---------------------------------------------------------------------------------------------
 
     def send(self, *, captured: bool = False, halfway: bool = False, reopen_after: int = 0) -> None:
-        """Send all rounds to a late device, and wait for it in the end.
+        """Send all rounds to a late device, and wait for it at the end.
 
         Args:
             captured: uniform rounds are replays.
-            halfway: the next round is planned while the device stands between a round's metadata and its attention;
-                else while it has run none of them.
-            reopen_after: drop the backend and its arena when so many rounds are sent, and go on with a new one.
+            halfway: plan the next round while the device is between a round's metadata and its attention. Otherwise
+                plan it before the device has run any round.
+            reopen_after: after this number of rounds, drop the backend and its arena and continue with a new one.
 
         Raises:
-            ContractViolation: a step waits for the device, or fails when the device gets to it.
+            ContractViolation: a step waits for the device, or fails when the device runs it.
         """
         self._rehearse(captured)
         with _failures(self.rounds), running_late(self.harness.subject.device, self._on_device()) as late:
@@ -102,7 +102,7 @@ class LateHarness:
                     self._reopen()
 
     def _plan(self, one: Round, number: int) -> Loaded:
-        """The host half, with the host's lengths of this round. What the device holds is an earlier round as yet."""
+        """Run the host half with this round's host lengths, while the device still holds an earlier round."""
         kind = "exact" if self.harness.host == "exact" else KINDS[number % len(KINDS)]
         if one.is_ragged:
             one.move_to(self.graphs.step_tensors)
@@ -120,7 +120,7 @@ class LateHarness:
             self._run(one, loaded, late)
 
     def _run(self, one: Round, loaded: Loaded, late: Lateness | None) -> None:
-        """A round eagerly; the device comes to a halt in the middle of its last step if `late` is given."""
+        """Run a round eagerly. With `late` the device pauses in the middle of the round's last step."""
         for forward, batch, live in zip(one.forwards, loaded.batches, self.graphs.step_tensors, strict=False):
             self.harness.backend.write_metadata(batch)
             one.copies.append(self.graphs.copied())
@@ -140,13 +140,13 @@ class LateHarness:
         one.outs = [live.rows(forward)[3].clone() for forward, live in pairs]
 
     def _reopen(self) -> None:
-        """Drop the backend and its arena with what was sent still under way, and open it anew on other memory."""
+        """Drop the backend and its arena while its work is in flight, and open it again on other memory."""
         del self.harness.backend, self.harness.arena
         gc.collect()
         self.harness.backend, self.harness.arena = self.harness.subject.open(self.harness.geometry)
 
     def _on_device(self) -> list[torch.Tensor]:
-        """Everything that is in device memory, for a CPU to know; the arena says by itself what is not."""
+        """Return every tensor in device memory, for the CPU queue. The arena marks its own host buffers."""
         found = [self.harness.arena[name] for name in self.harness.arena]
         found += [tensor for stage in self.graphs.step_tensors for tensor in memory_of(stage)]
         return found + [tensor for one in self.rounds for tensor in one.on_device()]
@@ -154,7 +154,7 @@ class LateHarness:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def assert_rounds(self) -> None:
-        """Each round's metadata and outputs are those of its own batch; the pool holds every round's rows."""
+        """Check each round's metadata and outputs against its own batch, and the pool against all rounds."""
         for number, one in enumerate(self.rounds):
             with self._describes_round(one, number):
                 one.assert_round(self.harness, "the output")
@@ -164,7 +164,7 @@ class LateHarness:
 
     @contextmanager
     def _describes_round(self, one: Round, number: int) -> Iterator[None]:
-        """Let a violation say which round it was, and whether that round is right on a device that is on time."""
+        """Add to a violation the number of its round, and the result of that round on a device that is on time."""
         try:
             yield
         except ContractViolation as found:
@@ -172,7 +172,7 @@ class LateHarness:
             alone = eager_run(self.harness, one.forwards)
             if alone == RIGHT:
                 found.details["remedy"] = found.details["remedy"] or REMEDY
-                alone = "right: the same batch in a fresh arena; what the host does meanwhile is at fault"
+                alone = "right: the same batch in a fresh arena; the fault is in what the host does before it runs"
             found.add_note(f"{NOTE}, on time: {alone}")
             raise
 
@@ -183,7 +183,7 @@ def _assert_no_wait(one: Round, waits: Sequence[str]) -> None:
             "a step waits for the device",
             batch=one.forwards[-1],
             got=", ".join(waits),
-            expected="device work that is sent, and nothing else; plan() may wait for a fence of its own",
+            expected="work that is only sent; plan() may wait for its own fence",
             formula="draftmark.backend.AttentionBackend",
             bug="sglang#29413",
         )
@@ -191,7 +191,7 @@ def _assert_no_wait(one: Round, waits: Sequence[str]) -> None:
 
 @contextmanager
 def _failures(rounds: Sequence[Round]) -> Iterator[None]:
-    """Turn an error of what was sent, which comes when a `LateDevice` gets there, into a violation."""
+    """Turn an error of queued work, which appears when a `LateDevice` runs it, into a violation."""
     try:
         yield
     except Exception as error:
@@ -200,10 +200,10 @@ def _failures(rounds: Sequence[Round]) -> Iterator[None]:
             raise
         names = ", ".join(one.forwards[-1].name for one in rounds)
         raise ContractViolation(
-            "what was sent fails when a late device gets there",
+            "work that was sent fails when a late device gets there",
             batch=f"{names}\n{describe(rounds[-1].forwards[-1].geometry)}",
             got=f"{type(error).__name__}: {error} ({where[0]})",
-            expected="what it would have done at once",
+            expected="the result of the same work without a delay",
             bug="sglang#40025",
             remedy=REMEDY,
         ) from error

@@ -1,4 +1,4 @@
-"""One round that is sent to a late device: its inputs, what must come of it, and what did."""
+"""One round that is sent to a late device: its inputs, its expected results, and its actual results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PROGRAMS = {mode: program for program, mode in MODES.items()}
 
 @dataclass
 class Round:
-    """A round in memory of its own, on the device: nothing of it comes from the host any more.
+    """A round with all of its inputs in its own device memory, so that nothing comes from the host later.
 
     Attributes:
-        forwards: one, or the steps of a draft round.
-        sources: the inputs of each step; where no kernels run, its outputs too, once it is judged.
-        batches: over the sources; what the metadata is judged by.
-        expected: what must come out, in order of sending.
-        copies, outs: metadata and outputs of each step, copied on the device behind it.
+        forwards: one forward, or the steps of a draft round.
+        sources: inputs of each step. Where no kernels run, they also hold the outputs after `assert_round`.
+        batches: batches over the sources, for checking the metadata.
+        expected: expected results, in the order of sending.
+        copies, outs: metadata and outputs of each step, copied on the device after the step.
     """
 
     forwards: list[ForwardCase]
@@ -43,17 +43,17 @@ class Round:
 
     @classmethod
     def of(cls, forward: ForwardCase) -> Round:
-        """The round that ends with a forward."""
+        """Return the round that ends with a forward."""
         steps = range(forward.step + 1) if forward.mode is Mode.DRAFT else ()
         return cls([forward.at_step(i) for i in steps] or [forward])
 
     @property
     def is_ragged(self) -> bool:
-        """Whether it is a prefill, whose batch is made from its inputs and which no graph holds."""
+        """True for a prefill: no graph holds it, and its batch is made from its inputs."""
         return self.forwards[0].mode is Mode.EXTEND
 
     def stage(self, harness: Harness, seed: int, last: Expected | None) -> Expected | None:
-        """Put the inputs on the device and work out what must come of them, behind the rounds that end with `last`."""
+        """Put the inputs on the device, and compute the expected results after the rounds that end with `last`."""
         for step, forward in enumerate(self.forwards):
             source = CaseTensors(harness.geometry, harness.subject.device, 1)
             source.cache = harness.tensors.cache
@@ -65,7 +65,7 @@ class Round:
         return last
 
     def move_to(self, step_tensors: Sequence[CaseTensors]) -> None:
-        """Inputs go from device memory to the static tensors of each step; outputs become NaN."""
+        """Copy the inputs in device memory to the static tensors of each step. Outputs become NaN."""
         for source, live in zip(self.sources, step_tensors, strict=False):
             for name in ("prefix_lens", "page_table", "positions", "mask", "depth"):
                 getattr(live.buffers, name).copy_(getattr(source.buffers, name))
@@ -73,12 +73,12 @@ class Round:
                 getattr(live, name).copy_(getattr(source, name))
 
     def on_device(self) -> list[torch.Tensor]:
-        """What of it is in device memory."""
+        """Return the tensors of this round that are in device memory."""
         batches = [tensor for batch in self.batches for tensor in batch_tensors(batch).values()]
         return batches + [tensor for source in self.sources for tensor in memory_of(source)]
 
     def assert_round(self, harness: Harness, what: str) -> None:
-        """Each step's metadata and outputs are those of its own batch."""
+        """Check each step's metadata and outputs against its own batch."""
         steps = zip(self.forwards, self.batches, self.sources, self.copies, self.outs, self.expected, strict=True)
         for forward, batch, source, copy, out, expected in steps:
             harness.assert_metadata(forward, batch, copy)
@@ -89,12 +89,12 @@ class Round:
 
 
 def key_of(forward: ForwardCase) -> GraphKey:
-    """The graph that a uniform forward is replayed by."""
+    """Return the key of the graph that replays a uniform forward."""
     return GraphKey(PROGRAMS[forward.mode], len(forward.requests))
 
 
 def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBatch:
-    """A forward's batch on the static tensors, whatever they hold, with host lengths of a kind."""
+    """Return a forward's batch over the static tensors, whatever they contain, with host lengths of a kind."""
     b, size, lens = live.buffers, len(forward.requests), host_lengths(forward, kind)
     if forward.mode is Mode.EXTEND:
         rows = tuple(one.rows for one in forward.requests)
@@ -103,6 +103,6 @@ def live_batch(forward: ForwardCase, live: CaseTensors, kind: str) -> ForwardBat
 
 
 def memory_of(tensors: CaseTensors) -> list[torch.Tensor]:
-    """Every tensor that a case has."""
+    """Return every tensor of a case."""
     static = [one for one in vars(tensors.buffers).values() if isinstance(one, torch.Tensor)]
     return [*static, tensors.q, tensors.k, tensors.v, tensors.out, tensors.cache.k, tensors.cache.v]

@@ -1,4 +1,4 @@
-"""Several layers in one forward: each with a cache, scales and rows of its own, some of another shape."""
+"""Harness for several layers in one forward: each has its own cache, scales and rows, and shapes may differ."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .tensors import CaseTensors
 
 @dataclass
 class Layer:
-    """One layer: the backend of its shape, and what it is handed."""
+    """One layer: the backend of its shape, and the layer's own tensors."""
 
     harness: Harness
     tensors: CaseTensors
 
     def of(self, forward: ForwardCase) -> ForwardCase:
-        """The forward as this layer's shape sees it."""
+        """Return the forward with this layer's geometry."""
         return replace(forward, geometry=self.harness.geometry)
 
 
 class LayerHarness:
-    """The layers of a model. Layers of one shape share a backend and its metadata; all share the batch.
+    """The layers of a model. Layers of one shape share a backend and its metadata. All layers share the batch.
 
     Attributes:
         harnesses: one per distinct shape.
-        layers: in order of execution, shapes in turn: what one leaves behind is there when the next one runs.
+        layers: in order of execution. Shapes alternate, so that each layer runs on leftovers of another shape.
     """
 
     def __init__(self, subject: BackendUnderTest, shapes: Sequence[Geometry], num_pages: int, each: int = 2) -> None:
@@ -51,7 +51,7 @@ class LayerHarness:
         self._state = subject.graph_state(shapes[0])
 
     def load(self, forward: ForwardCase, seed: int = 0, host: str | None = None) -> tuple[ForwardBatch, list[Expected]]:
-        """Put a forward on the tensors of every layer: one batch, and what must come out of each layer."""
+        """Put a forward on the tensors of every layer. Return the batch and the expected result of each layer."""
         batch = self.layers[0].tensors.set(forward, host or self._host)
         for number, layer in enumerate(self.layers):
             fill(layer.tensors, layer.of(forward), Contents.USUAL, seed + 100 * number)
@@ -59,26 +59,26 @@ class LayerHarness:
 
     @property
     def capture_host(self) -> str:
-        """Host lengths at capture: unknown, so that the plan serves every replay, unless exact ones are needed."""
+        """Kind of host lengths at capture: unknown, so that the plan serves every replay, unless exact is needed."""
         return "unknown" if all(harness.bounded for harness in self.harnesses) else "exact"
 
     @property
     def _host(self) -> str:
-        """Host lengths that are enough for every shape."""
+        """Kind of host lengths that satisfies every shape."""
         return max((harness.host for harness in self.harnesses), key=("unknown", "upper_bound", "exact").index)
 
     def place(self, forward: ForwardCase) -> ForwardCase:
-        """The forward on the null pages that the shapes ask for: the most that any of them does."""
+        """Return the forward on the largest number of null pages that any shape needs."""
         most = max(harness.null_pages for harness in self.harnesses)
         return forward if most == forward.null_pages else forward.with_null_pages(most)
 
     def plan(self, batch: ForwardBatch) -> None:
-        """The host half of a step."""
+        """Run the host half of a step."""
         for harness in self.harnesses:
             harness.backend.plan(batch)
 
     def step(self, forward: ForwardCase, batch: ForwardBatch) -> None:
-        """The device half: the metadata of every shape, then every layer."""
+        """Run the device half: the metadata of every shape, then every layer."""
         for harness in self.harnesses:
             harness.backend.write_metadata(batch)
         for layer in self.layers:
@@ -100,7 +100,7 @@ class LayerHarness:
             self._state.replay(key)
 
     def assert_layers(self, forward: ForwardCase, batch: ForwardBatch, expected: list[Expected], what: str) -> None:
-        """Every layer's cache and output are its own; no byte around a buffer changed."""
+        """Check each layer's cache and output, and the bytes around the buffers."""
         for number, (layer, one) in enumerate(zip(self.layers, expected, strict=True)):
             own = layer.of(forward)
             if not layer.harness.kernels:

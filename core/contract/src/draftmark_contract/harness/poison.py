@@ -1,19 +1,20 @@
-"""What poison means where a failure shows it: the suite fills memory with ones before a step, NaN or -1 by dtype."""
+"""Explanations of poison in a failure. Before a step the suite fills memory with set bits: NaN or -1 by dtype."""
 
 from __future__ import annotations
 
 import re
 
-NAN = "NaN: the suite filled this memory with it; nobody has written it since, or it was read from KV that is no row's"
+NAN = "NaN: the suite fills memory with NaN. This value was never written, or it was read from KV that no row owns"
 INDEX = (
-    "-1 is every bit set, with which the suite fills buffers: nobody wrote this since, in this step or in the capture"
+    "-1 has every bit set, like the poison with which the suite fills buffers: "
+    "this value was never written, in this step or in the capture"
 )
 
 
 def poison_in(got: object) -> str:
-    """What a value means that was read from memory the suite poisons; empty where it shows no poison.
+    """Return the meaning of a value that was read from poisoned memory; empty when it shows no poison.
 
-    Slots and pages computed from a poisoned entry are negative too.
+    Slots and pages that are computed from a poisoned entry are negative too.
     """
     text = str(got)
     if re.search(r"\bnan\b", text, re.IGNORECASE):

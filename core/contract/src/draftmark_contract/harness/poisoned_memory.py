@@ -1,4 +1,4 @@
-"""Memory of an opened backend that nobody may touch for a while: poisoned, and looked at afterwards."""
+"""Memory of an opened backend that is poisoned for a while and must stay untouched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .watch import bits_of
 
 
 class PoisonedMemory:
-    """Poisons an arena and the tensors beside it; buffers that must start as zeros are put back afterwards."""
+    """Poisons an arena and its case tensors. Buffers that must start as zeros are restored afterwards."""
 
     def __init__(self, arena: Arena, tensors: CaseTensors) -> None:
         static = {f"static {name}": one for name, one in vars(tensors.buffers).items() if isinstance(one, torch.Tensor)}
@@ -27,10 +27,10 @@ class PoisonedMemory:
             bits_of(one).fill_(POISON_BYTE)
 
     def assert_untouched(self, when: str) -> None:
-        """Everything is poison still; then what must start as zeros is as it was.
+        """Check that all of the memory is still poison, then restore the buffers that must start as zeros.
 
         Raises:
-            ContractViolation: something was written to.
+            ContractViolation: something wrote to the memory.
         """
         for name, one in (self._arena | self._given).items():
             written = (bits_of(one) != POISON_BYTE).nonzero()
@@ -38,8 +38,8 @@ class PoisonedMemory:
                 raise ContractViolation(
                     f"{name} of an opened backend was written {when}",
                     got=f"the first of {len(written)} bytes at {int(written[0, 0])}",
-                    expected="every open keeps to its own arena, and to the tensors that it is handed",
-                    formula="draftmark.backend.AttentionBackend: a plugin keeps nothing but views of its arena",
+                    expected="every open writes only its own arena and the tensors that it is given",
+                    formula="draftmark.backend.AttentionBackend: a plugin keeps only views of its arena",
                     bug="flashinfer#4014, vllm#48261",
                     remedy="keep tensors, addresses and plans on the backend, not in globals or closures of a module",
                 )

@@ -1,4 +1,4 @@
-"""Which memory a backend keeps: tensors reachable from it, by storage."""
+"""Memory that a backend keeps: the storages of all tensors reachable from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def reachable_storages(owner: object) -> dict[int, str]:
-    """Address of each storage that `owner` can reach through attributes, lists, tuples, sets and dicts → a name."""
+    """Return the address of each storage that `owner` reaches by attributes, sequences, sets and dicts → a name."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     queue: list[tuple[str, Any]] = [(type(owner).__name__, owner)]

@@ -1,4 +1,4 @@
-"""A KV pool of billions of elements of which a few pages are ever touched."""
+"""A KV pool of billions of elements; forwards touch only a few of its pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..cases.forwards import ForwardCase
 
 @contextmanager
 def sparse_pool(forward: ForwardCase, device: str) -> Iterator[torch.Tensor]:
-    """``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype, zeros; k and v for `CaseTensors`."""
+    """Yield zeros ``[2, num_pages, P, kv_heads, head_dim]`` in kv_dtype: k and v for `CaseTensors`."""
     a = forward.geometry.attention
     shape = (2, forward.num_pages, a.page_size, a.num_kv_heads, a.head_dim)
     with sparse_memory(shape, getattr(torch, a.kv_dtype), device) as memory:
@@ -22,7 +22,7 @@ def sparse_pool(forward: ForwardCase, device: str) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def sparse_memory(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Iterator[torch.Tensor]:
-    """Zeros. On the CPU address space that nothing is reserved for; a device really allocates them."""
+    """Yield zeros. A CPU maps address space without reserving memory; a device allocates all of it."""
     if device != "cpu":
         yield torch.zeros(shape, dtype=dtype, device=device)
         return

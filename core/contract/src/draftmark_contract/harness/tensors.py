@@ -1,4 +1,4 @@
-"""Tensors of a forward: the core's static batch buffers, one layer of KV, and the rows that enter and leave."""
+"""Tensors of a forward: the core's static batch buffers, one layer of KV, and the rows of q, k, v and out."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from ..oracle.formulas import max_prefix, max_rows
 from ..oracle.history import Request, kv_slots
 
 SPARSE = 2**28
-"""A pool from this size on is not filled: its pages are only touched where a forward stores something."""
+"""Number of elements from which a pool is not filled. Only the slots that a forward uses are then written."""
 SCALES = (0.5, 2.0)
-"""Of k and v in the first layer; stored value times scale is the real value. Each further layer doubles the one and
-halves the other: powers of two, so that quantising rounds once."""
+"""Scales of k and v in the first layer: the stored value times the scale is the real value. Each further layer doubles
+the k scale and halves the v scale. Powers of two make quantisation round only once."""
 
 
 GAPS = (1, 5, 2)
-"""Heads of memory between two rows of q, k and v where each is a view of its own."""
+"""Heads of memory between two rows of q, k and v, where each of them is a view of its own memory."""
 
 
 class RowForm(StrEnum):
-    """How the rows of q, k and v lie in memory."""
+    """Memory layout of the rows of q, k and v."""
 
     PROJECTED = "views of one projection"
-    BEHIND_ROPE = "q and k contiguous, v a view of the projection"
-    """RoPE writes new q and k, and leaves v where it is: the three no longer have one stride."""
-    APART = "each a view with a stride of its own"
+    AFTER_ROPE = "q and k contiguous, v a view of the projection"
+    """RoPE writes new q and k and leaves v in the projection, so that the three have different strides."""
+    OWN_STRIDES = "each a view with a stride of its own"
 
 
 class CaseTensors:
-    """Everything that a backend is given, at fixed addresses. Contents come from forwards; the rest is dirty.
+    """All tensors that a backend receives, at fixed addresses. Forwards fill them; unused parts are dirty.
 
     Attributes:
-        cache: one layer's pages, with scales and sinks of its own.
-        q, k, v, out: rows of the largest forward; a forward takes the leading ones.
+        cache: one layer's pages, with its own scales and sinks.
+        q, k, v, out: rows of the largest forward. A forward uses the leading ones.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class CaseTensors:
         self.out = torch.empty_like(self.q)
         self.dirty(num_pages - 1)
 
-    def lay(self, form: RowForm) -> None:
-        """q, k and v become views of new memory; each head is contiguous in every form."""
+    def set_row_form(self, form: RowForm) -> None:
+        """Make q, k and v views of new memory in this form. Each head is contiguous in every form."""
         heads = [self.q.shape[1], self.k.shape[1], self.v.shape[1]]
         rows, dim = self.q.shape[0], self.q.shape[2]
         fused = self.q.new_full((rows, sum(heads), dim), float("nan"))
         views = torch.split(fused, heads, dim=1)
-        if form is RowForm.BEHIND_ROPE:
+        if form is RowForm.AFTER_ROPE:
             views = (*(view.contiguous() for view in views[:2]), views[2])
-        if form is RowForm.APART:
+        if form is RowForm.OWN_STRIDES:
             wide = (self.q.new_full((rows, n + more, dim), float("nan")) for n, more in zip(heads, GAPS, strict=True))
             views = tuple(one[:, :n] for one, n in zip(wide, heads, strict=True))
         self.q, self.k, self.v = views
 
     def dirty(self, page: int) -> None:
-        """Fill the static buffers with what an earlier, longer batch could have left there."""
+        """Fill the static buffers with values that an earlier, longer batch could have left."""
         b = self.buffers
         b.prefix_lens.fill_(self.geometry.limits.max_context_len)
         b.page_table.fill_(page)
@@ -91,7 +91,7 @@ class CaseTensors:
             tensor.zero_()
 
     def set(self, forward: ForwardCase, host: str = "exact") -> ForwardBatch:
-        """Fill the static buffers with a forward's batch, and only the part that the forward owns."""
+        """Fill the static buffers with a forward's batch, and only the part that belongs to the forward."""
         b, r = self.buffers, len(forward.requests)
         b.prefix_lens[:r] = torch.tensor([one.prefix for one in forward.requests], dtype=torch.int32)
         b.page_table[:r] = torch.tensor(_table(forward, b.page_table.shape[1]), dtype=torch.int32)
@@ -107,7 +107,7 @@ class CaseTensors:
         return batch
 
     def fill_rows(self, forward: ForwardCase, seed: int = 0, contrast: float = CONTRAST[Contents.USUAL]) -> None:
-        """New rows and sinks for a forward, the same for the same seed; `out`, and the rows behind, become NaN."""
+        """Fill rows and sinks of a forward from a seed. `out`, and the rows after the forward's, become NaN."""
         dice = torch.Generator().manual_seed(seed)
         for tensor, scale in ((self.q, contrast), (self.k, 1.0), (self.v, 1.0)):
             tensor.fill_(float("nan"))
@@ -117,12 +117,12 @@ class CaseTensors:
         self.set_sinks(usual_sink(forward) + torch.randn(self.q.shape[1], generator=dice))
 
     def set_sinks(self, values: torch.Tensor) -> None:
-        """Write the layer's sinks ``[num_qo_heads]`` where they are, if it has any."""
+        """Write the layer's sinks ``[num_qo_heads]`` in place, if the layer has sinks."""
         if self.cache.sinks is not None:
             self.cache.sinks.copy_(values)
 
     def fill_cache(self, forward: ForwardCase, seed: int = 0) -> None:
-        """Random KV where an earlier forward stored some, zeros in the null pages, NaN everywhere else."""
+        """Fill the cache: random KV where earlier forwards stored some, zeros in the null pages, NaN elsewhere."""
         dice = torch.Generator().manual_seed(seed + 1)
         size, used = self.geometry.attention.page_size, used_slots(forward)
         for pool in (self.cache.k, self.cache.v):
@@ -134,19 +134,19 @@ class CaseTensors:
             flat[torch.tensor(used, dtype=torch.int64, device=flat.device)] = raw(values).to(flat.device)
 
     def rows(self, forward: ForwardCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v and out of a forward, padded rows included."""
+        """Return q, k, v and out of a forward, padded rows included."""
         n = len(forward.rows)
         return self.q[:n], self.k[:n], self.v[:n], self.out[:n]
 
 
 def used_slots(forward: ForwardCase) -> list[int]:
-    """KV slots that a forward finds filled: committed tokens, and tail slots of earlier draft steps."""
+    """Return the KV slots that a forward finds filled: committed tokens, and tail slots of earlier draft steps."""
     size, live = forward.geometry.attention.page_size, [one for one in forward.requests if one.live]
     return sorted({slot for one in live for slot in kv_slots(one, size)[: -one.rows or None]})
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: NaN equals itself, and every dtype can be indexed."""
+    """Return the tensor's memory as integers, so that NaN equals itself and every dtype can be indexed."""
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
@@ -159,8 +159,11 @@ def _scales(kv_dtype: str, device: str, layer: int) -> tuple[torch.Tensor | None
 
 
 def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
-    """What the host may know of a forward's lengths: ``"exact"``, ``"upper_bound"`` (loose), ``"tight_bound"`` (nothing
-    is in flight, so it is met), ``"mixed_bound"`` (met by every other request), or ``"unknown"``.
+    """Return the host lengths of a forward.
+
+    Args:
+        kind: ``"exact"``, ``"upper_bound"`` (larger than the length), ``"tight_bound"`` (equal to the length),
+            ``"mixed_bound"`` (equal for every other request), or ``"unknown"``.
     """
     lens = tuple(one.prefix for one in forward.requests if one.live)
     limits, wall = forward.geometry.limits, max_prefix(forward.geometry)
@@ -176,7 +179,7 @@ def host_lengths(forward: ForwardCase, kind: str) -> HostLengths:
 
 
 def _table(forward: ForwardCase, columns: int) -> list[list[int]]:
-    """Own pages first; behind them, pages full of NaN for a live request and null pages for a padded one."""
+    """Return each request's page ids: its own, then NaN pages for a live request and null pages for a padded one."""
     rows = []
     for n, one in enumerate(forward.requests):
         rest = [forward.num_pages - 1 - (n + i) % TRAPS for i in range(columns - len(one.pages))]
@@ -195,7 +198,7 @@ def _mask(forward: ForwardCase, words: int) -> list[list[int]]:
 
 
 def mask_words(request: Request, row: int, words: int) -> list[int]:
-    """What a row's mask names, bit j in word j // 32, as signed 32-bit numbers; a padded row sees only itself."""
+    """Return a row's mask as signed 32-bit words, bit j in word j // 32. A padded row sees only itself."""
     own, packed = request.own_slot(row), [0] * words
     for slot in request.seen(own) if request.live else [own]:
         packed[slot // 32] |= 1 << slot % 32

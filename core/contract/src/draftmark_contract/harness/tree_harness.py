@@ -1,4 +1,4 @@
-"""What a check of tree operations is handed: the operations, their tensors, and what must hold after each."""
+"""Harness of the tree-operation checks: the operations, their tensors, and assertions about each operation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .tree_tensors import DIRT, TreeTensors
 
 
 class TreeHarness:
-    """The tree operations that the loop would use with a backend. Raises `Refused` if it refuses the geometry.
+    """The tree operations that the decode loop would use with a backend. Raises `Refused` for a refused geometry.
 
-    Every method that ends in ``_holds`` holds what `TreeOps` wrote against what plain Python makes of the round.
+    Every ``assert_`` method compares the output of `TreeOps` with the result of plain Python for the round.
 
     Attributes:
-        ops: the backend's own, or torch's if it offers none.
+        ops: the backend's own operations, or torch's when the backend has none.
         tensors: a round's static tensors and its pool.
     """
 
@@ -41,29 +41,29 @@ class TreeHarness:
         self.tensors = TreeTensors(geometry, subject.device, first_page, memory)
 
     def capture(self, key: GraphKey, step: Callable[[], VerifyResult]) -> VerifyResult:
-        """Capture a step in a fresh graph state, without a synchronisation."""
+        """Capture a step in a fresh graph state, without a synchronization."""
         self.state = self.subject.graph_state(self.geometry)
         with no_sync(self.subject.device):
             found: VerifyResult = self.state.capture(key, step)
         return found
 
     def replay(self, key: GraphKey) -> None:
-        """Replay what `capture` captured, without a synchronisation."""
+        """Replay the captured step, without a synchronization."""
         with no_sync(self.subject.device):
             self.state.replay(key)
 
     def more_tensors(self, layers: int, kv_heads: int, head_dim: int) -> TreeTensors:
-        """Another set of a round's tensors, with the pool of another group of layers."""
+        """Return another set of a round's tensors, with the pool of another group of layers."""
         attention = replace(self.geometry.attention, num_kv_heads=kv_heads, head_dim=head_dim)
         group = replace(self.geometry, attention=attention)
         return TreeTensors(self.geometry, self.subject.device, group=group, layers=layers)
 
     def verify(self) -> VerifyResult:
-        """Walk the trees that are on the tensors."""
+        """Run verify_tree on the trees that are on the tensors."""
         return self.ops.verify_tree(*self.tensors.trees(), self.tensors.targets)
 
     def compact(self, paths: list[list[int]]) -> None:
-        """Compact the pool along one path a request."""
+        """Compact the pool along one path per request."""
         nodes, device = self.geometry.draft.num_draft_tokens, self.tensors.device
         path = torch.tensor([[*kept, *range(len(kept), nodes)] for kept in paths], device=device)
         counts = torch.tensor([len(kept) for kept in paths], device=device)
@@ -72,7 +72,7 @@ class TreeHarness:
     # -- what must hold -----------------------------------------------------------------------------------
 
     def assert_tail(self, batch: ForwardBatch, requests: list[Request], what: str) -> None:
-        """Mask, depth and positions are those of the parents; what lies behind them is as dirty as it was."""
+        """Check that mask, depth and positions follow the parents, and that the elements after them are still dirty."""
         buffers = self.tensors.buffers
         wall, words = self.geometry.limits.max_context_len - 1, buffers.mask.shape[1]
         rows = [(one, one.own_slot(row)) for one in requests for row in range(one.rows)]
@@ -94,11 +94,11 @@ class TreeHarness:
                 )  # fmt: skip
             if any(value != DIRT for value in got[len(values) :]):
                 raise ContractViolation(
-                    f"{what}: {name} was written behind the batch", got="a write", expected=f"{len(values)} elements"
+                    f"{what}: {name} was written past the batch", got="a write", expected=f"{len(values)} elements"
                 )
 
     def assert_verdict(self, one: Round, got: VerifyResult, what: str) -> None:
-        """Tokens, counts and path of every request, the padded one too."""
+        """Check tokens, counts and path of every request, the padded one included."""
         rows = zip(one.drafts, one.requests, one.targets, strict=True)
         wanted = list(zip(*(verdict(d, r.parents, t) for d, r, t in rows), strict=True))
         for name, tensor, values in zip(("tokens", "counts", "path"), got, wanted, strict=True):
@@ -109,7 +109,7 @@ class TreeHarness:
                 )  # fmt: skip
 
     def moved(self, one: Round, paths: list[list[int]]) -> list[torch.Tensor]:
-        """K and V of the owned pages as they must be once each path is contiguous; ``[layers, slots, …]``."""
+        """Return K and V ``[layers, slots, …]`` of the owned pages as they must be after the paths are contiguous."""
         size, first, after = self.geometry.attention.page_size, self.tensors.first_page, []
 
         def slot(request: Request, node: int) -> int:
@@ -126,7 +126,7 @@ class TreeHarness:
         return after
 
     def assert_pool(self, wanted: list[torch.Tensor], one: Round, what: str) -> None:
-        """Every byte of every page that a request may own."""
+        """Check every byte of every page that a request may own."""
         for name, pages, want in zip("kv", self.tensors.owned, wanted, strict=True):
             differ = (pages.flatten(1, 2) != want).flatten(2).any(2)
             if bool(differ.any()):

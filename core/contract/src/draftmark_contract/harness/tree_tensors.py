@@ -1,4 +1,4 @@
-"""The static tensors of a round of draft trees, at fixed addresses, and the pool that it compacts."""
+"""Static tensors of a round of draft trees, at fixed addresses, and the KV pool that the round compacts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tensors import raw
 
 LAYERS = 3
 JUNK = 10**6
-"""What stands behind the live part of a static input: as a slot, a token or a parent it is far out of range."""
+"""Value after the live part of a static input. It is far out of range as a slot, a token or a parent."""
 DIRT = -7
 
 
@@ -26,15 +26,15 @@ class TreeTensors:
     """Static tensors of rounds, and the pool that they compact.
 
     Attributes:
-        buffers: the batch's own; everything outside a round's part is dirty and must stay as it is.
-        drafts, parents: int64, wider and longer than a round, as an engine keeps them; each of a width of its own.
+        buffers: the batch's static buffers. Everything outside a round's part is dirty and must stay unchanged.
+        drafts, parents: int64, wider and longer than a round, as in an engine. Their widths differ.
         targets: int64 ``[R, D]``.
-        pool: its pages from `first_page` on may belong to requests, and hold random bytes.
+        pool: KV pool. Requests may own its pages from `first_page` on, which contain random bytes.
 
     Args:
-        memory: k and v ``[2, layers, first_page + pages, P, heads, head_dim]``, for a pool that KVPool cannot make.
-        group: the geometry of the pool's layers where it is another group's, with heads of its own.
-        layers: how many it has.
+        memory: k and v ``[2, layers, first_page + pages, P, heads, head_dim]``, for a pool that KVPool cannot create.
+        group: geometry of the pool's layers, when another group of layers has its own heads.
+        layers: number of layers of the pool.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TreeTensors:
             self.pool.layers = [KVCache(k, v) for k, v in zip(*memory, strict=True)]
 
     def batch(self, mode: Mode = Mode.VERIFY, step: int = 0, tree: bool = True) -> ForwardBatch:
-        """A batch of all requests over the static buffers; its tail and positions are dirty."""
+        """Return a batch of all requests over the static buffers, with a dirty tail and dirty positions."""
         for tensor in (self.buffers.mask, self.buffers.depth, self.buffers.positions):
             tensor.fill_(DIRT)
         host = Unknown(self.reqs - 1, max_prefix(self.geometry))
@@ -81,19 +81,19 @@ class TreeTensors:
         return raw(self.pool.k)[:, self.first_page :], raw(self.pool.v)[:, self.first_page :]
 
     def scramble(self, seed: int) -> None:
-        """Random bytes in every page; NaN among them."""
+        """Fill every page with random bytes, which include NaN."""
         dice = torch.Generator().manual_seed(seed)
         for pages in self.owned:
             bits = pages.view(torch.uint8)
             bits.copy_(torch.randint(0, 256, bits.shape, dtype=torch.uint8, generator=dice))
 
     def trees(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """drafts and parents of a round: slices, so that their rows are not contiguous."""
+        """Return drafts and parents of a round as slices, so that their rows are not contiguous."""
         reqs, nodes = self.targets.shape
         return self.drafts[:reqs, :nodes], self.parents[:reqs, :nodes]
 
     def parents_of(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Parents of other tails than the round's own, int64 ``[R, T]``, as a slice of a wider tensor."""
+        """Return the parents of other tails, int64 ``[R, T]``, as a slice of a wider tensor."""
         tail = requests[0].tail
         wide = torch.full((len(requests), tail + 5), JUNK, dtype=torch.int64, device=self.device)
         wide[:, :tail].copy_(torch.tensor([request.parents for request in requests]))

@@ -1,4 +1,4 @@
-"""Notices which of the tensors around a call changed."""
+"""Detects changes of tensors around a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tensors import CaseTensors
 
 
 def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
-    """A batch's tensors by name."""
+    """Return a batch's tensors by name."""
     found = {name: getattr(batch, name) for name in ("prefix_lens", "q_indptr", "page_table", "positions")}
     if isinstance(batch.tail, Tree):
         found |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
@@ -22,7 +22,7 @@ def batch_tensors(batch: ForwardBatch) -> dict[str, torch.Tensor]:
 
 
 class Watch:
-    """Snapshots of everything a backend is given but its arena: batch, static buffers, cache, rows."""
+    """Snapshots of every tensor that a backend receives, except its arena: batch, static buffers, cache, rows."""
 
     def __init__(self, tensors: CaseTensors, forward: ForwardCase, batch: ForwardBatch) -> None:
         buffers = tensors.buffers
@@ -38,18 +38,18 @@ class Watch:
             "k": tensors.k,
             "v": tensors.v,
             "out": tensors.rows(forward)[3],
-            "out behind the batch": tensors.out[len(forward.rows) :],
+            "out after the batch": tensors.out[len(forward.rows) :],
         }
         self._before = {name: bits_of(one).clone() for name, one in self._watched.items()}
 
     def assert_unchanged_except(self, allowed: Sequence[str], call: str) -> None:
-        """Raise unless only `allowed` tensors changed since the last time."""
+        """Raise a ContractViolation if another tensor than `allowed` changed since the last call."""
         for name, one in self._watched.items():
             now = bits_of(one)
             if name not in allowed and not torch.equal(now, self._before[name]):
                 at = int((now != self._before[name]).nonzero()[0, 0])
                 raise ContractViolation(
-                    f"{call}() changes {name}, which is not its to write",
+                    f"{call}() changes {name}, which it must not write",
                     batch=self._forward,
                     got=f"first difference in byte {at}",
                     expected=f"only {', '.join(allowed) or 'arena buffers'} change",
@@ -60,5 +60,5 @@ class Watch:
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes, flat; of a contiguous one the memory itself."""
+    """Return a tensor's bytes, flat. A contiguous tensor gives a view of its memory."""
     return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Attention in float64 from sets of KV slots, one request at a time, and how far from it an output may lie."""
+"""Attention in float64 over sets of KV slots, one request at a time, and the tolerance of an output."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from draftmark.geometry import AttentionShape
 from .truth import Row
 
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff: half the spacing of a dtype's numbers at 1."""
+"""Unit roundoff of a dtype: half the spacing of its numbers at 1."""
 Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Attributes:
-    out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
-    reach: float64, like out: the weighted mean of |v|, the scale of every rounding error in `out`.
-    strain: float64 ``[rows, num_qo_heads, 1]``: an upper bound of scale · Σ|q·k| over the row's keys, the scale of
-        every rounding error in a logit; and of a sink |sink| times what it weighs.
+    """Output of the oracle, and the sizes that bound rounding errors.
+
+    Attributes:
+        out: float64 ``[rows, num_qo_heads, head_dim]``; zero where a row sees nothing.
+        reach: float64, like out: the weighted mean of |v|. It scales every rounding error in `out`.
+        strain: float64 ``[rows, num_qo_heads, 1]``: an upper bound of scale · Σ|q·k| over the row's keys. It scales
+            every rounding error in a logit. A sink adds |sink| times its weight.
     """
 
     out: torch.Tensor
@@ -42,16 +44,19 @@ def attend(
     scales: Scales = (None, None),
     sinks: torch.Tensor | None = None,
 ) -> Answer:
-    """softmax(cap · tanh(scale · q·k / cap)) · v over each row's slots; head h reads KV head h // (heads / kv_heads).
+    """Compute softmax(cap · tanh(scale · q·k / cap)) · v over each row's slots.
 
-    A sink is one more logit of a head, as it is, whose value is nothing.
+    Query head h reads KV head h // (num_qo_heads / num_kv_heads).
+
+    A sink is one more logit of a head, unscaled, without a value.
 
     Args:
         q: ``[rows, num_qo_heads, head_dim]``.
         k, v: ``[num_slots, num_kv_heads, head_dim]``.
-        order: the (request, row) of each row of q, request by request; one that is not in `visible` is left zero.
-        scales: of k and v; a stored value times its scale is the real one.
-        sinks: ``[num_qo_heads]``; None where the layer has none.
+        visible: KV slots of each row.
+        order: (request, row) of each row of q, request by request. A row that is not in `visible` stays zero.
+        scales: of k and v; a stored value times its scale is the real value.
+        sinks: ``[num_qo_heads]``; None for a layer without sinks.
     """
     home = exact_device(q.device)
     sinks = None if sinks is None else sinks.to(home).double()
@@ -69,7 +74,7 @@ def attend(
 
 
 class _Block:
-    """The keys that any row of one request sees, and how often each row sees each."""
+    """The keys that any row of one request sees, and the number of times that each row sees each key."""
 
     def __init__(
         self,
@@ -81,13 +86,13 @@ class _Block:
     ) -> None:
         self.shape, self.sinks = shape, sinks
         self.counts = counts.to(keys.device)
-        # What nobody stored is NaN; it must reach the rows that see it, and no others by way of a weight of zero.
+        # Unwritten KV is NaN. It must reach the rows that see it, and no other row through a weight of zero.
         broken = ~(values.isfinite().flatten(1).all(1) & keys.isfinite().flatten(1).all(1))
         self.poisoned = (self.counts[:, broken] > 0).any(1)
         self.keys, self.values = (one.nan_to_num(0.0, 0.0, 0.0).transpose(0, 1) for one in (keys, values))
 
     def attend(self, q: torch.Tensor, answer: Answer) -> None:
-        """Write the rows q ``[n, heads, dim]`` of `answer`."""
+        """Write the output of rows q ``[n, heads, dim]`` into `answer`."""
         shape, (n, heads, dim) = self.shape, q.shape
         scale = dim**-0.5 if shape.softmax_scale is None else shape.softmax_scale
         group = heads // shape.num_kv_heads
@@ -96,7 +101,7 @@ class _Block:
         if shape.logits_soft_cap > 0:
             logits = shape.logits_soft_cap * torch.tanh(logits / shape.logits_soft_cap)
         times = self.counts.repeat_interleave(group, 0)
-        # A key that the metadata name twice weighs twice; one that a row does not see weighs nothing.
+        # A key that the metadata names twice weighs twice. A key that a row does not see weighs nothing.
         weights, strain_of_sinks = self._weights(logits + times.log(), n, group)
         both = weights @ torch.cat((self.values, self.values.abs()), -1)
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
@@ -108,9 +113,9 @@ class _Block:
             target.copy_(part)
 
     def _weights(self, logits: torch.Tensor, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights of the keys, and what a sink adds to the strain: its own size, as far as the row's weights feel it.
+        """Return the weights of the keys, and the strain that a sink adds: its size times its weight in the row.
 
-        logits ``[kv_heads, n · group, slots]``; the strain ``[kv_heads, n · group, 1]``.
+        logits: ``[kv_heads, n · group, slots]``. strain: ``[kv_heads, n · group, 1]``.
         """
         if self.sinks is None:
             return logits.softmax(-1).nan_to_num(0.0), torch.zeros_like(logits[..., :1])
@@ -123,7 +128,7 @@ class _Block:
 def _keys_of(
     lines: list[tuple[int, ...]], k: torch.Tensor, v: torch.Tensor, scales: Scales
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How often each row sees each slot of the request, float64 ``[rows, slots]``, and the slots' keys and values."""
+    """Return counts, float64 ``[rows, slots]`` (times that each row sees each slot), and the slots' keys and values."""
     seen = torch.cat([torch.tensor(line, dtype=torch.int64) for line in lines])
     union, where = torch.unique(seen, return_inverse=True)
     row = torch.arange(len(lines)).repeat_interleave(torch.tensor([len(line) for line in lines]))
@@ -134,32 +139,32 @@ def _keys_of(
 
 
 def real_values(pool: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """The values of some slots ``[slots, kv_heads, dim]``, in float64."""
+    """Return the values of some slots ``[slots, kv_heads, dim]`` in float64."""
     whole = pool.element_size() > 1
-    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch indexes no fp8
+    found = pool[slots] if whole else pool.view(torch.int8)[slots].view(pool.dtype)  # torch cannot index fp8
     found = found.to(exact_device(found.device)).double()
     return found if scale is None else found * scale.to(found.device).double()
 
 
 @cache
 def exact_device(device: torch.device) -> torch.device:
-    """The device, or the CPU where the device has no float64: Ascend A2 takes float32 instead, with a warning."""
+    """Return the device, or the CPU for a device without float64: Ascend A2 uses float32 instead, with a warning."""
     return device if torch.ones(1, device=device).double().dtype is torch.float64 else torch.device("cpu")
 
 
 def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor:
-    """How far a correct kernel may be from `answer`, element by element.
+    """Return the largest error of a correct kernel, for each element of `answer`.
 
-    * bfloat16, float16: 3 unit roundoffs of Σ p|v|: one for rounding the weights before p·v, one for rounding a part's
-      result where parts are merged, one for rounding the result. Parts do not add theirs up, since a merge is a convex
-      combination. Products of two such numbers are exact in float32.
-    * float32: 2**-15 of Σ p|v| (512 roundoffs): sums over a context, and exp in the hardware's own approximation.
-    * All: exp turns the absolute error of a logit into a relative one of its weight. A float32 sum of terms of size
-      scale · Σ|q·k| errs by up to 8 roundoffs of it; below logits of sixty this is less than the above.
-    * A soft cap adds 2 · cap · 2**-11 for low-precision inputs: tanh.approx.f32 errs by 2**-11 (PTX ISA, tanh).
+    * bfloat16, float16: 3 unit roundoffs of Σ p|v|. One is for rounding the weights before p·v, one for rounding a
+      partial result before parts are merged, and one for rounding the result. Errors of several parts do not add up,
+      because a merge is a convex combination. Products of two such numbers are exact in float32.
+    * float32: 2**-15 of Σ p|v| (512 roundoffs), for sums over a context and for the hardware's approximation of exp.
+    * All dtypes: exp turns the absolute error of a logit into a relative error of its weight. A float32 sum of terms of
+      size scale · Σ|q·k| has an error of up to 8 roundoffs of that size: below logits of 60, less than the above.
+    * A soft cap adds 2 · cap · 2**-11 for low-precision inputs: tanh.approx.f32 has an error of 2**-11 (PTX ISA, tanh).
 
-    A key too many or too few among n moves an output by about |v| / n; the cases keep n small enough to show it, or
-    give nearly all weight to one key.
+    One extra or missing key among n moves an output by about |v| / n. The cases keep n small enough to show this error,
+    or give nearly all weight to one key.
     """
     relative = 2.0**-15 if dtype == "float32" else 3 * UNIT[dtype]
     of_logits = 8 * UNIT["float32"] * answer.strain

@@ -1,7 +1,7 @@
-"""Reads a backend's metadata, in whatever layout it declares, into (row, KV slot) sets.
+"""Decoder of a backend's metadata, in any declared layout, into sets of KV slots per row.
 
-What is read comes from three places: the declaration (`MetadataSpec`), the buffers that it names, and, for a role
-that it does not name, the batch itself, which is what its kernel would read.
+It reads three sources: the declaration (`MetadataSpec`), the buffers that it names, and the batch itself. The batch
+supplies each role without a named buffer, because the backend's kernel would read it there too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the metadata says.
+    """Decoded metadata of one batch.
 
     Attributes:
-        visible: KV slots of each row, sorted, with repetitions if the metadata repeats.
-        writes: the slot that each row stores; None when the kernel derives it and no buffer holds it.
-        opaque: some level cannot be decoded, so `visible` says nothing.
+        visible: KV slots of each row, sorted, with repetitions if the metadata repeats a slot.
+        writes: slot that each row is stored in; None when the kernel computes it and no buffer contains it.
+        opaque: True when some level cannot be decoded; `visible` is then empty.
     """
 
     visible: dict[Row, tuple[int, ...]]
@@ -39,8 +39,12 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Shape:
-    """What decoding needs beside the batch: tokens of a page, positions a row sees to its left, and whether queries are
-    staged, so that a request may have more rows in ``qo_indptr`` than it has queries.
+    """Numbers that decoding needs in addition to the batch.
+
+    Attributes:
+        page_size: tokens per page.
+        window_left: positions that a row sees to its left; -1 for all.
+        staged: True when queries are staged, so ``qo_indptr`` may count more rows than a request has queries.
     """
 
     page_size: int
@@ -51,15 +55,15 @@ class Shape:
 def decode(
     spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request], shape: Shape
 ) -> Decoded:
-    """Decode every live row, and with ``live_extent="padded"`` the padded ones too.
+    """Decode every live row, and with ``live_extent="padded"`` the padded rows too.
 
     Args:
-        spec: of the batch's mode.
+        spec: declaration for the batch's mode.
         arena: buffers by name.
-        requests: all of the batch, padded ones last; only their extents (rows, tail) and `live` are used.
+        requests: all requests of the batch, padded ones last. Only their sizes (rows, tail) and `live` are used.
 
     Raises:
-        DecodeProblem: an entry cannot be what its role says (a sentinel, an indptr that falls, …).
+        DecodeProblem: an entry contradicts its role (a sentinel, an indptr that decreases, …).
     """
     wanted = [n for n, one in enumerate(requests) if one.live or spec.live_extent == "padded"]
     if spec.opaque:
@@ -85,7 +89,7 @@ def decode(
 def _seen(
     tokens: Tokens, bits: set[int] | None, here: int, prefix: int, depth: list[int], window_left: int
 ) -> list[int]:
-    """Slots that a row at position `here` sees: the prefix, and of the tail what its bits name, within the window."""
+    """Return the slots that a row at position `here` sees in its window: the prefix, and the tail slots of its mask."""
     oldest = here - window_left if window_left >= 0 else 0
     tail = max(0, prefix - tokens.first)
     seen = tokens.slots[max(0, oldest - tokens.first) : tail]
@@ -98,7 +102,7 @@ def _seen(
 def _check_rows(
     spec: MetadataSpec, arena: Mapping[str, Any], requests: list[Request], wanted: list[int], staged: bool
 ) -> None:
-    """``qo_indptr`` counts the rows of each request, in every mode."""
+    """Check that ``qo_indptr`` counts the rows of each request, in every mode."""
     for name in {level.buffers["qo_indptr"] for level in spec.levels if "qo_indptr" in level.buffers}:
         found = arena[name].flatten()[: len(requests) + 1].tolist()
         if not wanted:
@@ -113,7 +117,7 @@ def _check_rows(
 def _depths(
     spec: MetadataSpec, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request]
 ) -> list[list[int]]:
-    """Depth of each tail slot: from the backend's buffer, else from the batch, else of a chain."""
+    """Return the depth of each tail slot: from the backend's buffer, else from the batch, else of a chain."""
     name = next((level.buffers["tail_depth"] for level in spec.levels if "tail_depth" in level.buffers), None)
     tree = getattr(batch.tail, "depth", None)
     source = arena[name] if name is not None and tree is not None else tree

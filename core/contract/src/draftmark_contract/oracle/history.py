@@ -1,4 +1,4 @@
-"""Token history: which KV slot holds which token of a request. The truth that metadata must describe.
+"""Token histories: the KV slot of every token of a request. Metadata must describe exactly this.
 
 Plain Python, no torch.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 NO_PARENT = -1
-"""A tail slot that hangs on the committed prefix."""
+"""Parent of a tail slot that follows the committed prefix directly."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Request:
     Attributes:
         prefix: committed tokens L.
         pages: page ids in the order of the request's positions; token n lives in ``pages[n // P]`` at ``n % P``.
-        parents: for each tail slot the tail slot it continues, or `NO_PARENT`; parents come before children.
-        rows: query rows; row j is tail slot ``len(parents) - rows + j``.
-        live: False for padding.
-        masks: for each tail slot the slots that it sees, itself among them; () where it sees its ancestors.
+        parents: for each tail slot the tail slot that it follows, or `NO_PARENT`; parents come before children.
+        rows: number of query rows; row j is tail slot ``len(parents) - rows + j``.
+        live: False for a padded request.
+        masks: for each tail slot the tail slots that it sees, itself included; () when each sees its ancestors.
     """
 
     prefix: int
@@ -34,11 +34,11 @@ class Request:
 
     @property
     def tail(self) -> int:
-        """Tail slots T."""
+        """Number of tail slots T."""
         return len(self.parents)
 
     def lineage(self, slot: int) -> list[int]:
-        """The tail slot and its ancestors, newest first."""
+        """Return the tail slot and its ancestors, newest first."""
         line = []
         while slot != NO_PARENT:
             line.append(slot)
@@ -46,23 +46,23 @@ class Request:
         return line
 
     def seen(self, slot: int) -> list[int]:
-        """Tail slots that a tail slot sees: itself and its ancestors, or what its mask names."""
+        """Return the tail slots that a tail slot sees: itself and its ancestors, or the slots of its mask."""
         return list(self.masks[slot]) if self.masks else self.lineage(slot)
 
     def depth(self, slot: int) -> int:
-        """Ancestors of a tail slot within the tail; it stands at position L + depth."""
+        """Return the number of ancestors of a tail slot within the tail. The slot's position is L + depth."""
         return self._depths[slot]
 
     @cached_property
     def _depths(self) -> tuple[int, ...]:
-        """Of every tail slot, once: a prefill of 900 rows would walk its chain a million times."""
+        """Depth of every tail slot, computed once, because a prefill of 900 rows would walk its chain too often."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent == NO_PARENT else found[parent] + 1)
         return tuple(found)
 
     def own_slot(self, row: int) -> int:
-        """The tail slot of a query row."""
+        """Return the tail slot of a query row."""
         return self.tail - self.rows + row
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ class Request:
 
 
 def chain(length: int) -> tuple[int, ...]:
-    """Parents of a causal tail."""
+    """Return the parents of a causal tail of `length` slots."""
     return tuple(range(-1, length - 1))
 
 
 def kv_slots(request: Request, page_size: int) -> list[int]:
-    """The KV slot of every token of the request, prefix first, by walking its pages."""
+    """Return the KV slot of every token of the request, prefix first, by walking its pages."""
     slots: list[int] = []
     for page in request.pages:
         for offset in range(page_size):

@@ -1,4 +1,4 @@
-"""One attention pass: which KV entries of each request it names, in order."""
+"""Decoder of one attention pass (level): the KV entries that it names for each request, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Tokens(NamedTuple):
-    """KV slots of consecutive tokens of a request, from token `first` on: ``token < L`` is prefix, else tail."""
+    """KV slots of consecutive tokens of a request, from token `first` on. Tokens below L are prefix, the rest tail."""
 
     first: int
     slots: list[int]
@@ -24,11 +24,14 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """One level, and all that it takes to read it.
+    """One level, and everything that is needed to read it.
 
     Attributes:
-        requests: all of the batch, padded ones last.
-        bases: prefix of each request that the level describes: L, or `pad_fill` for a padded one.
+        level: declaration of the level.
+        arena: buffers by name.
+        requests: all requests of the batch, padded ones last.
+        bases: prefix length of each request that the level describes: L, or `pad_fill` for a padded request.
+        page_size: tokens per page.
     """
 
     level: Level
@@ -39,23 +42,23 @@ class Reading:
     page_size: int
 
     def first(self, n: int) -> int:
-        """Token at which the level starts in request n."""
+        """Return the token at which the level starts in request n."""
         return self.bases[n] if self.level.lengths is LengthConvention.TAIL else 0
 
     def count(self, n: int) -> int:
-        """Tokens of request n that the level must name."""
+        """Return the number of tokens of request n that the level must name."""
         return self.last(n) - self.first(n)
 
     def last(self, n: int) -> int:
-        """Token before which the level ends in request n."""
+        """Return the token before which the level ends in request n."""
         return self.bases[n] + (0 if self.level.lengths is LengthConvention.PREFIX else self.requests[n].tail)
 
     def name(self, role: str) -> str | None:
-        """The backend's own buffer for a role."""
+        """Return the name of the backend's own buffer for a role, or None."""
         return self.level.buffers.get(role)
 
     def head(self, name: str, count: int) -> list[int]:
-        """The first `count` entries of a buffer."""
+        """Return the first `count` entries of a buffer."""
         found: list[int] = self.arena[name].flatten()[:count].tolist()
         if len(found) < count:
             raise DecodeProblem(f"{name} is shorter than the batch", len(found), count)
@@ -63,7 +66,7 @@ class Reading:
 
 
 def read_level(reading: Reading) -> dict[int, Tokens]:
-    """What the level names of each request in `reading.bases`."""
+    """Return the tokens that the level names for each request in `reading.bases`."""
     _check_lengths(reading)
     if reading.level.layout is Layout.PAGE_TABLE:
         return _by_table(reading)
@@ -84,7 +87,7 @@ def _check_lengths(reading: Reading) -> None:
 
 
 def _by_table(reading: Reading) -> dict[int, Tokens]:
-    """A row of page ids per request, the backend's own or the batch's."""
+    """Read a level from a row of page ids per request, in the backend's own table or the batch's."""
     name, size = reading.name("page_table"), reading.page_size
     table = (reading.batch.page_table if name is None else reading.arena[name]).tolist()
     found: dict[int, Tokens] = {}
@@ -100,7 +103,7 @@ def _by_table(reading: Reading) -> dict[int, Tokens]:
 
 
 def _by_indptr(reading: Reading) -> dict[int, Tokens]:
-    """Page ids or token slots, concatenated."""
+    """Read a level from concatenated page ids or token slots."""
     indptr = _indptr(reading)
     name = reading.name("kv_indices") or "kv_indices"
     ids = reading.head(name, indptr[-1])
@@ -121,7 +124,7 @@ def _by_indptr(reading: Reading) -> dict[int, Tokens]:
 
 
 def _slots_of_pages(reading: Reading, n: int, pages: list[int]) -> list[int]:
-    """Tokens of a request's pages; a level that starts in the middle of a page starts at that offset."""
+    """Return the token slots of a request's pages. A level may start in the middle of a page."""
     size = reading.page_size
     slots = [page * size + offset for page in pages for offset in range(size)][reading.first(n) % size :]
     name = reading.name("kv_last_page_len")
@@ -136,13 +139,13 @@ def _slots_of_pages(reading: Reading, n: int, pages: list[int]) -> list[int]:
 
 
 def _indptr(reading: Reading) -> list[int]:
-    """The indptr's entries up to the captured size, once they are known to start at 0 and never to fall."""
+    """Return the indptr's entries up to the captured size, after checking that they start at 0 and never decrease."""
     name = reading.name("kv_indptr")
     if name is None:
         raise DecodeProblem("a CSR level must name its kv_indptr", "none", "Level.buffers['kv_indptr']")
     indptr = reading.head(name, len(reading.requests) + 1)
     if indptr[0] != 0 or any(b < a for a, b in pairwise(indptr)):
-        raise DecodeProblem(f"{name} must start at 0 and never fall, up to the captured size", indptr, "monotone")
+        raise DecodeProblem(f"{name} must start at 0 and never decrease, up to the captured size", indptr, "monotone")
     return indptr
 
 

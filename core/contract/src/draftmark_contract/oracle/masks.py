@@ -1,4 +1,4 @@
-"""Which tail slots each row sees: the batch's own words, a re-encoding, or a causal tail without words."""
+"""Decoder of tail masks: from the batch's own words, from a re-encoded buffer, or a causal tail without words."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from .truth import Row
 
 WIDTH = {"int32": 32, "int16": 16, "uint16": 16, "int8": 8, "uint8": 8, "bool": 1}
-"""Bits that one word of a mask holds."""
+"""Number of bits that one word of a mask holds, by dtype."""
 
 
 def read_bits(
     level: Level, arena: Mapping[str, Any], batch: ForwardBatch, requests: list[Request], spec: MetadataSpec
 ) -> dict[Row, set[int]]:
-    """Tail slots of each row.
+    """Return the tail slots that each row sees.
 
-    A backend that re-encodes names a ``tail_mask`` buffer. With ``mask_indptr`` the bits of a request lie one after
-    the other, row by row of T bits, from that word on; otherwise row r starts ``mask_stride`` words after row r - 1,
-    where ``qo_indptr`` (if named) counts the rows: a request with more rows there than it has queries begins with
-    dummies, or ends with them (``dummy_rows``). A buffer that still holds poison while the batch is causal was not
-    written, so its kernel does not read it.
+    A backend that re-encodes the mask names a ``tail_mask`` buffer. With ``mask_indptr``, the bits of a request start
+    at that word, T bits per row, row by row. Otherwise row r starts ``mask_stride`` words after row r - 1.
+    ``qo_indptr``, if named, then counts the rows. A request with more rows there than queries has dummy rows at its
+    start or its end (``dummy_rows``).
+
+    When the batch is causal and the buffer still contains poison, the backend did not write the buffer. Its kernel then
+    does not read it, and the rows are causal.
     """
     tree = getattr(batch.tail, "mask", None)
     name = level.buffers.get("tail_mask")

@@ -1,4 +1,4 @@
-"""What decoding may find before any comparison."""
+"""Error for metadata that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class DecodeProblem(Exception):
-    """Metadata that cannot mean anything: `what` is a sentence, `got` and `expected` its two values."""
+    """Metadata has no possible meaning. `what` is a sentence; `got` and `expected` are the two values."""
 
     def __init__(self, what: str, got: Any, expected: Any) -> None:
         self.what, self.got, self.expected = what, got, expected

@@ -1,4 +1,4 @@
-"""What every query row must see and write, enumerated token by token."""
+"""KV slots that every query row must see and write, enumerated token by token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True)
 class Truth:
-    """Attributes:
-    visible: KV slots that each row attends to, sorted; each exactly once.
-    writes: the KV slot that each row stores.
+    """Slots that the rows of a batch must see and write.
+
+    Attributes:
+        visible: sorted KV slots that each row attends to, each slot once.
+        writes: KV slot that each row is stored in.
     """
 
     visible: dict[Row, tuple[int, ...]]
@@ -23,10 +25,10 @@ class Truth:
 
 
 def enumerate_truth(requests: Sequence[Request], page_size: int, window_left: int) -> Truth:
-    """The definition: a row sees the tokens at most `window_left` positions to its left, if its mask names them.
+    """Return the slots by definition: a row sees the tokens of its mask at most `window_left` positions to its left.
 
-    Every committed token is seen by every row; in the tail, a mask names ancestors or any slots. The distance is
-    measured in positions, so siblings of a draft tree do not push each other out of the window.
+    Every row sees every committed token within the window. In the tail a mask names ancestors or any other slots. The
+    distance is measured in positions, so siblings of a draft tree do not push each other out of the window.
     """
     visible: dict[Row, tuple[int, ...]] = {}
     writes: dict[Row, int] = {}

@@ -1,4 +1,4 @@
-"""Which nodes of a draft tree the target agrees with. Plain Python, no torch."""
+"""Nodes of a draft tree that the target accepts. Plain Python, no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .history import NO_PARENT
 
 
 def kept_path(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[int]) -> list[int]:
-    """From the root, the first child that carries the target's token, and so on. Unused nodes carry -1."""
+    """Return the accepted path: from the root, the first child with the target's token, and so on.
+
+    Unused nodes have the token -1.
+    """
     path = [0]
     while True:
         wanted = targets[path[-1]]
@@ -19,7 +22,7 @@ def kept_path(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[i
 
 
 def verdict(drafts: Sequence[int], parents: Sequence[int], targets: Sequence[int]) -> tuple[list[int], int, list[int]]:
-    """Tokens, count and path of `draftmark.verdict.Verdict` for one request."""
+    """Return tokens, count and path of `draftmark.verdict.Verdict` for one request."""
     path = kept_path(drafts, parents, targets)
     beyond = range(len(path), len(drafts))
     return [*(targets[node] for node in path), *(-1 for _ in beyond)], len(path), [*path, *beyond]
