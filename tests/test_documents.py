@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from draftmark_contract.judge.rules import rules
+from tools.docs import relative_links
 
 ROOT = Path(__file__).parent.parent
 CLI = (sys.executable, "-m", "draftmark.cli")
@@ -42,12 +43,12 @@ def wheel(written, build, tmp_path_factory):
 
 
 def test_the_tutorial_prints_what_new_backend_writes(written):
-    """Each file of the page is the written file, letter by letter, and no source file is left out."""
+    """Each file on the page equals the written file. Only backend.py is linked instead of printed."""
     printed = {name: text for _, name, text in BLOCK.findall(TUTORIAL) if name}
     for name, text in printed.items():
         assert text == (written / name).read_text(), f"{name} is not what new-backend writes"
     sources = {path.relative_to(written).as_posix() for path in written.glob("src/**/*.py")}
-    assert sources | {"pyproject.toml"} == set(printed)
+    assert sources - {"src/draftmark_tugboat/backend.py"} | {"pyproject.toml"} == set(printed)
 
 
 def test_every_command_of_the_tutorial_is_one(written):
@@ -149,12 +150,43 @@ def test_the_tutorials_backend_decodes_like_the_reference(wheel, tmp_path):
     assert done.stdout == "the same text\n", done.stderr[-2000:]
 
 
-def test_the_page_of_judging_counts_todays_rules():
-    """The page's two counts of rules add up to the number of rules."""
-    found = re.search(
-        r"Of the contract's (\d+) rules, (\d+) apply to vLLM's interface\. The other (\d+)",
+def test_the_judge_page_counts_todays_rules():
+    """The rules that vLLM's interface can be asked, and the others, add up to all rules."""
+    counts = re.search(
+        r"Of the contract's (\d+) rules vLLM's interface can be asked (\d+)\. The other (\d+)",
         (ROOT / "docs" / "judge.md").read_text(),
     )
-    assert found is not None
-    every, applicable, others = map(int, found.groups())
-    assert every == len(rules()) == applicable + others
+    assert counts is not None
+    every, asked, others = map(int, counts.groups())
+    assert every == len(rules()) == asked + others
+
+
+def test_the_contract_page_counts_todays_mutants():
+    """docs/contract.md has the totals of the recorded kills and of the mutants made by rule."""
+    text = (ROOT / "docs" / "contract.md").read_text()
+    mutants = ROOT / "core" / "contract" / "tests"
+    kills = json.loads((mutants / "mutants" / "kills.json").read_text())
+    killed = sum(bool(row["killed_by"]) for row in kills.values())
+    assert f"{len({name.split()[0] for name in kills})} known or invented defects" in text
+    assert f"{killed} of {len(kills)} are killed" in text
+    made = json.loads((mutants / "source_mutants" / "results.json").read_text())["reference"]["headline"]
+    found = re.search(r"(\d+ of \d+) killed", made)
+    assert found is not None and f"{found[1]} were killed" in text
+
+
+def test_relative_links_lead_to_files_and_headings():
+    """Every relative link of a Markdown file in git names a file, and a heading, that exists."""
+    assert not relative_links.faults(relative_links.pages())
+
+
+def test_the_link_check_finds_missing_files_and_headings(tmp_path):
+    """A link to a missing file and one to a missing heading are faults; other links are not."""
+    page, other = tmp_path / "a.md", tmp_path / "b.md"
+    other.write_text('# A heading, with `code`\n\n<a id="here"></a>\n\n## Twice\n\n## Twice\n')
+    page.write_text("[1](b.md#a-heading-with-code) [2](b.md#here) [3](b.md#twice-1) [4](https://example.org/x.md)\n")
+    assert relative_links.faults([page, other], tmp_path) == []
+    page.write_text("[1](c.md) [2](b.md#nowhere)\n\n```md\n[3](d.md)\n```\n")
+    assert relative_links.faults([page], tmp_path) == [
+        "a.md links to c.md: the repository has no such file",
+        "a.md links to b.md#nowhere: the page has no heading #nowhere",
+    ]

@@ -10,7 +10,7 @@ from tools.docs import findings
 
 
 def test_the_page_is_what_its_data_says() -> None:
-    """docs/findings.md is what docs/findings.toml and docs/findings-run.json make: `make pages` writes it."""
+    """docs/findings.md is what docs/findings.toml and docs/findings-run.json make."""
     assert findings.PAGE.read_text(encoding="utf-8") == findings.page(findings.read(), findings.kept())
 
 

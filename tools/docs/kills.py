@@ -1,4 +1,4 @@
-"""The rows of docs/contract-kills.md, and the checks as rules: a rule is one check, on the host and on the device."""
+"""Mutants with the checks that kill them, and checks as numbered rules. A rule is one check in all its tiers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from draftmark_contract.judge.rules import ON_DEVICE, name_of, numbers
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 THREAD = re.compile(r"[\w./()-]+#\d+")
-NOTHING = ("not run yet", "**nothing**")
 NUMBERS = ROOT / "core" / "contract" / "src" / "draftmark_contract" / "rules.toml"
 
 
@@ -24,8 +23,8 @@ class Mutant:
     Attributes:
         id: ``"M01"``.
         what: the defect.
-        threads: public threads that it comes from.
-        killers: names of the rules that fail on it; empty where none was run.
+        threads: public threads with this bug.
+        killers: names of the rules that fail on it; empty if it was not run.
     """
 
     id: str
@@ -39,8 +38,8 @@ class Rule:
     """One numbered rule of the contract.
 
     Attributes:
-        number: its place in rules.toml; never given to another rule.
-        check: the check that decides it, the host's where there are two.
+        number: place in rules.toml; never reused for another rule.
+        check: the check, of the host tier if two tiers have it.
         tiers: ``"host and device"``.
     """
 
@@ -50,36 +49,51 @@ class Rule:
 
     @property
     def link(self) -> str:
-        """Markdown: the rule on the page of the specification."""
+        """Markdown link to the rule on the specification's page."""
         return f"[{self.number} `{self.check.name}`]({page_of_specification()}#rule-{self.number})"
 
 
-def page_of_specification(minor: int | None = None) -> str:
-    """The specification's file: one for each minor of the contract; by default of the newest."""
+def page_of_specification() -> str:
+    """File name of the specification, for the newest minor of the contract."""
     from draftmark.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
-    return f"specification-{CONTRACT_MAJOR}.{CONTRACT_MINOR if minor is None else minor}.md"
+    return f"specification-{CONTRACT_MAJOR}.{CONTRACT_MINOR}.md"
 
 
-def mutants(page: Path = DOCS / "contract-kills.md") -> dict[str, Mutant]:
-    """Every mutant of the page, by id; what kills it in any layout."""
-    found: dict[str, Mutant] = {}
-    for line in page.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) != 5 or not re.fullmatch(r"[A-Z]\d\d\w?", cells[0]):
-            continue
-        name, what, source, _, killers = cells
-        known = found[name].killers if name in found else ()
-        new = () if killers in NOTHING else tuple(one.removesuffix(ON_DEVICE) for one in killers.split(", "))
-        found[name] = Mutant(name, what, frozenset(THREAD.findall(source)), tuple(dict.fromkeys(known + new)))
+def mutants() -> dict[str, Mutant]:
+    """Every mutant by id, with the checks that kill it in any layout."""
+    from core.contract.tests.mutants import catalog
+    from core.contract.tests.mutants.kills_page import DATA, KillsPage
+
+    rows = KillsPage(DATA, "").rows
+    found = {}
+    for one in catalog.MUTANTS:
+        kills = [row.checks or () for (name, _), row in rows.items() if name == one.id]
+        names = dict.fromkeys(check.removesuffix(ON_DEVICE) for checks in kills for check in checks)
+        found[one.id] = Mutant(one.id, one.what, frozenset(THREAD.findall(one.source)), tuple(names))
     return found
 
 
+def kills_page() -> str:
+    """Return the page of mutants and the checks that kill them, Markdown."""
+    from core.contract.tests.mutants.__main__ import today
+    from core.contract.tests.mutants.kills_page import DATA, KillsPage
+
+    return KillsPage(DATA, today()).page()
+
+
+def mutation_page() -> str:
+    """Return the page of mutants made by rule, Markdown."""
+    from core.contract.tests.source_mutants import page
+
+    return page.page()
+
+
 def rules() -> dict[str, Rule]:
-    """Every rule by the name of its check, in the order of their numbers.
+    """Rules by the name of their check, in the order of their numbers.
 
     Raises:
-        ValueError: rules.toml lacks a check or names one that is not there.
+        ValueError: rules.toml lacks a check or names an unknown one.
     """
     by_name: dict[str, list[Check]] = {}
     for check in all_checks():
@@ -89,7 +103,7 @@ def rules() -> dict[str, Rule]:
     if wrong or len(set(numbered)) < len(numbered):
         raise ValueError(
             f"rules.toml and the checks differ in {', '.join(wrong) or 'a name given twice'}; "
-            "`make pages` appends a new check; add one that is gone to `gone`"
+            "`python -m tools.docs.specification` appends new checks; add removed ones to `gone`"
         )
     return {
         name: Rule(number, by_name[name][0], " and ".join(str(one.tier) for one in by_name[name]))
@@ -99,7 +113,7 @@ def rules() -> dict[str, Rule]:
 
 
 def number_new_checks() -> None:
-    """Append each check that has no number to rules.toml, in the order of learning; no number changes."""
+    """Append checks without a number to rules.toml, in the order in which they run; no number changes."""
     text = NUMBERS.read_text(encoding="utf-8")
     known = tomllib.loads(text)["rules"]
     new = [name for name in dict.fromkeys(map(name_of, all_checks())) if name not in known]

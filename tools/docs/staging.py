@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import api, commands, matrix, notebooks, results
-from .kills import DOCS, ROOT, page_of_specification
+from .kills import DOCS, ROOT, kills_page, mutation_page, page_of_specification
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FILE = re.compile(r"^(```\w+) file=(\S+)$", re.MULTILINE)
@@ -33,6 +33,8 @@ MADE: dict[str, Callable[[], str]] = {
     "compatibility.md": matrix.page,
     **api.PAGES,
     **results.MADE,
+    "contract-kills.md": kills_page,
+    "contract-mutation.md": mutation_page,
 }
 """Pages that only the site has, and the function that writes each."""
 

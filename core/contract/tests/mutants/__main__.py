@@ -1,10 +1,10 @@
-"""Writes docs/contract-kills.md: which check kills which mutant. Run as ``python -m core.contract.tests.mutants``.
+"""Runs mutants against the contract suite. Run as ``python -m core.contract.tests.mutants``.
 
-It runs the rows that today's suite has not judged, those first that none has, and writes the page after each: a run
-that was cut goes on from there. A row meets the checks that the page names for it first, and all others only where
-none of them fails any more; a new row of a stranger the check of its class.
-``python -m core.contract.tests.mutants W X01`` looks only at the mutants whose id begins so. `--anew` runs what is of
-today's suite too, and asks no page which checks come first (after a change of the mutants, or of the core).
+It runs the rows that today's suite has not judged, keeps each result in kills.json, and writes the page of kills into
+build/. An interrupted run continues. A row runs the checks that killed it before, and all others only if none of these
+fails; a new row of a stranger starts with the check of its class.
+``python -m core.contract.tests.mutants W X01`` runs only mutants with ids that begin so. `--anew` also runs rows that
+today's suite has judged, and ignores the record (after a change of the mutants, or of the core).
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ import torch
 from draftmark_contract.runner.identity import SUITE, identity_of
 
 from . import catalog, suite
-from .kills_page import KillsPage, Pair
+from .kills_page import DATA, KillsPage, Pair
 from .mutant import LAYOUTS
 
-PAGE = Path(__file__).parents[4] / "docs" / "contract-kills.md"
+PAGE = Path(__file__).parents[4] / "build" / "contract-kills.md"
 MOST = 2
-"""Killing checks that a row names."""
+"""Number of killing checks that a row names."""
 DIGITS = 12
-"""Of the suite's digest, on the page."""
+"""Number of characters of the suite's digest in the record."""
 
 
 def main() -> int:
-    """Run what is due, or the part of it that was asked for, and write the page; 1 when a mutant survives."""
+    """Run the rows that are due, or the selected part of them, and write the page; return 1 if a mutant survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("begins", nargs="*", help="beginnings of mutant ids; all when none is given")
-    parser.add_argument("--anew", action="store_true", help="rows of today's suite too, as if there were no page")
+    parser.add_argument("--anew", action="store_true", help="run rows of today's suite too, and ignore the record")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--data", type=Path, default=DATA, help="record of results (default: kills.json)")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page to write (default: build/contract-kills.md)")
     asked = parser.parse_args()
-    page = KillsPage(asked.page, identity_of(suite.original(next(iter(LAYOUTS))))[SUITE][:DIGITS])
+    page = KillsPage(asked.data, today())
     due = [(one.id, layout) for one, layout in catalog.pairs()] if asked.anew else page.due()
     due = [pair for pair in due if pair[0].startswith(tuple(asked.begins) or ("",))]
     with ProcessPoolExecutor(asked.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -47,10 +48,17 @@ def main() -> int:
             checks = ended.result()
             print(f"{one} {layout}: {', '.join(checks) or 'SURVIVES'}", flush=True)
             page.note((one, layout), checks)
-    page.write()
+    page.save()
+    asked.page.parent.mkdir(parents=True, exist_ok=True)
+    asked.page.write_text(page.page(), encoding="utf-8")
     survivors = [f"{one} in {layout}" for one, layout in page.survivors()]
-    print(f"{page.counts()} Survivors: {', '.join(survivors) or 'none'}")
+    print(f"{page.counts()} Survivors: {', '.join(survivors) or 'none'}. Page: {asked.page}")
     return 1 if survivors else 0
+
+
+def today() -> str:
+    """Digest of today's suite, as the record has it."""
+    return identity_of(suite.original(next(iter(LAYOUTS))))[SUITE][:DIGITS]
 
 
 def _killers(pair: Pair, known: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
 """Regression mutants: defects thought of by people who had not read the suite, of which 24 survived contract 1.2.
 
-docs/contract-kills.md names the checks that kill each. None was written for one mutant: each rule holds for sizes,
+kills.json has the checks that kill each. None was written for one mutant: each rule holds for sizes,
 contents or an order of events of which the mutant is one instance.
 """
 

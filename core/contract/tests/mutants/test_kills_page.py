@@ -1,45 +1,44 @@
-"""docs/contract-kills.md keeps what was seen, says on which suite, and counts it."""
+"""The record of kills keeps each result with its suite, and the page counts them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from . import catalog
-from .__main__ import PAGE
-from .kills_page import NOT_RUN, KillsPage
+from .kills_page import DATA, NOT_RUN, KillsPage
 from .strangers import MUTANTS as STRANGERS
 
 FIRST, SECOND = [(one.id, layout) for one in STRANGERS for layout in one.layouts][:2]
 
 
 def test_rows_that_no_suite_has_judged_are_due_first(tmp_path: Path) -> None:
-    """Then come those of earlier suites; those of today's are not due."""
-    page = tmp_path / "kills.md"
-    KillsPage(page, "before").note(FIRST, ["numerics.match_float64"])
-    today = KillsPage(page, "today")
+    """New rows come before rows of earlier suites; rows of today's suite are not due."""
+    record = tmp_path / "kills.json"
+    KillsPage(record, "before").note(FIRST, ["numerics.match_float64"])
+    today = KillsPage(record, "today")
     assert len(today.due()) == len(catalog.pairs()) and today.due()[-1] == FIRST
     today.note(SECOND, ["guards.find_no_poison_read"])
-    assert SECOND not in KillsPage(page, "today").due()
+    assert SECOND not in KillsPage(record, "today").due()
 
 
-def test_a_row_keeps_its_suite_when_others_are_run(tmp_path: Path) -> None:
-    """What a page says of a row is read again: its checks, and the suite that judged it."""
-    page = tmp_path / "kills.md"
-    KillsPage(page, "before").note(FIRST, ["numerics.match_float64", "late.rounds_outlive_their_backend"])
-    KillsPage(page, "between").note(SECOND, [])
-    again = KillsPage(page, "today")
-    again.write()
-    rows = KillsPage(page, "today").rows
+def test_a_row_keeps_its_suite_when_others_run(tmp_path: Path) -> None:
+    """The record keeps the checks of each row and the suite that judged it."""
+    record = tmp_path / "kills.json"
+    KillsPage(record, "before").note(FIRST, ["numerics.match_float64", "late.rounds_outlive_their_backend"])
+    KillsPage(record, "between").note(SECOND, [])
+    again = KillsPage(record, "today")
+    again.save()
+    rows = KillsPage(record, "today").rows
     assert rows == again.rows
     assert rows[FIRST].checks == ("numerics.match_float64", "late.rounds_outlive_their_backend")
     assert (rows[FIRST].suite, rows[SECOND].suite) == ("before", "between")
 
 
 def test_a_survivor_is_counted_and_named(tmp_path: Path) -> None:
-    """A row in which nothing fails is neither killed nor not run."""
-    page = tmp_path / "kills.md"
-    KillsPage(page, "before").note(FIRST, ["numerics.match_float64"])
-    after = KillsPage(page, "today")
+    """A row in which no check fails counts as a survivor."""
+    record = tmp_path / "kills.json"
+    KillsPage(record, "before").note(FIRST, ["numerics.match_float64"])
+    after = KillsPage(record, "today")
     after.note(SECOND, [])
     assert after.survivors() == [SECOND]
     rows = len(catalog.pairs())
@@ -49,8 +48,16 @@ def test_a_survivor_is_counted_and_named(tmp_path: Path) -> None:
     )
 
 
-def test_every_row_of_the_published_page_was_run() -> None:
-    """The page has a row for each mutant and layout, in each of which some check failed."""
-    page = KillsPage(PAGE, "today")
-    assert set(page.rows) == {(one.id, layout) for one, layout in catalog.pairs()}
-    assert not page.survivors() and NOT_RUN not in PAGE.read_text(encoding="utf-8").partition("## Matrix")[2]
+def test_every_mutant_has_a_recorded_kill() -> None:
+    """kills.json has a row for each mutant and layout, and some check failed in each."""
+    kills = KillsPage(DATA, "today")
+    assert set(kills.rows) == {(one.id, layout) for one, layout in catalog.pairs()}
+    assert not kills.survivors()
+
+
+def test_the_page_has_a_row_for_each_result() -> None:
+    """The page names the checks of the record, and no row is missing."""
+    kills = KillsPage(DATA, "today")
+    page = kills.page()
+    assert all(f" | {layout} | {', '.join(row.checks or ())} |" in page for (_, layout), row in kills.rows.items())
+    assert NOT_RUN not in page.partition("## Matrix")[2]

@@ -1,4 +1,4 @@
-"""Judges a backend's source mutants and writes their part of docs/contract-mutation.md.
+"""Judges a backend's source mutants, records their results, and writes build/contract-mutation.md.
 
     python -m core.contract.tests.source_mutants --backend reference --workers 2
     python -m core.contract.tests.source_mutants --backend reference backend.ReferenceBackend.plan
@@ -59,7 +59,9 @@ def main() -> int:
     journal = Journal(asked.journal, target.name)
     campaign.run(target, plan, journal, tell)
     ended = {name: one for name, one in journal.ended().items() if name in shown}
-    page.write(asked.page, target.name, every, ended, reviewed, _judged_by(plan, identity(target)["suite"]), len(made))
+    judged_by = _judged_by(plan, identity(target)["suite"])
+    page.record(asked.results, target.name, every, ended, reviewed, judged_by, len(made))
+    page.write(asked.page, asked.results)
     whole = score(every, ended, reviewed)
     wrong = complaints(every, ended, reviewed)
     print(*wrong, sep="\n")
@@ -90,7 +92,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=0, help="cases of each check that are used at all; 0 for all")
     parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
     parser.add_argument("--thorough", action="store_true", help="show reviewed survivors every item too")
-    parser.add_argument("--page", type=Path, default=page.PAGE)
+    parser.add_argument("--results", type=Path, default=page.RESULTS, help="record of results")
+    parser.add_argument("--page", type=Path, default=page.PAGE, help="page to write")
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Judges cuda_triton's source mutants by the plugin's own tests, and writes a part of docs/contract-mutation.md.
+"""Judges cuda_triton's source mutants by the plugin's own tests, and records the results.
 
     python -m core.contract.tests.source_mutants.own_tests --backend cuda_triton.kernels --draw 60 --seed 23
 
@@ -131,8 +131,8 @@ def main() -> int:
         print(known[job].status.value, job, known[job].item, flush=True)
     shown = {one.id: known[one.id] for one in every if one.id in known}
     reviewed = {mutant: review for mutant, review in reviews(name).items() if mutant in {one.id for one in every}}
-    page.write(
-        asked.page,
+    page.record(
+        asked.results,
         name,
         every,
         shown,
@@ -140,6 +140,7 @@ def main() -> int:
         f"{SUITE}{', seed ' + str(asked.seed) if asked.draw else ''}",
         len(made),
     )
+    page.write(asked.page, asked.results)
     whole, wrong = score(every, shown, reviewed), complaints(every, shown, reviewed)
     print(*wrong, f"{name}: {whole.killed} of {whole.judged} killed", sep="\n")
     return 1 if wrong else 0
@@ -156,7 +157,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--draw", type=int, default=0, help="mutants to judge, evenly over the files; 0 for all")
     parser.add_argument("--seed", type=int, default=SEED, help="with --draw: another draw")
     parser.add_argument("--write-only", action="store_true", help="judge nothing: write what the journal has")
-    parser.add_argument("--page", type=Path, default=page.PAGE)
+    parser.add_argument("--results", type=Path, default=page.RESULTS, help="record of results")
+    parser.add_argument("--page", type=Path, default=page.PAGE, help="page to write")
     parser.add_argument("--journal", type=Path, default=Path("build/source-mutants"), help="folder of the journals")
     return parser.parse_args()
 

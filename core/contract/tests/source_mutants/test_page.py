@@ -1,4 +1,4 @@
-"""The score counts what it says, and the page keeps what it is not asked about."""
+"""Scores count mutants by their results, and a run keeps the results of other targets."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_reviews_speak_of_mutants_that_are_made(name: str) -> None:
     assert not set(reviews(name)) - made
 
 
-def test_the_page_keeps_other_targets(tmp_path: Path) -> None:
-    """A run writes the part of its own target, once, and leaves the others as they are."""
-    path = tmp_path / "page.md"
-    page.write(path, "one", MADE, ENDED, {}, "contract 1.0")
-    first = path.read_text()
-    page.write(path, "two", MADE, {}, {}, "contract 1.1")
-    page.write(path, "two", MADE, ENDED, {SURVIVOR: Review(Kind.HOLE, "a reason")}, "contract 1.2")
-    text = path.read_text()
+def test_a_run_keeps_other_targets_results(tmp_path: Path) -> None:
+    """A run replaces the results of its own target and keeps the others."""
+    path = tmp_path / "results.json"
+    page.record(path, "one", MADE, ENDED, {}, "contract 1.0")
+    first = page.page(path)
+    page.record(path, "two", MADE, {}, {}, "contract 1.1")
+    page.record(path, "two", MADE, ENDED, {SURVIVOR: Review(Kind.HOLE, "a reason")}, "contract 1.2")
+    text = page.page(path)
     assert text.startswith(first.rstrip())
     assert text.count("## Target") == 2 and "contract 1.1" not in text
     assert (
@@ -92,9 +92,15 @@ def test_the_page_keeps_other_targets(tmp_path: Path) -> None:
     )
 
 
-def test_the_page_says_what_was_drawn_and_judged(tmp_path: Path) -> None:
-    """Of a draw the page says of how many it is; of a run that was cut, how far it came."""
-    path, some = tmp_path / "page.md", dict(list(ENDED.items())[:2])
-    page.write(path, "one", MADE, some, {}, "contract 1.0", made=9)
-    text = path.read_text()
+def test_the_page_counts_drawn_and_judged_mutants(tmp_path: Path) -> None:
+    """The page states how many mutants were made, drawn and judged."""
+    path, some = tmp_path / "results.json", dict(list(ENDED.items())[:2])
+    page.record(path, "one", MADE, some, {}, "contract 1.0", made=9)
+    text = page.page(path)
     assert "9 mutants made; 4 of them drawn, evenly over the files; 2 judged: 1 stillborn, 1 of 1 killed" in text
+
+
+def test_the_recorded_results_make_a_page() -> None:
+    """results.json has a part for `reference`, and the page shows each survivor."""
+    text = page.page()
+    assert "## Target `reference`" in text and text.count("### Survivors") == text.count("## Target")
