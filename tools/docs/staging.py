@@ -1,4 +1,4 @@
-"""Gathers the site in one folder: docs/, generated pages, and every file of the repository that they link to.
+"""Gatherer of the site: docs/, generated pages, and every file of the repository that they link to, in one folder.
 
     python -m tools.docs.staging build/docs
 
@@ -22,10 +22,10 @@ from .kills import DOCS, ROOT, kills_page, mutation_page, page_of_specification
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FILE = re.compile(r"^(```\w+) file=(\S+)$", re.MULTILINE)
-"""How a page names the file that a block holds; a title on the site, for Markdown takes the line for text."""
+"""File name of a code block. It becomes a title on the site, because Markdown would show the line as text."""
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SHOWN = {".py": "python", ".toml": "toml", ".sh": "bash", ".cpp": "cpp", ".yml": "yaml", ".txt": "text", "": "text"}
-"""Files that become a page, by suffix, and the language of their block; others are copied as they are."""
+"""Suffixes of files that become a page, and the language of their code block. Other files are copied."""
 MOVED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 MADE: dict[str, Callable[[], str]] = {
@@ -40,14 +40,14 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 class Stage:
-    """The folder being filled. `place` gives a repository file its place on the site, once, and stages it."""
+    """Folder of the site. `place` stages a file of the repository once and returns its place."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.places: dict[Path, str] = {}
 
     def place(self, source: Path) -> str:
-        """Where a file of the repository lies on the site, relative to its root.
+        """Return the place of a repository file on the site, relative to the root of the site.
 
         Raises:
             ValueError: no such file is in the repository.
@@ -59,7 +59,7 @@ class Stage:
         return self.places[source]
 
     def write(self, name: str, text: str, source: Path) -> None:
-        """A page, its links turned to places of the site; `source` is what they count from."""
+        """Write a page. Its links, relative to `source`, become links to places of the site."""
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(FILE.sub(r'\1 title="\2"', self._linked(text, source, name)), encoding="utf-8")
@@ -104,7 +104,7 @@ class Stage:
             return f"{match[1]}{Path(there).as_posix()}{after}"
 
         pieces, at = [], 0
-        for fence in FENCE.finditer(text):  # what is printed in a block is no link
+        for fence in FENCE.finditer(text):  # text in a code block is no link
             pieces += [LINK.sub(turned, text[at : fence.start()]), fence[0]]
             at = fence.end()
         return "".join([*pieces, LINK.sub(turned, text[at:])])
@@ -114,7 +114,7 @@ class Stage:
 
 
 def stage(folder: Path) -> None:
-    """Fill the folder anew, and write ``folder.yml``, the configuration with the pages that there are."""
+    """Fill the folder anew, and write ``folder.yml``: the configuration of mkdocs with the existing pages."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     site = Stage(folder)
@@ -137,7 +137,7 @@ def stage(folder: Path) -> None:
 
 
 def navigation(folder: Path) -> list[object]:
-    """What menu.toml says, of the pages that there are, and the notebooks."""
+    """Return the menu of menu.toml with the existing pages and the notebooks."""
     text = Path(__file__).with_name("menu.toml").read_text(encoding="utf-8")
     menu: dict[str, dict[str, str]] = tomllib.loads(text.replace("specification-{version}.md", page_of_specification()))
     books = {_title(one): f"notebooks/{one.name}" for one in sorted((folder / "notebooks").glob("*.md"))}
