@@ -2,8 +2,8 @@
 
     python -m benchmarks.plots.attention                       # docs/attention-h200.svg, and the table on stdout
 
-Bars are times relative to cuda_triton's in the same case: below 1 is faster than ours. A bar past the edge is cut and
-carries its number. Hatched bars answer an easier question: no tree mask (causal), or no tail at all.
+A bar is a backend's time divided by cuda_triton's in the same case: below 1 the backend is faster. A bar that would
+leave the picture is shortened, with its number after it. Hatched bars do less work: no tree mask (causal), or no tail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HATCHES = (
 
 
 def timed(result: dict) -> dict[str, dict[str, dict]]:
-    """Rows with a time of 32/8 heads of 128 in pages of 64, by case and backend, in the file's order."""
+    """Return the timed rows of 32/8 heads of 128 in pages of 64, by case and backend, in the order of the file."""
     cases: dict[str, dict[str, dict]] = {}
     for row in result["rows"]:
         if row["us"] is not None and "@" not in row["case"]:
@@ -39,7 +39,7 @@ def timed(result: dict) -> dict[str, dict[str, dict]]:
 
 
 def draw(result: dict) -> str:
-    """The picture."""
+    """Return the picture as SVG."""
     cases = timed(result)
     width = LEFT + int(LIMIT * UNIT) + RIGHT
     parts, y = [], TOP
@@ -66,7 +66,7 @@ def draw(result: dict) -> str:
 
 
 def _backends(cases: dict[str, dict[str, dict]]) -> list[str]:
-    """Those that the result has times of; ours first."""
+    """Return the backends with times in the result; ours first."""
     return [OURS, *(one for one in COLOURS if any(one in rows for rows in cases.values()))]
 
 
@@ -80,7 +80,7 @@ def _bar(y: float, backend: str, row: dict, ratio: float) -> str:
     if easier:
         drawn += f'<rect {box} fill="url(#easier)"/>'
     name = f"<title>{row['case']}, {LABELS[backend]}: {_us(row['us'])} µs</title>"
-    beside = max(length, UNIT) if 0.7 < ratio <= 1 else length  # not across the line of ours
+    beside = max(length, UNIT) if 0.7 < ratio <= 1 else length  # the number must not cross the line at 1
     return f"<g>{name}{drawn}{text(LEFT + beside + 5, y + BAR / 2, told, 'dim small')}</g>"
 
 
@@ -113,7 +113,7 @@ def _caption(result: dict) -> str:
 
 
 def table(result: dict) -> str:
-    """Microseconds of every backend, as Markdown; ours bold, and what an easier question was."""
+    """Return the µs of every backend as Markdown: ours bold, marks for causal (ᶜ) and prefix-only (ᵖ) answers."""
     cases = timed(result)
     backends = _backends(cases)
     titles = [OURS, *(LABELS[one] for one in backends[1:])]
@@ -136,7 +136,7 @@ def _us(value: float) -> str:
 
 
 def main() -> None:
-    """Read, draw, print."""
+    """Read the record, draw it and print its table."""
     command(__doc__, "attention-peers-h200.json", "attention-h200.svg", draw, table)
 
 

@@ -1,10 +1,10 @@
-"""Draw one round of EAGLE speculation as it really ran: docs/speculation-round.svg.
+"""Draw one recorded round of EAGLE speculation: docs/speculation-round.svg.
 
     python -m benchmarks.plots.draft_round                             # the tiny model of the tests
     python -m benchmarks.plots.draft_round --head PATH --prompt "..."  # the bundled small model with a trained head
 
-The engine decodes one request eagerly; a recorder notes every round's beams, tree, mask, targets and path. The round
-that is drawn is the one that shows most: drafts kept, KV moved, beams that changed parents.
+The engine decodes one request eagerly, and the recorder keeps the beams, tree, mask, targets and path of each round.
+The drawn round is the one with the highest `interest`: accepted drafts, moved KV, beams that changed parents.
 """
 
 from __future__ import annotations
@@ -31,13 +31,22 @@ KEPT, BEAM, LOST = "#2da44e", "#4c8eda", "#8a8f98"
 
 @dataclass
 class Round:
-    """What one round did with one request.
+    """Record of one round of one request.
 
     Attributes:
-        length: committed tokens before it; text: those and the root.
-        extended: tokens that the head took over at the end of the round before, and how many rows it ran.
-        beams: per draft step, (token, parent slot) of each of its k slots.
+        length: committed tokens before the round.
+        text: the committed tokens and the root.
+        extended: tokens that draft extend took over at the end of the previous round, and its number of rows.
+        beams: (token, parent slot) of each of the k slots, for each draft step.
+        tried: number of candidate nodes.
         scores: cumulative log-probability of each node of the tree, root first.
+        tokens: token of each node.
+        parents: parent of each node.
+        words: mask word of each node.
+        depth: depth of each node.
+        targets: the target's token after each node.
+        path: nodes of the accepted path; the first `count` entries are valid.
+        count: number of accepted nodes, the root included.
     """
 
     length: int = 0
@@ -56,7 +65,7 @@ class Round:
 
     @property
     def interest(self) -> int:
-        """How much there is to see."""
+        """Score of a round: higher for accepted drafts, moved KV and beams that changed parents."""
         moved = sum(slot != i for i, slot in enumerate(self.path[: self.count]))
         k = len(self.beams[0]) if self.beams else 1
         changed = sum(parent >= 0 and parent % k != b for step in self.beams for b, (_, parent) in enumerate(step))
@@ -64,7 +73,7 @@ class Round:
 
 
 def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
-    """Every round of one request."""
+    """Decode one request and return the record of each round."""
     rounds: list[Round] = []
     now = Round()
     place, best = DraftTreeBuilder.place, DraftTreeBuilder.best
@@ -115,7 +124,7 @@ def record(engine: Engine, prompt: list[int], count: int) -> list[Round]:
 
 
 def draw(one: Round, name: Callable[[int], str], settings: str) -> str:
-    """The whole picture, panel under panel."""
+    """Return the whole picture, panel under panel."""
     parts: list[str] = []
     y = 56.0
     for title, panel in (
@@ -134,7 +143,7 @@ def draw(one: Round, name: Callable[[int], str], settings: str) -> str:
 
 
 def extend_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
-    """A row of the head per node of the tree: the accepted ones, and the rest, which nothing reads."""
+    """Return the panel of draft extend: one row for each tree node; rows after the accepted ones are unused."""
     kept, rows = one.extended
     first = one.length - len(kept)
     parts = []
@@ -153,7 +162,7 @@ def extend_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
 
 
 def steps_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
-    """Beams by step, with their slot, token, and an edge to the parent that they continue."""
+    """Return the panel of draft steps: each beam with slot and token, and an edge to its parent."""
     k = len(one.beams[0]) if one.beams else 0
     columns = len(one.beams) + 1
     step_x = (WIDTH - 120) / max(columns, 2)
@@ -175,7 +184,7 @@ def steps_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[
 
 
 def tree_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
-    """The nodes with parent, depth and probability, and the bits that the kernel reads."""
+    """Return the panel of the tree: nodes with parent, depth and probability, and the mask bits."""
     parts = []
     count = len(one.tokens)
     left = 560
@@ -205,7 +214,7 @@ def tree_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[s
 
 
 def verify_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
-    """The path: at each kept node the target's token, until no child carries it."""
+    """Return the panel of verification: the target's token at each accepted node, until no child has it."""
     parts, x = [], 20.0
     step = min(210.0, (WIDTH - 40) / max(one.count, 1))
     for i, node in enumerate(one.path[: one.count]):
@@ -220,7 +229,7 @@ def verify_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list
 
 
 def compact_panel(one: Round, name: Callable[[int], str], y: float) -> tuple[list[str], float]:
-    """KV slots before and after."""
+    """Return the panel of KV compaction: slots before and after."""
     parts = []
     size = min(46.0, (WIDTH - 120) / len(one.tokens))
     kept = one.path[: one.count]
@@ -263,7 +272,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], colour: str | No
 
 
 def prepare(args: argparse.Namespace) -> tuple[CausalLM, Any, list[int], Callable[[int], str]]:
-    """Model, head, prompt and how to show a token."""
+    """Return the model, its head, the prompt and the function that shows a token."""
     if args.head is None:
         from draftmark_speculative.eagle.tiny import tiny_pair
 
@@ -282,7 +291,7 @@ def prepare(args: argparse.Namespace) -> tuple[CausalLM, Any, list[int], Callabl
 
 
 def main() -> None:
-    """Decode, choose a round, draw."""
+    """Decode, choose a round and draw it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model")
     parser.add_argument("--head")

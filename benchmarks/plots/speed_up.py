@@ -2,8 +2,8 @@
 
     python -m benchmarks.plots.speed_up        # docs/speed-up-h200.svg, and the table on stdout
 
-A panel for each context and each acceptance that was forced. Every ratio is to the plain row of the same run's panel:
-tokens per second of all requests together. What the file lacks is left out.
+Each context and forced acceptance has a panel. A ratio is tokens/s of all requests divided by tokens/s of plain
+decoding in the same panel. Missing rows are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from .svg import command, page, text
 
 Key = tuple[str, int]
-"""How it drafts, and topk."""
+"""Way to draft, and topk."""
 WAYS: dict[Key, tuple[str, str, str]] = {
     ("adaptive", 4): ("adaptive, tree", "#2da44e", ""),
     ("adaptive", 1): ("adaptive, chain", "#1b9e8a", "6 3"),
@@ -25,11 +25,11 @@ WAYS: dict[Key, tuple[str, str, str]] = {
 TITLES = {"good": "good drafts", "bad": "each accepted with 0.2"}
 WIDTH, HEIGHT, LEFT, TOP, GAP_X, GAP_Y = 300, 190, 56, 92, 56, 72
 Panels = dict[tuple[int, str], dict[Key, dict[int, float]]]
-"""By context and profile, by way: speed-up by batch."""
+"""Speed-up by batch size, for each context and acceptance profile, for each way to draft."""
 
 
 def speed_ups(rows: list[dict[str, Any]]) -> Panels:
-    """Tokens per second over plain decoding's at the same batch and context."""
+    """Return tokens/s divided by those of plain decoding at the same batch size and context."""
     timed = [row for row in rows if row.get("tokens_per_s") and "profile" in row]
     plain = {(r["batch"], r["context"]): r["tokens_per_s"] for r in timed if r["speculate"] == "none"}
     panels: Panels = {}
@@ -42,14 +42,16 @@ def speed_ups(rows: list[dict[str, Any]]) -> Panels:
 
 
 def draw(result: dict[str, Any]) -> str:
-    """The picture: a row of panels for each context.
+    """Return the picture as SVG: a row of panels for each context.
 
     Raises:
-        ValueError: no row has a plain one beside it.
+        ValueError: no row has a plain row at the same batch size and context.
     """
     panels = speed_ups(result["rows"])
     if not panels:
-        raise ValueError("the result has 0 rows beside a plain one, but a speed-up needs both; measure more")
+        raise ValueError(
+            "the result has 0 rows with a plain row at the same batch size, but a speed-up needs both; measure more"
+        )
     contexts = sorted({context for context, _ in panels})
     profiles = [profile for profile in TITLES if any(profile == p for _, p in panels)]
     batches = sorted({batch for panel in panels.values() for line in panel.values() for batch in line})
@@ -69,7 +71,7 @@ def draw(result: dict[str, Any]) -> str:
 def _panel(
     x: float, y: float, title: str, panel: dict[Key, dict[int, float]], batches: list[int], most: float
 ) -> list[str]:
-    """One pair of axes: batches at equal distances, speed-ups from 0."""
+    """Return one panel: batch sizes at equal distances, speed-ups from 0."""
     step = WIDTH / max(1, len(batches) - 1)
     at = {batch: x + i * step for i, batch in enumerate(batches)}
 
@@ -112,7 +114,7 @@ def _caption(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Speed-ups as Markdown, a row for each batch, context and acceptance."""
+    """Return the speed-ups as Markdown, a row for each batch size, context and acceptance."""
     lines = [
         "| batch × context | drafts | " + " | ".join(label for label, *_ in WAYS.values()) + " |",
         "|---" * (len(WAYS) + 2) + "|",
@@ -129,7 +131,7 @@ def _tokens(count: int) -> str:
 
 
 def main() -> None:
-    """Read, draw, print."""
+    """Read the record, draw it and print its table."""
     command(__doc__, "end-to-end-h200.json", "speed-up-h200.svg", draw, table)
 
 

@@ -1,4 +1,4 @@
-"""What the drawings share."""
+"""Shared parts of the drawings: text, page, command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ svg { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font
 
 
 def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> str:
-    """One line of text with its middle at height y; `kind` names CSS classes of the drawing."""
+    """Return one line of text, vertically centred at y; `kind` names CSS classes of the drawing."""
     safe = told.replace("&", "&amp;").replace("<", "&lt;")
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}" dominant-baseline="middle">{safe}</text>'
@@ -32,7 +32,7 @@ def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> str
 
 
 def page(width: int, height: float, label: str, parts: Sequence[str], definitions: str = "") -> str:
-    """The whole file: `label` says what it shows to those who do not see it."""
+    """Return the whole SVG file. `label` is its description for screen readers."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
@@ -46,7 +46,7 @@ def page(width: int, height: float, label: str, parts: Sequence[str], definition
 def command(
     description: str, recorded: str, drawing: str, draw: Callable[[Any], str], *tables: Callable[[Any], str]
 ) -> None:
-    """Read a recorded result, draw it below docs/, and print its tables."""
+    """Read a recorded result, draw it into docs/, and print its tables."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=RESULTS / recorded)
     parser.add_argument("--svg", type=Path, default=ROOT / "docs" / drawing)

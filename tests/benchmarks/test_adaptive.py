@@ -114,5 +114,5 @@ def test_a_tiny_run_measures_every_row_and_a_second_one_none(tmp_path, monkeypat
 
 def test_a_result_without_plain_rows_cannot_be_drawn():
     """A speed-up needs what it is measured against."""
-    with pytest.raises(ValueError, match="0 rows beside a plain one"):
+    with pytest.raises(ValueError, match="0 rows with a plain row"):
         speed_up.draw({"rows": []})
