@@ -3,7 +3,7 @@
 To vLLM's scheduler a tree is a list of drafts, parents before children, of which some number is accepted. The worker's
 runner gives the rows of a step their depths for positions and the backend their parents, walks the tree where vLLM
 would reject drafts, and moves the KV of what is kept into place. It needs runner V1, which takes its draft models and
-worker by configuration; `docs/vllm.md` names what V2 lacks.
+worker by configuration. Runner V2 makes speculators in a closed list (`init_speculator`) and rejects `custom_class`.
 
 step_trees  which node each row is              tails       mask and depths of a batch
 look_up     trees of n-gram drafts              combs       trees of an EAGLE head
