@@ -319,7 +319,7 @@ class Scene:
 
 
 class PagedScene:
-    """A scene in shuffled KV pages, with NaN in all unused KV and stale numbers after the live part of each buffer.
+    """A scene in shuffled KV pages, with NaN as unused KV and stale numbers after the live part of each buffer.
 
     Attributes:
         batch: the forward, over buffers that start with invalid numbers.

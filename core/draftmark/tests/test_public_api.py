@@ -69,9 +69,9 @@ def test_the_decoding_loop_uses_the_public_api_only() -> None:
         assert not internal, f"{path.name} imports {internal}: import the name from draftmark or draftmark.runtime"
 
 
-@pytest.mark.parametrize("page", ["docs/one-step.md", "docs/writing-a-backend.md"])
+@pytest.mark.parametrize("page", ["examples/engine.py", "docs/writing-a-backend.md"])
 def test_printed_programs_use_the_public_api_only(page: str) -> None:
-    """Programs on a page import the two public modules, and of the suite only `draftmark_contract.layouts`."""
+    """Printed programs import the two public modules, and from the suite only `draftmark_contract.layouts`."""
     allowed = ALLOWED | {"draftmark_contract.layouts"}
     lines = (ROOT / page).read_text().splitlines()
     found = {line.split()[1] for line in lines if line.startswith(("from draftmark", "import draftmark"))}

@@ -74,7 +74,7 @@ def draftmark_describe() -> BackendInfo:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def draftmark_supports(geometry: Geometry) -> list[str]:  # type: ignore[empty-body]
-    """Return the reasons why the backend does not serve `geometry`; an empty list means served. No torch import."""
+    """Return why the backend does not serve `geometry`; an empty list means it does. Must not import torch."""
 
 
 @hookspec(firstresult=True)
@@ -84,7 +84,7 @@ def draftmark_requirements(geometry: Geometry) -> Requirements:  # type: ignore[
 
 @hookspec(firstresult=True)
 def draftmark_buffers(geometry: Geometry) -> list[BufferSpec]:  # type: ignore[empty-body]
-    """Return the specification of every buffer, allocated before capture at a fixed address. No torch import."""
+    """Return the specifications of all buffers, which never move after capture. Must not import torch."""
 
 
 @hookspec(firstresult=True)

@@ -249,7 +249,7 @@ class LoadedBackend:
 
 
 def _is_of(value: object, kind: type | tuple[type]) -> bool:
-    """Return True if `value` is of type `kind`, or a tuple of such values for a tuple. A bool is not an int."""
+    """Return True if `value` has type T (kind T) or is a tuple of T (kind (T,)). A bool is not an int."""
     if isinstance(kind, tuple):
         return isinstance(value, tuple) and all(isinstance(one, kind) for one in value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -52,7 +52,7 @@ class BackendPlugin(ABC):
 
     @abstractmethod
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        """Return the specification of every buffer that must exist before capture and never move. No torch."""
+        """Return the specifications of all buffers, which never move after capture. Must not import torch."""
 
     @abstractmethod
     def open_backend(self, geometry: Geometry, arena: Arena) -> AttentionBackend:

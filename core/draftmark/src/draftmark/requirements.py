@@ -29,7 +29,7 @@ class Requirements:
 
     Attributes:
         host_lengths: knowledge of prefix lengths that `plan` needs on the host. EXACT is incompatible with
-            `Limits.overlap`, because the host is then one step behind the device.
+            `Limits.overlap`, because the host then lags the device by one step.
         unique_slots: no two rows of a batch may write the same KV slot, padding rows included. Each padded request then
             gets its own null pages; see `Geometry.null_pages`.
     """

@@ -156,7 +156,7 @@ def references(tensor: Tensor) -> int:
 
 @cache
 def _wrapper_references() -> int:
-    """Return the use count that the Python storage object of `storage_key` adds; it depends on torch's version."""
+    """Return the use count that torch's Python storage object itself adds, which depends on torch's version."""
     single = torch.empty(1)
     count: int = torch._C._storage_Use_Count(storage_key(single))
     return count - 1
