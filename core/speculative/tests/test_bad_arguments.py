@@ -1,4 +1,4 @@
-"""Every public constructor and call of the loop with bad values: each gives one sentence that names the field."""
+"""Every public constructor and call of the loop with bad values: each error is one sentence that names the field."""
 
 import math
 
@@ -86,7 +86,7 @@ SAID = {"request_id": "request ", "prompts": "prompt"}
 
 @pytest.mark.parametrize(("call", "field", "bad"), ROWS, ids=[f"{field}={bad!r:.30}" for _, field, bad in ROWS])
 def test_a_bad_argument_is_one_sentence(make_model, call, field, bad):
-    """A bad argument gives one sentence with the field and a remedy, never another library's error."""
+    """A bad argument raises a one-sentence error with the field and a remedy, never another library's error."""
     with pytest.raises(DraftmarkError) as caught:
         call(make_model("llama"), **{field: bad})
     text = str(caught.value)

@@ -55,7 +55,7 @@ def test_drafting_adds_no_wait(markov, prompts):
     ],
 )
 def test_bad_configurations_are_rejected(make_model, settings, error, named):
-    """Each bad setting gives one sentence that names it, before any token."""
+    """Each bad setting raises a one-sentence error that names it, before any token."""
     with pytest.raises(error, match=named):
         Engine(make_model("llama"), EngineConfig(**{"max_context_len": 64, **settings}))
 

@@ -1,4 +1,4 @@
-"""The code that trains heads: what is unrolled is what decoding computes, and what is held out is held out."""
+"""Training of heads: unrolled chains equal decoding, and held-out prompts are not trained on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from heads.smollm2_135m.training.unroll import SoftCrossEntropy, batches, collat
 
 @pytest.fixture(scope="module")
 def model():
-    """A tiny Llama; its weights are never trained."""
+    """Tiny Llama; its weights are never trained."""
     made = tiny_model("llama")
     made.hf.requires_grad_(False)
     return made
@@ -41,7 +41,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def samples(model):
-    """Greedy answers of the tiny model, as training meets them."""
+    """Greedy answers of the tiny model, in the form that training uses."""
     rng = random.Random(0)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(3, 9))] for _ in range(6)]
     return Writer(model, 8, 10, 24, [255]).write(prompts, [0.0] * 6)
@@ -53,8 +53,8 @@ def _head(features=(0, 1, 2), vocab=None) -> DraftHead:
     return head.requires_grad_(False).eval()
 
 
-def test_batched_greedy_writing_is_transformers_generate(model, samples):
-    """Left padding, the dense cache and early ends change no token of any request."""
+def test_batched_greedy_writing_equals_transformers(model, samples):
+    """Batched greedy writing gives transformers' text in spite of left padding, the dense cache and early ends."""
     for sample in samples:
         ids = torch.tensor([sample.tokens[: sample.prompt_len]])
         how = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": 255, "pad_token_id": 0}
@@ -63,7 +63,7 @@ def test_batched_greedy_writing_is_transformers_generate(model, samples):
 
 
 def test_writing_stops_at_the_stop_token(model, samples):
-    """An answer holds no token behind its first stop token."""
+    """An answer ends at its first stop token."""
     stop = samples[0].answer[3]
     prompt = samples[0].tokens[: samples[0].prompt_len]
     [cut] = Writer(model, 2, 10, 24, [stop]).write([prompt], [0.0])
@@ -71,7 +71,7 @@ def test_writing_stops_at_the_stop_token(model, samples):
 
 
 def test_sampling_at_a_temperature_follows_the_softmax(model):
-    """Over many draws the tokens have the frequencies of softmax(logits / temperature)."""
+    """Sampled tokens have the frequencies of softmax(logits / temperature)."""
     writer = Writer(model, 4000, 4, 2, [255])
     found = Counter(s.answer[0] for s in writer.write([[5, 6, 7]] * 4000, [0.7] * 4000))
     with torch.no_grad():
@@ -81,8 +81,8 @@ def test_sampling_at_a_temperature_follows_the_softmax(model):
     assert abs(found[likeliest] / 4000 - wanted[likeliest]) < 4 * spread
 
 
-def test_unrolled_chain_is_what_decoding_computes():
-    """Every row of every step equals a head that runs over a growing cache, row by row."""
+def test_unrolled_chain_equals_decoding():
+    """Every row of every unrolled step equals a head that runs row by row over a growing cache."""
     head, length = _head(), 8
     torch.manual_seed(2)
     embeddings, features = torch.randn(1, length, 48), torch.randn(1, length, 3 * 48)
@@ -103,13 +103,13 @@ def test_unrolled_chain_is_what_decoding_computes():
         state = head(embeddings[:, 1 : row + 2], fused, positions, attend)[:, -1:]
         torch.testing.assert_close(state[0, 0], unrolled[0][0, row])
         for step in (1, 2):
-            behind = embeddings[:, row + 1 + step : row + 2 + step]
-            state = head(behind, state, torch.tensor([row + step]), attend)
+            following = embeddings[:, row + 1 + step : row + 2 + step]
+            state = head(following, state, torch.tensor([row + step]), attend)
             torch.testing.assert_close(state[0, 0], unrolled[step][0, row])
 
 
-def test_soft_cross_entropy_has_autograds_value_and_gradient():
-    """Also where chunks do not divide the rows and labels do not sum to one."""
+def test_soft_cross_entropy_equals_autograd():
+    """SoftCrossEntropy equals autograd, also if chunks do not divide the rows or labels do not sum to one."""
     torch.manual_seed(3)
     hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5)
     labels = torch.rand(7, 11)
@@ -120,15 +120,15 @@ def test_soft_cross_entropy_has_autograds_value_and_gradient():
     torch.testing.assert_close(gradient, torch.autograd.grad(plain * 2, hidden)[0])
 
 
-def test_chains_begin_and_stay_inside_one_answer():
-    """A row counts when the token behind it and all that its chain guesses belong to one answer."""
+def test_chains_stay_inside_one_answer():
+    """A row is trained on only if the token after it and all guesses of its chain belong to one answer."""
     batch = collate([[Sample((1, 2, 3, 4, 5), 2, 0.0), Sample((6, 7, 8), 1, 0.0)]])
     assert batch.tokens[0, :9].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 0]
     assert [rows.tolist() for rows in batch.guessed(3)] == [[1, 2, 5], [1], []]
 
 
 def test_a_pass_holds_every_sample_once(samples):
-    """Batches lose no token and add none, joined or not."""
+    """One pass over the batches contains every sample once, whether samples are joined or not."""
     many = list(samples) * 7
     tokens = Counter()
     for batch in batches(many, 100, random.Random(0)):
@@ -137,8 +137,8 @@ def test_a_pass_holds_every_sample_once(samples):
     assert tokens - Counter({0: tokens[0]}) == wanted - Counter({0: wanted[0]})
 
 
-def test_a_trained_head_learns_and_restarts_where_it_ended(model, samples):
-    """Loss falls, the finished head reads unscaled features, and a restart from it has the same loss."""
+def test_training_lowers_the_loss_and_restarts(model, samples):
+    """Training lowers the loss, the finished head reads unscaled features, and a restart from it has an equal loss."""
     plan = Plan(1, vocab=200, intermediate=64, steps=3, batch_tokens=10**6)
     candidate, rng = Candidate((0, 1, 2), 1.0), random.Random(0)
     target = Target(model, [candidate])
@@ -156,8 +156,8 @@ def test_a_trained_head_learns_and_restarts_where_it_ended(model, samples):
     assert there == pytest.approx(here, rel=1e-4)
 
 
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(model, samples, tmp_path):
-    """Weights, the optimizer's moments and the step are all there."""
+def test_resumed_training_continues_exactly(model, samples, tmp_path):
+    """A resumed training has the weights, the optimizer's moments and the step of the saved one."""
     plan = Plan(1, vocab=200, intermediate=64, steps=2, batch_tokens=10**6)
     candidate = Candidate((2,), 1.0)
     target = Target(model, [candidate])
@@ -174,8 +174,8 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(model, samples, tmp_pa
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 4), (3, 3, 8)])
-def test_trees_of_the_head_alone_are_the_engines(shape):
-    """Over known answers the head alone needs the engine's rounds, and the engine's texts are the known answers."""
+def test_trees_without_the_engine_equal_its_trees(shape):
+    """For known answers, the head without the engine needs the engine's rounds, and the engine gives the answers."""
     model, head = tiny_pair(0.01)
     known = Writer(model, 4, 4, 24, [255]).write([[7, 8], [9], [1, 2, 3]], [0.0] * 3)
     [row] = check(model, head, known, [shape], "reference")
@@ -184,8 +184,8 @@ def test_trees_of_the_head_alone_are_the_engines(shape):
     assert row["engine_accepted_len"] >= row["accepted_len"] > 1.3
 
 
-def test_a_chain_is_a_tree_of_one_branch():
-    """The teacher-forced estimate of training and the grown chain count the same tokens and rounds."""
+def test_chain_estimate_equals_the_tree_of_one_branch():
+    """The teacher-forced estimate and the chain drafted as a tree count equal tokens and rounds."""
     model, head = tiny_pair(0.01)
     known = Writer(model, 4, 4, 24, [255]).write([[7, 8], [9], [1, 2, 3]], [0.0] * 3)
     chain = mean(tree_acceptance(model, head, known, [(1, 3, 4)])[1, 3, 4])
@@ -193,8 +193,8 @@ def test_a_chain_is_a_tree_of_one_branch():
     assert acceptance(model, head, known, 3)["chain"] == pytest.approx(chain, abs=1e-3)
 
 
-def test_held_out_prompts_share_no_template_and_no_subject():
-    """But for Python, which is a language to write in and not a subject there."""
+def test_held_out_prompts_share_no_template_or_subject():
+    """Held-out prompts share no template and no subject with training, except Python as a language to write in."""
     patterns = [re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(t)), re.S) for t in TEMPLATES]
     for prompt in HELD_OUT:
         assert not any(pattern.fullmatch(prompt) for pattern in patterns), prompt
@@ -203,14 +203,14 @@ def test_held_out_prompts_share_no_template_and_no_subject():
 
 
 def test_training_prompts_are_distinct_and_repeatable():
-    """The seed decides them all."""
+    """Training prompts are distinct, and the seed determines them."""
     first, again, other = (list(_take(training_prompts(seed), 3000)) for seed in (0, 0, 1))
     assert first == again != other
     assert len(set(first)) == 3000
 
 
-def test_a_dense_cache_is_an_attention_step(model):
-    """One prompt, no padding: the cached prefill gives the model's own logits."""
+def test_dense_cache_gives_the_models_logits(model):
+    """A forward over the dense cache gives the model's own logits for one prompt without padding."""
     cache, ids = DenseCache(model, 1, 8), torch.tensor([3, 1, 4, 1, 5])
     with torch.no_grad():
         ours = model.forward(ids, torch.arange(5), cache)

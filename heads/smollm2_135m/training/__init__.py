@@ -1,1 +1,1 @@
-"""How the head was trained and measured. Not part of its wheel."""
+"""Training and measurement of the head. Not part of its wheel."""

@@ -1,12 +1,16 @@
-"""Train an EAGLE draft head for a model, on text that the model writes itself; no data set is needed.
+"""Train an EAGLE draft head for a model on text that the model writes itself; no data set is needed.
 
     python -m heads.smollm2_135m.training --minutes 9 --out heads/smollm2_135m/src/draftmark_head_smollm2_135m
 
-Phases, each bounded by a share of the wall clock: the target writes answers (greedy and sampled) to prompts from
-templates and to prompts of its own; several candidate heads train side by side on the same batches; the best on
-held-out prompts trains on; it is saved, loaded again and held against the held-out prompts. `--work` keeps the text
-and the training state, and a second call with the same folder goes on from there. `--start` continues from a head, on
-new text if the seed is another.
+Phases, each limited by a share of the time:
+
+1. The target writes answers, greedy and sampled, to prompts from templates and to prompts that it samples itself.
+2. Several candidate heads train side by side on the same batches.
+3. The best candidate on held-out prompts trains until the end.
+4. The head is saved, loaded again and measured on the held-out prompts.
+
+`--work` keeps the text and the training state; a second call with this folder continues from there. `--start`
+continues from a head, on new text if the seed is another.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ from .text import Sample, Writer, chat, own_prompts, write_all
 from .trainer import Candidate, Plan, train
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
-"""Half of the answers are greedy."""
+"""Temperatures of the answers in turn; half of the answers are greedy."""
 
 
 def text(model: CausalLM, plan: Plan, work: Path) -> tuple[list[Sample], list[Sample]]:
-    """Training samples and held-out ones (greedy), from the work folder when they are there."""
+    """Return training samples and held-out samples (greedy), read from the work folder if they are there."""
     file = work / "text.pt"
     if file.exists():
         stored = torch.load(file, weights_only=True)
@@ -47,8 +51,8 @@ def text(model: CausalLM, plan: Plan, work: Path) -> tuple[list[Sample], list[Sa
     writer = Writer(model, plan.write_batch, plan.prompt_width, plan.new_tokens, model.stop_token_ids)
     held_out = []
     for first in range(0, len(HELD_OUT), plan.write_batch):
-        asked = chat(model, HELD_OUT[first : first + plan.write_batch])
-        held_out += writer.write(asked, [0.0] * len(asked))
+        questions = chat(model, HELD_OUT[first : first + plan.write_batch])
+        held_out += writer.write(questions, [0.0] * len(questions))
     prompts = _prompts(model, writer, plan)
     left = plan.minutes * 60 * plan.writing - (time.perf_counter() - start)
     training = write_all(writer, prompts, TEMPERATURES, left)
@@ -59,7 +63,7 @@ def text(model: CausalLM, plan: Plan, work: Path) -> tuple[list[Sample], list[Sa
 
 
 def _prompts(model: CausalLM, writer: Writer, plan: Plan) -> Iterator[list[int]]:
-    """Two prompts from templates for each of the target's own, as long as those last; too long ones are left out."""
+    """Yield two template prompts for each prompt of the target's own, while those last; skip too long ones."""
     own = own_prompts(writer, plan.own)
     random.Random(plan.seed).shuffle(own)
     texts = training_prompts(plan.seed)
@@ -71,7 +75,7 @@ def _prompts(model: CausalLM, writer: Writer, plan: Plan) -> Iterator[list[int]]
 
 
 def main() -> None:
-    """Write text, train, save, evaluate, report."""
+    """Write text, train a head, save it, measure it and write the report."""
     began = time.perf_counter()
     args, plan = _arguments()
     work, out = args.work or args.out, args.out
@@ -103,9 +107,9 @@ def main() -> None:
 
 def _arguments() -> tuple[argparse.Namespace, Plan]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", help="folder or GGUF file; the bundled SmolLM2-135M-Instruct without it")
+    parser.add_argument("--model", help="folder or GGUF file; default: the bundled SmolLM2-135M-Instruct")
     parser.add_argument("--out", type=Path, required=True, help="folder for head.json, head.safetensors, training.json")
-    parser.add_argument("--work", type=Path, help="folder for text and training state; the same as --out without it")
+    parser.add_argument("--work", type=Path, help="folder for text and training state; default: --out")
     parser.add_argument("--start", type=Path, help="folder of a head to continue from")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--features", nargs="+", default=["30", "10,20,30"], help="candidates, such as 30 10,20,30")
@@ -122,7 +126,7 @@ def _arguments() -> tuple[argparse.Namespace, Plan]:
 
 
 def _lineage(start: Path | None) -> Any:
-    """What is known of the head that training started from."""
+    """Return the training record of the head that training started from, or its name without a record."""
     if start is None:
         return None
     file = start / "training.json"

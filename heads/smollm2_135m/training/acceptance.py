@@ -1,8 +1,8 @@
-"""How many tokens a round would keep, from one teacher-forced pass: the chain's rounds are walked afterwards.
+"""Accepted length of chains, from one teacher-forced pass over known answers.
 
-While a chain's guesses are right its inputs are the text's own tokens, so unrolling the head on the text gives the very
-guesses of decoding. `in_top4` is where the text's token was among the four best of every step: no tree of four
-branches can keep more, whatever its budget.
+While a chain's guesses are right, its inputs are the text's own tokens. So unrolling the head on the text gives exactly
+the guesses of decoding, and the rounds are counted afterwards. `in_top4` counts a guess as right if the text's token is
+among the four best of its step. No tree with four branches can keep more, whatever its budget.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .unroll import DenseForward, collate, unroll
 
 @torch.no_grad()
 def acceptance(model: CausalLM, head: DraftHead, samples: Sequence[Sample], steps: int) -> dict[str, Any]:
-    """Mean accepted length of chains of `steps` guesses over greedy answers, and its bound for trees of topk 4."""
+    """Return the mean accepted length of chains of `steps` guesses over greedy answers, and its bound for topk 4."""
     taps, weight = model.tap(head.config.feature_layers), head.output_rows(model.lm_head)
     kept = {"chain": [0, 0], "in_top4": [0, 0]}
     for sample in samples:
@@ -39,7 +39,10 @@ def acceptance(model: CausalLM, head: DraftHead, samples: Sequence[Sample], step
 def _ranks(
     model: CausalLM, head: DraftHead, taps: Any, weight: torch.Tensor, sample: Sample, steps: int
 ) -> torch.Tensor:
-    """``[steps, length]``: how many draft tokens score above token p + 2 + j at row p; many where none may follow."""
+    """Return ``[steps, length]``: number of draft tokens that score above token p + 2 + j at row p.
+
+    The number is the size of the draft vocabulary if the token is not in it, or if no token follows.
+    """
     length = len(sample.tokens)
     tokens = collate([[sample]]).tokens[:, :length].to(model.device)
     positions = torch.arange(length, device=model.device)
@@ -64,7 +67,7 @@ def _ranks(
 
 
 def _walk(right: list[list[bool]], sample: Sample) -> tuple[int, int]:
-    """Tokens and rounds: the first token comes with the prompt, each round then keeps right guesses and one more."""
+    """Return tokens and rounds: the prefill gives the first token, each round the right guesses and one more."""
     row, tokens, rounds = sample.prompt_len - 1, 0, 0
     left = len(sample.answer) - 1
     while tokens < left:

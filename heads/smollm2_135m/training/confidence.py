@@ -1,13 +1,15 @@
-"""How sure a head is of its drafts, and how often they come true: what a scheduler of drafts has to go by.
+"""Calibration of a head: its probabilities for drafts, and the share of these drafts that is kept.
 
     python -m heads.smollm2_135m.training.confidence --texts held_out.pt --json benchmarks/results/eagle-confidence.json
 
 Rounds follow each other through the target's greedy answers as in `held_out`. Along the path that a round keeps, each
-level gives one observation: the probabilities that the head gave the children there, likeliest first, and which
-of them was kept. A row of the result is one level of one shape. `probability[q]` is a quantile of the likeliest
-child's probability, and `kept[q]` the share of places around it where that child was kept (neighbours pooled until
-the shares ascend): what a calibrated head would have said. `siblings[k]` is the share in which the child of rank k
-was kept where the likeliest was not.
+level gives one observation: the head's probabilities for the children there, most probable first, and the child that
+was kept. A row of the result is one level of one shape:
+
+* `probability[q]`: quantile of the most probable child's probability.
+* `kept[q]`: share of places around that quantile at which this child was kept. Neighbours are pooled until the shares
+  ascend. A calibrated head would have this probability.
+* `siblings[k]`: share in which the child of rank k was kept, of the places where the most probable was not.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from .trees import Place, Shape
 QUANTILES = 20
 SHAPES: tuple[Shape, ...] = ((1, 4, 5), (4, 4, 16))
 Seen = list[tuple[list[float], int | None]]
-"""Of one level: the children's probabilities, likeliest first, and the rank that was kept."""
+"""Observations of one level: the children's probabilities, most probable first, and the rank of the kept child."""
 
 
 def observe(place: Place, row: int, shape: Shape, text: Sequence[int], levels: list[Seen]) -> int:
-    """Add what the tree below token ``row + 1`` says at each level of the kept path; returns the tokens kept."""
+    """Add the observations of the tree below token ``row + 1`` to each level; return the number of tokens kept."""
     tokens, parents, chances = place.tree_with_chances(row, shape)
     node = 0
     for depth, (seen, wanted) in enumerate(zip(levels, text, strict=False)):
@@ -53,7 +55,7 @@ def observe(place: Place, row: int, shape: Shape, text: Sequence[int], levels: l
 
 
 def summed_up(seen: Seen, topk: int) -> dict[str, Any]:
-    """One level's row; see the module's text."""
+    """Return one level's row of the result; the module docstring describes its fields."""
     ordered = sorted((chances[0], float(kept == 0)) for chances, kept in seen)
     edges = [i * len(ordered) // QUANTILES for i in range(QUANTILES + 1)]
     bins = [ordered[a:b] for a, b in pairwise(edges)]
@@ -67,7 +69,7 @@ def summed_up(seen: Seen, topk: int) -> dict[str, Any]:
 
 
 def ascending(shares: Sequence[float]) -> list[float]:
-    """The nearest ascending row: neighbours that fall are pooled (pool adjacent violators)."""
+    """Return the nearest ascending sequence, by pooling neighbours that descend (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for share in shares:
         pools.append((share, 1))
@@ -78,7 +80,7 @@ def ascending(shares: Sequence[float]) -> list[float]:
 
 
 def measure(model: Any, head: DraftHead, samples: Sequence[Sample], shapes: Sequence[Shape]) -> list[dict[str, Any]]:
-    """A row for each level of each shape."""
+    """Return a row of the result for each level of each shape."""
     found: dict[Shape, list[Seen]] = {shape: [[] for _ in range(shape[1])] for shape in shapes}
     for index, sample in enumerate(samples, 1):
         place = Place(model, head, sample)
@@ -98,9 +100,9 @@ def measure(model: Any, head: DraftHead, samples: Sequence[Sample], shapes: Sequ
 
 
 def main() -> None:
-    """Measure, write."""
+    """Measure the head and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--texts", type=Path, help="answers: read from this file if it is there, else written to it")
+    parser.add_argument("--texts", type=Path, help="file of the answers; written if it does not exist")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=320)
     parser.add_argument("--json", type=Path)

@@ -3,12 +3,14 @@
     python -m heads.smollm2_135m.training.held_out --texts held_out.pt --check 4 \
         --json benchmarks/results/eagle-held-out.json
 
-The target answers every prompt once; trees are then grown by the head alone over the known answers (`trees`).
-`--check` also runs the engine on some of the prompts: in float32 its texts and its number of rounds must be the same;
-its accepted length is a little higher, because it counts what its last round kept behind the end of the text too.
-The profile is, for i = 1, 2, …, the share of rounds that kept i drafts or more among those that kept i - 1 or more:
-`benchmarks.decode.end_to_end` forces such a profile on a model of random weights. Nothing here depends on the machine
-but rounding.
+The target answers every prompt once. The head then drafts trees over the known answers without the engine (`trees`).
+`--check` also runs the engine on some prompts: in float32 its texts and its number of rounds must be equal. The
+engine's accepted length is a little higher, because it includes tokens that the last round kept after the end of the
+text.
+
+`profile` is, for i = 1, 2, …, the share of rounds that kept at least i drafts among rounds that kept at least i - 1.
+`benchmarks.decode.end_to_end` forces such a profile on a model of random weights. Except for rounding, nothing here
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SHAPES: tuple[Shape, ...] = ((1, 4, 5), (4, 4, 16), (8, 6, 48))
 
 
 def greedy_answers(model: CausalLM, file: Path | None, new_tokens: int) -> list[Sample]:
-    """The target's answers, from the file if it is there; else they are written to it."""
+    """Return the target's answers from the file; if it does not exist, write the answers and the file."""
     if file is not None and file.exists():
         return [Sample(*row) for row in torch.load(file, weights_only=True)]
     prompts = chat(model, HELD_OUT)
@@ -53,7 +55,7 @@ def greedy_answers(model: CausalLM, file: Path | None, new_tokens: int) -> list[
 def measure(
     model: CausalLM, head: DraftHead, samples: Sequence[Sample], shapes: Sequence[Shape]
 ) -> list[dict[str, Any]]:
-    """A row a shape; a line after every prompt, because a CPU takes its time."""
+    """Return a result row for each shape; print a line after every prompt, because a CPU is slow."""
     kept: dict[Shape, Counter[int]] = {shape: Counter() for shape in shapes}
     means: dict[Shape, list[float]] = {shape: [] for shape in shapes}
     for index, sample in enumerate(samples, 1):
@@ -72,7 +74,7 @@ def measure(
 
 
 def profile(kept: Counter[int]) -> list[float]:
-    """See the module's text."""
+    """Return the profile of the rounds; the module docstring defines it."""
     reached = [sum(count for n, count in kept.items() if n > i) for i in range(max(kept))]
     return [round(b / a, 3) for a, b in pairwise(reached)]
 
@@ -80,7 +82,7 @@ def profile(kept: Counter[int]) -> list[float]:
 def check(
     model: CausalLM, head: DraftHead, samples: Sequence[Sample], shapes: Sequence[Shape], backend: str
 ) -> list[dict[str, Any]]:
-    """The engine on the same prompts: whether its texts are the known answers, and its rounds beside ours."""
+    """Run the engine on the prompts; compare its texts with the known answers and its rounds with the head's."""
     rows = []
     for shape in shapes:
         longest = max(len(sample.tokens) for sample in samples)
@@ -89,7 +91,7 @@ def check(
             max_context_len=-(-longest // 64) * 64,
         )  # fmt: skip
         engine, same = Engine(model, config), True
-        for sample in samples:  # one at a time: each ends where its known answer does
+        for sample in samples:  # one prompt at a time, so that each ends where its known answer ends
             [output] = decode(engine, [sample.tokens[: sample.prompt_len]], len(sample.answer))
             same &= output.tokens == sample.answer
         ours, theirs = tree_acceptance(model, head, samples, [shape])[shape], engine.statistics
@@ -103,7 +105,7 @@ def check(
 
 
 def main() -> None:
-    """Measure, check, write."""
+    """Measure the head, run the check, and write the result."""
     args = _arguments()
     dtype = args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32")
     model = load_model(args.model, dtype=dtype, device=args.device)
@@ -127,15 +129,15 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", help="folder or GGUF file; the bundled SmolLM2-135M-Instruct without it")
-    parser.add_argument("--head", help="folder of a head; the installed one without it")
-    parser.add_argument("--texts", type=Path, help="answers: read from this file if it is there, else written to it")
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="prompts that the engine decodes too")
-    parser.add_argument("--backend", default="reference", help="of the check")
+    parser.add_argument("--model", help="folder or GGUF file; default: the bundled SmolLM2-135M-Instruct")
+    parser.add_argument("--head", help="folder of a head; default: the installed head")
+    parser.add_argument("--texts", type=Path, help="file of the answers; written if it does not exist")
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="number of prompts that the engine decodes")
+    parser.add_argument("--backend", default="reference", help="backend of the check")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", help="default: float32 on the CPU, bfloat16 on a GPU")
     parser.add_argument("--prompts", type=int, default=len(HELD_OUT))
-    parser.add_argument("--new-tokens", type=int, default=320, help="of an answer; longer ones in --texts are cut")
+    parser.add_argument("--new-tokens", type=int, default=320, help="tokens of an answer; longer ones are cut")
     parser.add_argument("--shapes", nargs="+", help="topk,num_steps,num_draft_tokens")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -1,9 +1,8 @@
-"""Prompts for training a draft head, and others, by other templates about other things, to hold it against.
+"""Prompts for training a draft head, and held-out prompts from other templates about other subjects.
 
-The training prompts are templates filled with words, so that a few pages of text give tens of thousands of
-distinct prompts; all of it was written for this project. What a head learns is how the target answers, so the
-prompts only need to lead the target through many kinds of text. `HELD_OUT` shares no template and no subject with
-them; `tests/test_training.py` holds that.
+The training prompts are templates filled with words, so a few pages of text give tens of thousands of distinct prompts.
+All of it was written for this project. A head learns from the target's answers, so the prompts only need to cover many
+kinds of text. `HELD_OUT` shares no template and no subject with them; `tests/test_training.py` checks that.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ _BLOCKS = (
 TEMPLATES = (*_LINES.strip().splitlines(), *_BLOCKS)
 
 HELD_OUT = (
-    # each its own kind, about things that no training subject names
+    # each of a different kind, about subjects that no training prompt has
     "Why is the sky blue?",
     "Tell me about lighthouses.",
     "Which animals live in the Arctic ocean?",
@@ -217,11 +216,11 @@ HELD_OUT = (
     "What would you see on a walk along a beach at low tide?",
     "Set out the steps of changing a flat tyre.",
 )
-"""Prompts that nothing is trained on."""
+"""Prompts that are never trained on."""
 
 
 def training_prompts(seed: int) -> Iterator[str]:
-    """Distinct prompts without end, in an order that only `seed` decides; templates take turns."""
+    """Yield distinct prompts without end; only `seed` determines them. Templates are used in rotation."""
     rng, seen = random.Random(seed), set()
     for template in itertools.cycle(TEMPLATES):
         prompt = _fill(template, rng)

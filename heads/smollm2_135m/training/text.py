@@ -1,7 +1,7 @@
-"""Text that the target writes itself: many prompts at once, over a dense cache, with one captured graph a step.
+"""Text that the target writes itself: large batches of prompts over a dense cache, with one captured graph a step.
 
-Plain sampling in large batches is all that is needed here, so this is no use of the engine: every request starts at
-the same column of a dense cache and none joins or leaves. It runs the target through the same `CausalLM.forward`.
+Training needs plain sampling in large batches only, so this does not use the engine. Every request starts at the same
+column of a dense cache, and no request joins or leaves. The target runs through `CausalLM.forward`, as in the engine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Sample:
     """A prompt and the target's answer to it.
 
     Attributes:
-        tokens: prompt and answer; the answer's last token is a stop token, unless it was cut.
-        prompt_len: tokens of the prompt.
-        temperature: that the answer was sampled at; 0 is greedy.
+        tokens: prompt and answer; the answer's last token is a stop token, unless the answer was cut.
+        prompt_len: number of tokens of the prompt.
+        temperature: sampling temperature of the answer; 0 is greedy.
     """
 
     tokens: tuple[int, ...]
@@ -41,7 +41,7 @@ class Sample:
 class DenseCache:
     """An `AttentionStep` over a dense cache ``[layers, batch, heads, columns, head_dim]``.
 
-    Prompts are padded on the left to one width, so that all requests write the same column of it.
+    Prompts are padded on the left to one width, so all requests write the same column.
     """
 
     def __init__(self, model: CausalLM, batch: int, columns: int) -> None:
@@ -54,12 +54,12 @@ class DenseCache:
         self.column = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.columns = torch.arange(columns, device=model.device)
         self.seen = columns
-        """Columns that a decode step reads; a bound on `column`."""
+        """Number of columns that a decode step reads; `column` is below it."""
         self.part = slice(0, batch)
-        """Requests of the forward under way."""
+        """Requests of the current forward."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store and attend; rows are request-major, one a request (decode) or the prompt's width (prefill)."""
+        """Store KV and attend. Rows are request-major: one a request in decode, the prompt's width in prefill."""
         batch = self.part.stop - self.part.start
         q, k, v = (t.unflatten(0, (batch, -1)).transpose(1, 2) for t in (q, k, v))
         out = self._decode(layer, q, k, v) if q.shape[2] == 1 else self._prefill(layer, q, k, v)
@@ -71,7 +71,7 @@ class DenseCache:
         self.v[layer, self.part, :, :width] = v
         at = self.columns[:width]
         mask = (at <= at[:, None]) & (at >= self.starts[self.part, None, None])
-        mask = mask | (at == at[:, None])  # a padding row without any key would give NaN
+        mask = mask | (at == at[:, None])  # a padding row without keys would give NaN
         repeat = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         out: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
@@ -92,7 +92,7 @@ class DenseCache:
 
 
 class Writer:
-    """Samples answers to batches of prompts; tensors and graphs are made once and used for every batch."""
+    """Sampler of answers to batches of prompts. All batches share its tensors and graphs."""
 
     def __init__(self, model: CausalLM, batch: int, width: int, new_tokens: int, stop: Sequence[int]) -> None:
         self.model, self.batch, self.width, self.new_tokens = model, batch, width, new_tokens
@@ -110,7 +110,7 @@ class Writer:
     def write(
         self, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], most: int | None = None
     ) -> list[Sample]:
-        """One batch: at most `batch` prompts of at most `width` tokens, and `most` new ones for each."""
+        """Write one batch: at most `batch` prompts of at most `width` tokens, and `most` new tokens for each."""
         unwritten = 1 - len(prompts) / self.batch
         assert len(prompts) <= self.batch and max(map(len, prompts)) <= self.width
         filled = [*prompts, *[prompts[0]] * (self.batch - len(prompts))]
@@ -136,7 +136,7 @@ class Writer:
         self._step.zero_()
         cache.column.fill_(width)
         logits = []
-        for first in range(0, self.batch, 256):  # the activations of all rows at once would be too many
+        for first in range(0, self.batch, 256):  # the activations of all rows at once would not fit in memory
             cache.part = slice(first, min(first + 256, self.batch))
             ids = padded[cache.part]
             positions = (cache.columns[:width] - cache.starts[cache.part, None]).clamp(min=0)
@@ -146,7 +146,7 @@ class Writer:
         self._take(torch.cat(logits))
 
     def _advance(self, step: int) -> None:
-        """Graphs differ in how many columns they read: a multiple of 64 at least as large as is needed."""
+        """Run one step with a graph for the columns that it reads: a multiple of 64, at least the number needed."""
         columns = self.width + self.new_tokens
         seen = min(-(-(self.width + step) // 64) * 64, columns)
         if self._token.device.type != "cuda":
@@ -158,7 +158,7 @@ class Writer:
             self._graphs[seen] = self._capture(seen)
 
     def _capture(self, seen: int) -> Any:
-        """Runs the body once outside the graph, so that libraries are set up; that run is this step."""
+        """Run the step once outside the graph, which initialises libraries, then capture it without running it."""
         self._body(seen)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
@@ -167,7 +167,7 @@ class Writer:
         return graph
 
     def _body(self, seen: int) -> None:
-        """Captured: one token of every request."""
+        """Compute one token of every request. Captured."""
         self._cache.seen = seen
         positions = self._cache.column - self._cache.starts
         logits = self.model.forward(self._token, positions, self._cache)
@@ -175,7 +175,7 @@ class Writer:
         self._take(logits)
 
     def _take(self, logits: torch.Tensor) -> None:
-        """Sample by Gumbel's trick, which is the argmax at temperature 0, and store."""
+        """Sample by Gumbel's trick, which is the argmax at temperature 0, and store the tokens."""
         noise = -torch.empty_like(logits).exponential_().clamp(min=1e-20).log()
         chosen = (logits + self._temperature * noise).argmax(-1)
         self._token.copy_(chosen)
@@ -185,7 +185,7 @@ class Writer:
 
 
 def chat(model: CausalLM, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text as a user's turn behind the model's chat template, the answer about to begin."""
+    """Return token ids of each text as a user's turn in the model's chat template, ready for the answer."""
     tokenizer: Any = model.tokenizer
     turns = [[{"role": "user", "content": text}] for text in texts]
     chats = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
@@ -194,13 +194,13 @@ def chat(model: CausalLM, texts: Sequence[str]) -> list[list[int]]:
 
 
 def laid_end_to_end(texts: Sequence[Sequence[int]], first: int, length: int) -> tuple[int, ...]:
-    """`length` tokens of `texts` one after the other, from text `first` on and over again."""
+    """Return `length` tokens of the concatenated `texts`, cyclically from text `first` on."""
     turns = itertools.cycle([*texts[first:], *texts[:first]])
     return tuple(itertools.islice((token for turn in turns for token in turn), length))
 
 
 def own_prompts(writer: Writer, count: int) -> list[list[int]]:
-    """Prompts that the target asks itself: it samples the user's turn (the method of Magpie, Xu et al. 2024)."""
+    """Return prompts that the target samples as the user's turn (the method of Magpie, Xu et al. 2024)."""
     [example] = chat(writer.model, ["\0"])
     [mark] = writer.model.tokenizer(["\0"], add_special_tokens=False)["input_ids"]
     at = next(i for i in range(len(example)) if example[i : i + len(mark)] == mark)
@@ -211,7 +211,9 @@ def own_prompts(writer: Writer, count: int) -> list[list[int]]:
         turns = [s.answer[:-1] for s in samples if s.answer[-1] == after[0]]
         new = {t: None for t in turns if 4 <= len(t) <= writer.width - len(before) - len(after)}
         if not new:
-            raise RuntimeError(f"of {writer.batch} sampled user turns none ended in time")
+            raise RuntimeError(
+                f"none of {writer.batch} sampled user turns ended within 64 tokens; use a model with a chat template"
+            )
         found.update(new)
     return [[*before, *turn, *after] for turn in list(found)[:count]]
 
@@ -219,7 +221,7 @@ def own_prompts(writer: Writer, count: int) -> list[list[int]]:
 def write_all(
     writer: Writer, prompts: Iterator[Sequence[int]], temperatures: Sequence[float], seconds: float
 ) -> list[Sample]:
-    """Answers until the time is up or the prompts are, one batch at least; temperatures take turns in a batch."""
+    """Write answers in batches, at least one, until the time or the prompts run out; temperatures rotate in a batch."""
     samples: list[Sample] = []
     start = time.perf_counter()
     while not samples or time.perf_counter() - start < seconds:
@@ -234,7 +236,7 @@ def write_all(
 
 
 def frequent_tokens(samples: Sequence[Sample], count: int, model: CausalLM) -> tuple[torch.Tensor, float]:
-    """The `count` most frequent tokens of the answers, ascending, and the share of the answers that they cover."""
+    """Return the answers' `count` most frequent tokens, ascending, and the share of the answers that they cover."""
     seen = Counter(token for sample in samples for token in sample.answer)
     seen.update(dict.fromkeys(model.stop_token_ids, 1))
     best = seen.most_common(count)

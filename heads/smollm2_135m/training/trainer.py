@@ -1,4 +1,4 @@
-"""Training of draft heads: candidates side by side on the same batches, then the best of them alone."""
+"""Training of draft heads: several candidates on the same batches, then only the best of them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from .unroll import DenseForward, TextBatch, batches, chain_loss
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and for how long.
+    """Settings and duration of a training.
 
     Attributes:
-        minutes: of wall clock, from the start of `main` to the saved head.
-        seed: of the prompts, the sampled answers, the batches and the first weights.
-        writing, choosing: shares of it: up to when text is written, and up to when several candidates train.
-        vocab: draft vocabulary: the most frequent tokens of the answers.
+        minutes: wall-clock time from the start of `main` to the saved head.
+        seed: seed of the prompts, the sampled answers, the batches and the initial weights.
+        writing: share of the time until which text is written.
+        choosing: share of the time until which several candidates train.
+        vocab: size of the draft vocabulary: the most frequent tokens of the answers.
         intermediate: width of the head's SwiGLU layer.
-        steps, decay: of the unrolled chain; see `chain_loss`.
+        steps, decay: length and weights of the unrolled chain; see `chain_loss`.
         batch_tokens: tokens of a training batch.
         lr: peak learning rate.
-        write_batch, prompt_width, new_tokens: answers written together, the longest prompt, the longest answer.
-        own: prompts that the target asks itself.
+        write_batch, prompt_width, new_tokens: answers written together, longest prompt, longest answer.
+        own: number of prompts that the target samples itself.
     """
 
     minutes: float
@@ -57,10 +58,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to make a head.
+    """Variant of a head.
 
     Attributes:
-        features: hidden states of the target that it reads, as in `HeadConfig.feature_layers`.
+        features: hidden states of the target that the head reads, as in `HeadConfig.feature_layers`.
         sharpness: the labels are the target's distribution at temperature 1 / sharpness.
     """
 
@@ -69,10 +70,10 @@ class Candidate:
 
 
 class Trainee:
-    """A candidate under training: weights in float32, and on a GPU a bfloat16 copy that runs.
+    """A candidate in training: weights in float32, and a copy in the model's dtype that runs.
 
-    Its features come standardised per channel, because some channels of a language model are hundreds of times
-    larger than others and no one learning rate suits them all. `finished` folds the factors into the head's weights.
+    Its features are standardised per channel. Some channels of a language model are hundreds of times larger than
+    others, so no single learning rate suits all. `finished` multiplies the factors into the head's weights.
     """
 
     def __init__(self, candidate: Candidate, model: CausalLM, d2t: torch.Tensor, scale: torch.Tensor, plan: Plan):
@@ -100,7 +101,7 @@ class Trainee:
         self.optimizer = torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.95), fused=True)
 
     def _begin(self) -> None:
-        """Small weights; the fused feature begins as the last one, which is nearest to what the output layer reads."""
+        """Initialise small weights; the fused feature starts as that of the last layer, the nearest to the output."""
         size = self.config.hidden_size
         with torch.no_grad():
             for parameter in self.head.parameters():
@@ -110,19 +111,19 @@ class Trainee:
                 self.head.feature_proj.weight[:, -size:] += torch.diag(1 / self.scale[-size:].cpu())
 
     def start_from(self, head: DraftHead) -> None:
-        """Take over the weights of a finished head of the same shape; its draft vocabulary may be another."""
+        """Load the weights of a finished head of the same shape; its draft vocabulary may differ."""
         state = {**head.state_dict(), "d2t": self.head.d2t}
         if self.head.feature_proj is not None:
             state["feature_proj.weight"] = head.feature_proj.weight / self.scale.cpu()
         self.load(state)
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Weights as `head.state_dict()` has them."""
+        """Load weights in the form of `head.state_dict()`."""
         self.head.load_state_dict(state)
         self._running.load_state_dict(state)
 
     def step(self, inputs: Sequence[Any], lr: float) -> torch.Tensor:
-        """One update from (embeddings, standardised features, labels, rows) of `chain_loss`; its loss, as a tensor."""
+        """Do one update from `chain_loss`'s inputs (embeddings, features, labels, rows); return the loss tensor."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = chain_loss(self._running, *inputs, self.weight, self.plan.decay)
@@ -137,7 +138,7 @@ class Trainee:
         return loss.detach()
 
     def finished(self, dtype: torch.dtype) -> DraftHead:
-        """A copy whose weights take the target's features as they are."""
+        """Return a copy of the head that reads the target's features without standardisation."""
         head = DraftHead(self.config)
         state = {name: tensor.detach().cpu().clone() for name, tensor in self.head.state_dict().items()}
         if head.feature_proj is not None:
@@ -152,10 +153,10 @@ def _rope_theta(config: Any) -> float:
 
 
 class Target:
-    """The target's side of the batches: their features, computed once and kept on the device.
+    """The target's part of the batches: features, computed once and kept on the device.
 
     Attributes:
-        layers: of which features are kept, the last one among them: the labels come from it.
+        layers: hidden states that are kept. The last one is among them, because the labels come from it.
     """
 
     def __init__(self, model: CausalLM, candidates: Sequence[Candidate]) -> None:
@@ -166,7 +167,7 @@ class Target:
 
     @torch.no_grad()
     def prepare(self, samples: Sequence[Sample], plan: Plan, rng: random.Random) -> list[Prepared]:
-        """All samples in batches."""
+        """Return all samples in batches, with features."""
         return [self._prepare(batch, plan.steps) for batch in batches(samples, plan.batch_tokens, rng)]
 
     def _prepare(self, batch: TextBatch, steps: int) -> Prepared:
@@ -180,7 +181,7 @@ class Target:
 
     @torch.no_grad()
     def labels(self, batch: Prepared, weight: torch.Tensor, sharpness: float) -> torch.Tensor:
-        """The target's distribution over the draft vocabulary behind each token, ``[batch · length, vocabulary]``."""
+        """Return the target's distribution over the draft vocabulary after each token, ``[batch · length, vocab]``."""
         logits = batch.features[:, :, -1].flatten(0, 1) @ weight.T
         return (logits.float() * sharpness).softmax(-1).to(weight.dtype)
 
@@ -192,7 +193,7 @@ class Prepared:
     Attributes:
         tokens: int64 ``[batch, length]``.
         features: ``[batch, length, layers, hidden_size]``.
-        guessed: of `TextBatch.guessed`.
+        guessed: indices from `TextBatch.guessed`.
     """
 
     tokens: torch.Tensor
@@ -201,7 +202,7 @@ class Prepared:
 
 
 def scales(batches: Sequence[Prepared]) -> torch.Tensor:
-    """1 / the root mean square of every channel of every layer, over answers: a text's first token is an outlier."""
+    """Return 1 / the root mean square of every channel and layer over answers; a text's first token is an outlier."""
     rows = torch.cat([b.features.flatten(0, 1)[b.guessed[0]] for b in batches[:8]]).float()
     return rows.pow(2).mean(0).sqrt().clamp(min=1e-3).reciprocal()
 
@@ -210,7 +211,7 @@ def train(
     model: CausalLM, samples: Sequence[Sample], held_out: Sequence[Sample], candidates: Sequence[Candidate],
     plan: Plan, began: float, work: Path, out: Path, start_from: Path | None,
 ) -> tuple[Trainee, dict[str, Any]]:  # fmt: skip
-    """All candidates up to `plan.choosing`, the best from there to the end of the time."""
+    """Train all candidates up to `plan.choosing`, and then the best one to the end of the time."""
     rng, target = random.Random(plan.seed), Target(model, candidates)
     prepared = target.prepare(samples, plan, rng)
     print(f"{len(prepared)} batches, {time.perf_counter() - began:.0f} s", flush=True)
@@ -235,7 +236,7 @@ def train(
         losses = {str(t.candidate): update(t, target, batch, lr) for t in trainees}
         step, seen_tokens = step + 1, seen_tokens + batch.tokens.numel()
         if step % 8 == 0 and model.device.type == "cuda":
-            torch.cuda.synchronize()  # the clock decides how far to go, so the host must not run ahead of the device
+            torch.cuda.synchronize()  # the clock decides when to stop, so the host must not run ahead of the device
         if len(trainees) > 1 and now > choose_at:
             trainees = [_best(trainees, model, held_out, plan, report)]
         if now - shown > plan.minutes * 3:
@@ -254,7 +255,7 @@ def train(
 
 
 def update(trainee: Trainee, target: Target, batch: Prepared, lr: float) -> torch.Tensor:
-    """One step of a candidate on a batch; its loss, as a tensor."""
+    """Do one step of a candidate on a batch; return the loss tensor."""
     labels = target.labels(batch, trainee.weight, trainee.candidate.sharpness)
     own = pick(batch.features, target.layers, trainee.candidate) * trainee.scale
     embeddings = target.model.embed(batch.tokens)
@@ -262,7 +263,7 @@ def update(trainee: Trainee, target: Target, batch: Prepared, lr: float) -> torc
 
 
 def pick(tensor: torch.Tensor, layers: Sequence[int], candidate: Candidate) -> torch.Tensor:
-    """The candidate's features of ``[…, layers, hidden_size]``, side by side."""
+    """Return the candidate's features of ``[…, layers, hidden_size]``, concatenated."""
     return tensor[..., [layers.index(layer) for layer in candidate.features], :].flatten(-2)
 
 
@@ -275,13 +276,13 @@ def _best(trainees: Sequence[Trainee], model: CausalLM, held_out: Sequence[Sampl
 
 
 def save_state(file: Path, trainees: Sequence[Trainee], step: int) -> None:
-    """All that `resume` needs."""
+    """Save all data that `resume` needs."""
     states = [(str(t.candidate), t.head.state_dict(), t.optimizer.state_dict(), t.scale) for t in trainees]
     torch.save({"step": step, "trainees": states}, file)
 
 
 def resume(file: Path, trainees: Sequence[Trainee]) -> tuple[list[Trainee], int]:
-    """Those of fresh trainees that the file knows, as they were; and the step."""
+    """Load the saved state into the trainees that the file contains; return them and the step."""
     stored = torch.load(file, weights_only=True)
     by_name = {str(t.candidate): t for t in trainees}
     kept = []

@@ -1,8 +1,8 @@
-"""The accepted length of draft trees over known greedy answers, by running the head alone.
+"""Accepted length of draft trees over known greedy answers, from the head without the engine.
 
-The target's text and features are known, so a round needs no target: the tree that the engine would have grown at a
-place is grown, and the text says which path of it the target would have kept. Rounds follow each other as in the
-engine, and agree with its rounds in float32 (`held_out --check`), at a fraction of the time.
+The target's text and features are known, so a round needs no forward of the target. The tree that the engine would
+draft at a place is drafted, and the text shows which path the target would keep. Rounds follow each other as in the
+engine. They equal its rounds in float32 (`held_out --check`), in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .text import Sample
 from .unroll import DenseForward
 
 Shape = tuple[int, int, int]
-"""topk, num_steps, num_draft_tokens."""
+"""Tuple of topk, num_steps and num_draft_tokens."""
 
 
 class Place:
-    """Where a head stands in a text: its rows over the whole text, made from the target's features.
+    """The head's rows over a whole text, computed from the target's features.
 
     Attributes:
-        hidden: ``[length - 1, hidden_size]``; row p stands before token p + 2.
+        hidden: ``[length - 1, hidden_size]``; row p predicts token p + 2.
     """
 
     def __init__(self, model: CausalLM, head: DraftHead, sample: Sample) -> None:
@@ -44,11 +44,11 @@ class Place:
         return dense_attention(q, k, v)
 
     def tree(self, row: int, shape: Shape) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the tree below token ``row + 1``; node 0 is the root; see `DraftTreeBuilder.best`."""
+        """Return tokens and parents of the tree below token ``row + 1``; node 0 is the root."""
         return self.tree_with_chances(row, shape)[:2]
 
     def tree_with_chances(self, row: int, shape: Shape) -> tuple[list[int], list[int], list[float]]:
-        """The same, and the probability of each node once its parent is kept; 1 for the root."""
+        """Return the tree of `tree`, and each node's probability once its parent is kept; 1 for the root."""
         topk, steps, nodes = shape
         scores, tokens = self._best(self.hidden[row : row + 1], topk)
         growth = DraftTreeBuilder(scores, tokens)
@@ -80,7 +80,7 @@ class Place:
 def tree_acceptance(
     model: CausalLM, head: DraftHead, samples: Sequence[Sample], shapes: Sequence[Shape]
 ) -> dict[Shape, Counter[int]]:
-    """For each shape, how many rounds kept how many tokens, the target's own included."""
+    """Return, for each shape, the number of rounds by tokens kept, the target's own token included."""
     kept: dict[Shape, Counter[int]] = {shape: Counter() for shape in shapes}
     for sample in samples:
         place = Place(model, head, sample)
@@ -94,7 +94,7 @@ def tree_acceptance(
 
 
 def mean(kept: Counter[int]) -> float:
-    """Tokens a round."""
+    """Return the mean number of tokens a round."""
     return sum(n * count for n, count in kept.items()) / kept.total()
 
 
@@ -109,7 +109,7 @@ def _walk(tokens: list[int], parents: list[int], text: Sequence[int]) -> int:
 
 
 def _ancestors(parents: list[int]) -> torch.Tensor:
-    """bool ``[slots, slots]``: which draft slots each sees, itself included; -1 is the committed root."""
+    """Return bool ``[slots, slots]``: the draft slots that each slot sees, itself included; parent -1 is the root."""
     seen = torch.eye(len(parents), dtype=torch.bool)
     for slot, parent in enumerate(parents):
         if parent >= 0:
@@ -118,7 +118,7 @@ def _ancestors(parents: list[int]) -> torch.Tensor:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Rows see all keys before the drafts', and of those what `seen` says."""
+    """Attend: rows see all keys before the drafts', and those drafts' keys that `seen` marks."""
     mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     mask[:, len(k) - seen.shape[1] :] = seen.to(q.device)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))

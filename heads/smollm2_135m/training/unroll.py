@@ -1,7 +1,7 @@
-"""What a draft head learns from: batches of the target's own text, its features, and its distributions as labels.
+"""Training data and loss of a draft head: batches of the target's own text, features, and distributions as labels.
 
-The head is unrolled on its own outputs as it will be when it drafts (EAGLE-3's training-time test, Li et al. 2025),
-and every step is held against the target's distribution, not against the token that happened to be sampled.
+The head is unrolled on its own outputs, as it runs when it drafts (EAGLE-3's training-time test, Li et al. 2025). Every
+step is trained on the target's distribution, not on the token that happened to be sampled.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class TextBatch:
 
     Attributes:
         tokens: int64 ``[batch, length]``, padded on the right with 0; length is a multiple of 16.
-        answers: bool ``[batch, length]``, whether the token is the target's own: what a head has to guess.
+        answers: bool ``[batch, length]``, True for the target's own tokens, which a head must guess.
     """
 
     tokens: torch.Tensor
     answers: torch.Tensor
 
     def guessed(self, steps: int) -> list[torch.Tensor]:
-        """For each step, indices into ``[batch · length]`` of rows whose chain is inside one answer till then."""
+        """Return, for each step, indices into ``[batch · length]`` of rows with a chain inside one answer so far."""
         valid = pad(self.answers[:, 1:], (0, 1))
         found = []
         for step in range(steps):
@@ -42,10 +42,10 @@ class TextBatch:
 
 
 def batches(samples: Sequence[Sample], tokens: int, rng: random.Random) -> Iterator[TextBatch]:
-    """The samples in random order, about `tokens` tokens a batch.
+    """Yield the samples in random order, about `tokens` tokens a batch.
 
-    Samples of like length go together, so that little is padding. Every fourth batch strings four dialogues together
-    in each row: a head meets longer contexts in use than one dialogue is.
+    Samples of similar length go together, which limits padding. In every fourth batch each row concatenates four
+    dialogues, because in use a head meets contexts longer than one dialogue.
     """
     order = sorted(samples, key=lambda s: len(s.tokens) + rng.random() * 32)
     groups, start = [], 0
@@ -61,7 +61,7 @@ def batches(samples: Sequence[Sample], tokens: int, rng: random.Random) -> Itera
 
 
 def collate(rows: Sequence[Sequence[Sample]]) -> TextBatch:
-    """Each row is its dialogues, one behind the other."""
+    """Make a batch in which each row is the concatenation of its dialogues."""
     length = -(-max(sum(len(sample.tokens) for sample in row) for row in rows) // 16) * 16
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)
     answers = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -76,24 +76,24 @@ def collate(rows: Sequence[Sequence[Sample]]) -> TextBatch:
 
 
 class DenseForward:
-    """An `AttentionStep` over whole texts: causal attention, nothing is kept."""
+    """An `AttentionStep` over whole texts: causal attention without a cache."""
 
     def __init__(self, model: CausalLM, batch: int) -> None:
         self.batch = batch
         self.scales = [layer.softmax_scale for layer in model.layers]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Rows are text-major."""
+        """Compute causal attention; rows are text-major."""
         q, k, v = (t.unflatten(0, (self.batch, -1)).transpose(1, 2) for t in (q, k, v))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scales[layer], enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
 
 
 class ChainAttention:
-    """The head's attention in the steps of one unrolled chain; see the text of `draftmark_speculative.eagle.head`.
+    """The head's attention in the steps of one unrolled chain; see `draftmark_speculative.eagle.head`.
 
-    Step 0 is causal. In step j the row that began at p sees the step-0 rows up to p and its own rows 1 … j: causal
-    over the first block of keys, and a diagonal over each block that a later step added.
+    Step 0 is causal. In step j, the row that began at p sees the step-0 rows up to p and its own rows of steps 1 … j.
+    So the mask is causal over the first block of keys, and diagonal over the block of each later step.
     """
 
     def __init__(self) -> None:
@@ -116,25 +116,28 @@ class ChainAttention:
 
 
 def unroll(head: DraftHead, embeddings: torch.Tensor, features: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
-    """The head's hidden states step by step; row p of step j guesses token p + 2 + j. All ``[batch, length, …]``."""
+    """Yield each step's hidden states ``[batch, length, hidden_size]``; row p of step j guesses token p + 2 + j."""
     attend, hidden = ChainAttention(), head.fuse(features)
     positions = torch.arange(embeddings.shape[1], device=embeddings.device)
     for step in range(steps):
-        behind = pad(embeddings[:, 1 + step :], (0, 0, 0, 1 + step))
-        hidden = head(behind, hidden, positions + step, attend)
+        following = pad(embeddings[:, 1 + step :], (0, 0, 0, 1 + step))
+        hidden = head(following, hidden, positions + step, attend)
         yield hidden
 
 
 class SoftCrossEntropy(torch.autograd.Function):
-    """Σ over rows of -Σ_v labels[v] · log softmax(hidden @ weightᵀ)[v], with the gradient taken on the way.
+    """Σ over rows of -Σ_v labels[v] · log softmax(hidden @ weightᵀ)[v]; its gradient is computed in the forward.
 
-    The weight is frozen, so hidden's gradient is all that is needed, and no logits are kept: 16,384 rows of them would
-    be a gigabyte a step.
+    The weight is frozen, so only hidden's gradient is needed and no logits are kept: 16,384 rows of logits would take a
+    gigabyte a step.
     """
 
     @staticmethod
     def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int) -> torch.Tensor:
-        """hidden ``[rows, size]``, weight ``[vocab, size]``, labels ``[rows, vocab]`` that need not sum to one."""
+        """Return the loss of hidden ``[rows, size]``, weight ``[vocab, size]`` and labels ``[rows, vocab]``.
+
+        Labels need not sum to one.
+        """
         loss = torch.zeros((), device=hidden.device)
         grad = torch.empty_like(hidden)
         for first in range(0, len(hidden), chunk):
@@ -150,7 +153,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, above: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """The stored gradient times what comes from above."""
+        """Return the stored gradient times the incoming gradient."""
         (grad,) = ctx.saved_tensors
         return (grad * above).to(grad.dtype), None, None, None
 
@@ -159,12 +162,12 @@ def chain_loss(
     head: DraftHead, embeddings: torch.Tensor, features: torch.Tensor, labels: torch.Tensor,
     rows: Sequence[torch.Tensor], weight: torch.Tensor, decay: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Mean cross-entropy over the steps of the chain, step j weighted by ``decay ** j``.
+    """Return the mean cross-entropy over the steps of the chain, with weight ``decay ** j`` for step j.
 
     Args:
-        features: as the head wants them ``[batch, length, …]``.
-        labels: ``[batch · length, draft vocabulary]``, the target's distribution behind each token.
-        rows: of `TextBatch.guessed`, one tensor a step.
+        features: inputs of `DraftHead.fuse`, ``[batch, length, …]``.
+        labels: ``[batch · length, draft vocabulary]``, the target's distribution after each token.
+        rows: indices from `TextBatch.guessed`, one tensor a step.
         weight: output rows of the draft vocabulary.
     """
     total = torch.zeros((), device=labels.device)

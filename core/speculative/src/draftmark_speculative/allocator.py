@@ -8,7 +8,7 @@ from draftmark import CacheExhausted
 
 
 class PageAllocator:
-    """Hands out page ids, except the first `null_pages` ids.
+    """Allocator of page ids, except the first `null_pages` ids.
 
     `take` returns all requested pages or none, so an exhausted pool changes no state.
     """

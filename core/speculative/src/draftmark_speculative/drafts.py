@@ -69,7 +69,7 @@ class DraftTree:
 
 
 class Drafter(Protocol):
-    """Drafts the next tokens of one request on the host. It receives every token of that request, in order."""
+    """Source of drafts for one request, on the host. It receives every token of that request, in order."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens that were verified and given to the request."""

@@ -25,7 +25,7 @@ from .statistics import Statistics
 
 
 class Engine:
-    """Decodes requests that join and leave between steps.
+    """Decoder of many requests, which join and leave between steps.
 
     Args:
         wrap_tree_ops: for measurements only: wraps the backend's `TreeOps`, which verify and compact. If the wrapper

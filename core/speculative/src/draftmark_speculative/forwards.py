@@ -31,7 +31,7 @@ Chunk = tuple[Request, int]
 
 
 class Forwards:
-    """Runs EXTEND eagerly, and DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
+    """Runner of the target: EXTEND eagerly; DECODE, VERIFY and RAGGED_VERIFY eagerly or by graph replay.
 
     No forward reads the device on the host. Plain decoding is a round with one node a request. A chain is a tree with
     a causal mask.

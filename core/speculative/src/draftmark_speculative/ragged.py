@@ -50,7 +50,7 @@ def rows_of_nodes(batch: ForwardBatch, nodes: torch.Tensor) -> torch.Tensor:
 
 
 class RaggedRows:
-    """Fills a ragged batch: `q_indptr`, positions and the tail of a tree.
+    """Writer of a ragged batch: `q_indptr`, positions and the tail of a tree.
 
     The backend's own `write_tail` writes the tail of all D nodes of every request into a separate uniform batch.
     The ragged rows are gathered from that batch. So a plugin needs no extra operation for ragged trees.

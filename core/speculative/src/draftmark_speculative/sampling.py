@@ -50,7 +50,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True if the argmax is taken."""
+        """True if temperature is 0, so that the most likely token is chosen."""
         return self.temperature == 0
 
     def choose(self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

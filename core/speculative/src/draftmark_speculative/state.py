@@ -85,7 +85,7 @@ class DeviceState:
 
 
 class GraphRunner:
-    """Runs a step of device work by replaying its graph, or eagerly if none was captured.
+    """Runner of device steps: replays a step's graph, or runs the step eagerly if none was captured.
 
     Args:
         graphs: the backend's graph state; None runs every step eagerly.

@@ -106,7 +106,7 @@ def test_invalid_head_shape_is_rejected(change, named):
 
 
 def test_damaged_files_are_refused(random_head, tmp_path):
-    """Damaged or missing files of a head each give one sentence about the damage."""
+    """Damaged or missing files of a head each raise a one-sentence error about the damage."""
     folder = tmp_path / "head"
     with pytest.raises(ModelError, match=r"no head\.json"):
         DraftHead.load(folder)

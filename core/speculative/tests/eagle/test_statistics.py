@@ -74,7 +74,7 @@ def likelihood(counts, exact):
 
 
 def same(one, other):
-    """Return the p-value that two samples have one distribution; rare texts are pooled."""
+    """Return the p-value for two samples from one distribution; rare texts are pooled."""
     common = [text for text in one | other if one[text] + other[text] >= 10]
     table = [[counts[text] for text in common] for counts in (one, other)]
     rest = [SAMPLES - sum(row) for row in table]

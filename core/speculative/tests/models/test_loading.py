@@ -142,14 +142,14 @@ def _refused(path: Any, *named: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 200, 1500, -4000, -1])
 def test_a_truncated_gguf_is_one_sentence(gguf_file: Path, keep: int) -> None:
-    """A GGUF file cut in the header, the metadata, the tensor table or the data gives one sentence."""
+    """A GGUF file cut in the header, the metadata, the tensor table or the data raises a one-sentence error."""
     data = gguf_file.read_bytes()[:keep]
     gguf_file.write_bytes(data)
     _refused(gguf_file, "tiny.gguf", f"{len(data):,} bytes", "not a whole GGUF file", "download it again")
 
 
 def test_non_gguf_content_is_one_sentence(tmp_path: Path) -> None:
-    """A web page saved as a .gguf file, as a failed download leaves it, gives one sentence."""
+    """A web page saved as a .gguf file, as a failed download leaves it, raises a one-sentence error."""
     path = tmp_path / "model.gguf"
     path.write_text("<html>404</html>" * 400)
     _refused(path, "model.gguf", "not a whole GGUF file")
@@ -157,7 +157,7 @@ def test_non_gguf_content_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 5, 300, -1])
 def test_truncated_safetensors_are_one_sentence(folder: Path, keep: int) -> None:
-    """A safetensors file cut in the header or in the data gives one sentence."""
+    """A safetensors file cut in the header or in the data raises a one-sentence error."""
     file = folder / "model.safetensors"
     data = file.read_bytes()[:keep]
     file.write_bytes(data)
@@ -221,13 +221,13 @@ def test_non_finite_weights_are_reported(tmp_path: Path, value: float) -> None:
 
 
 def test_missing_device_is_one_sentence(folder: Path) -> None:
-    """A device that torch lacks gives one sentence, whatever torch raises."""
+    """A device that torch lacks raises a one-sentence error, whatever torch raises."""
     with pytest.raises(ModelError, match=r"the weights cannot go to device 'mtia:9' \("):
         load_model(folder, device="mtia:9")
 
 
 def test_a_missing_shard_is_one_sentence(folder: Path) -> None:
-    """A missing weight file that the index lists gives one sentence."""
+    """A missing weight file that the index lists raises a one-sentence error."""
     hf = tiny_hf_model("llama")
     (folder / "model.safetensors").unlink()
     hf.save_pretrained(folder, max_shard_size="60KB")
@@ -245,28 +245,28 @@ def test_pickles_are_never_read(folder: Path) -> None:
 
 
 def test_a_folder_without_weights_is_one_sentence(folder: Path) -> None:
-    """A folder with a configuration only gives one sentence."""
+    """A folder without weights raises a one-sentence error."""
     (folder / "model.safetensors").unlink()
     _refused(folder, "holds no *.safetensors file")
 
 
 @pytest.mark.parametrize("text", ["", '{"model_type": "llama"', "[]", "{}", "\x00\x01"])
 def test_a_broken_configuration_is_one_sentence(folder: Path, text: str) -> None:
-    """A configuration that is not JSON or describes no model gives one sentence."""
+    """A configuration that is not JSON or describes no model raises a one-sentence error."""
     (folder / "config.json").write_text(text)
     _refused(folder, "tiny/config.json", "; ")
 
 
 @pytest.mark.parametrize("fields", [{"model_type": "no_such_family"}, {"hidden_size": "wide"}, {"hidden_size": 64}])
 def test_mismatched_configuration_is_one_sentence(folder: Path, fields: dict[str, Any]) -> None:
-    """A configuration with an unknown family, a wrong type or other sizes than the weights gives one sentence."""
+    """An unknown family, a wrong type or sizes unlike the weights' raise a one-sentence error."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **fields}))
     _refused(folder, "tiny")
 
 
 def test_a_broken_tokenizer_is_one_sentence(folder: Path) -> None:
-    """A damaged tokenizer gives one sentence; the model does not load without it."""
+    """A damaged tokenizer raises a one-sentence error; the model does not load without it."""
     (folder / "tokenizer.json").write_text("{")
     _refused(folder, "the tokenizer of tiny")
 
@@ -281,7 +281,7 @@ def test_remote_code_is_never_run(folder: Path) -> None:
 
 
 def test_path_without_a_model_is_one_sentence(tmp_path: Path) -> None:
-    """A missing path, an empty folder, another kind of file and an unknown dtype each give one sentence."""
+    """A missing path, an empty folder, another kind of file and an unknown dtype each raise a one-sentence error."""
     _refused(tmp_path / "nowhere", "does not exist")
     _refused(tmp_path, "no config.json")
     (tmp_path / "notes.txt").write_text("hello")
@@ -314,7 +314,7 @@ def test_missing_bundled_model_gives_the_pip_command(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.smollm2
 def test_truncated_bundled_file_is_one_sentence(tmp_path: Path) -> None:
-    """The bundled model's file, cut as by an interrupted download, gives one sentence."""
+    """The bundled model's file, cut as by an interrupted download, raises a one-sentence error."""
     whole = loading.bundled_model()
     part = tmp_path / whole.name
     with whole.open("rb") as file:

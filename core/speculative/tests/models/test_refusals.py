@@ -52,7 +52,7 @@ BY_NAME: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("family", "fields", "named"), BY_NAME, ids=[f"{f}-{n.split()[0]}" for f, _, n in BY_NAME])
 def test_unsupported_configuration_is_rejected(family: str, fields: dict[str, Any], named: str) -> None:
-    """An unsupported configuration gives one sentence with family, feature and remedy, before weights are loaded."""
+    """An unsupported configuration raises a one-sentence error with family, feature and remedy."""
     try:
         config = AutoConfig.for_model(family, **copy.deepcopy(fields))  # transformers writes into rope_parameters
     except ValueError as error:

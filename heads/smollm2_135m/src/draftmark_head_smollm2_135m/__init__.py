@@ -1,1 +1,1 @@
-"""A draft head for SmolLM2-135M-Instruct: files only; draftmark finds them by the entry point."""
+"""Draft head for SmolLM2-135M-Instruct: files only. draftmark locates them through the package's entry point."""

@@ -74,7 +74,7 @@ Near the break-even point, every switch between plain and drafted rounds would p
 
 
 class Policy:
-    """Chooses rounds. While drafts do not pay, it probes them within `probe_share` of the time.
+    """Chooser of rounds. While drafts do not pay, it probes them within `probe_share` of the time.
 
     A probe yields at least one token a request, like a plain round. So it costs at most the difference of both rounds,
     plus the backlog that the head must process first. Plain rounds save time for probes.
@@ -113,7 +113,7 @@ class Policy:
         return best.budget
 
     def keeps_up(self, load: Load, waiting: int) -> bool:
-        """Return True if plain rounds have saved the time for the head to process `waiting` rows; spend that time."""
+        """Return True, and spend the saved time, if it is enough for the head to process `waiting` rows now."""
         cost = self.table.catch_up(load.padded, waiting)
         if cost > self._upkeep:
             return False

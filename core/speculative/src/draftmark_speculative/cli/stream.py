@@ -13,7 +13,7 @@ HEADLINE = 90
 
 
 class TextStream:
-    """Writes a run's texts to stdout while they are decoded.
+    """Writer of a run's texts to stdout while they are decoded.
 
     Prompts are decoded together. The first unfinished prompt is written as it grows; later prompts wait for it. So the
     output equals that of a run that writes everything at the end.

@@ -58,7 +58,7 @@ class Accepted:
 
 
 class HeadDrafter(Drafting):
-    """Runs EXTEND, DRAFT_EXTEND and DRAFT of the head over the engine's static state, eagerly or captured.
+    """Drafting with a head: runs its EXTEND, DRAFT_EXTEND and DRAFT over the engine's state, eagerly or captured.
 
     Between rounds it keeps the output of each request's newest complete row: the hidden state and the topk most
     probable next tokens. So a request that has just been prefilled drafts like any other.
@@ -160,7 +160,7 @@ class HeadDrafter(Drafting):
         self._plant(size, growth)
 
     def _plant(self, size: int, growth: DraftTreeBuilder) -> None:
-        """Write the trees into the state."""
+        """Write the draft trees into the engine's state."""
         tokens, parents = growth.best(self._geometry.draft.num_draft_tokens - 1)
         self._state.set_draft_tokens(size, tokens, parents)
 
