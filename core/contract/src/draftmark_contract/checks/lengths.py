@@ -49,10 +49,10 @@ def of_any_kind_give_one_result(harness: Harness, forward: ForwardCase) -> None:
 
     A backend that declares a need for exact lengths receives only exact lengths.
     """
-    told = set()
+    tested = set()
     for kind in SUFFICIENT[harness.subject.backend.requirements(forward.geometry).host_lengths]:
         batch = harness.load(forward, kind)
-        if batch.host not in told:  # two kinds may give equal lengths
-            told.add(batch.host)
+        if batch.host not in tested:  # two kinds may give equal lengths
+            tested.add(batch.host)
             harness.arena.poison()
             harness.assert_forward(forward, batch, f"with {kind} host lengths the output")

@@ -66,11 +66,11 @@ def covers_processors(subject: BackendUnderTest, value: tuple[tuple[Mode, ...], 
     subject.require(geometry)
     known = subject.profile
     for arch in sorted({known.arch, *(ARCHS if known.kind == "cuda" else ())}):
-        told = replace(geometry, device=replace(known, num_sms=count, arch=arch))
+        varied = replace(geometry, device=replace(known, num_sms=count, arch=arch))
         if arch == known.arch:
-            assert_covered(subject, told, counts=tuple(range(1, 33)))
-        elif not subject.backend.supports(told):
-            assert_covered(subject, told, quick=True)
+            assert_covered(subject, varied, counts=tuple(range(1, 33)))
+        elif not subject.backend.supports(varied):
+            assert_covered(subject, varied, quick=True)
 
 
 def _random_cases() -> Sequence[Case]:
