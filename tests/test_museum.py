@@ -58,7 +58,7 @@ def test_a_rule_is_named_or_a_reason_given(tmp_path):
 
 
 def test_an_unknown_rule_or_mutant_is_refused(tmp_path):
-    """A name that no check or mutant has is told, so that a renamed check cannot leave the museum stale."""
+    """An unknown name of a check or mutant is an error, so renamed checks cannot leave the museum stale."""
     for more in ('by = ["sizing.covered"]', 'mutants = ["M999"]'):
         with pytest.raises(ValueError, match="which no page of checks has"):
             read(tmp_path, more)

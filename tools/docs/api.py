@@ -1,4 +1,4 @@
-"""Pages whose text mkdocstrings takes from the docstrings: integers, tensors, hooks, the loop."""
+"""Pages that mkdocstrings makes from docstrings: integers, tensors, hooks, the loop."""
 
 from __future__ import annotations
 

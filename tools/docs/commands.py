@@ -1,4 +1,4 @@
-"""The reference of the command line, from the parser that runs it."""
+"""The reference of the command line, made from its parsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ when interrupted, else 1.
 
 
 def page() -> str:
-    """The whole page, markdown. Widths do not depend on the terminal."""
+    """Return the whole page, Markdown. Widths do not depend on the terminal."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"  # argparse wraps usage by it
     try:

@@ -1,4 +1,4 @@
-"""Mutants with the checks that kill them, and checks as numbered rules. A rule is one check in all its tiers."""
+"""Mutants with the checks that kill them, and checks as numbered rules. A rule is one check in each of its tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks a built site: links and anchors lead somewhere, no network is asked, and no block is shown as text.
+"""Checks a built site: links and anchors exist, nothing loads from a network, and no code block is shown as text.
 
 python -m tools.docs.links build/site
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
-"""What a browser fetches by itself, by element."""
+"""Attribute with an address that a browser fetches by itself, by element."""
 VERBATIM = ("code", "pre", "script", "style")
 
 
 @dataclass
 class Page(HTMLParser):
-    """What one page links to, loads, and can be linked at; `fences` are lines that should have begun a block."""
+    """Links, loaded files and anchors of one page; `fences` are lines that should have begun a code block."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Page(HTMLParser):
         self._verbatim = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element's link, what it loads, and its id."""
+        """Note an element's link, loaded file and id."""
         told = dict(attrs)
         self._verbatim += tag in VERBATIM
         self.anchors.update(value for value in (told.get("id"), told.get("name")) if value)
@@ -41,17 +41,17 @@ class Page(HTMLParser):
             self.loaded.append(str(told[LOADED[tag]]))
 
     def handle_endtag(self, tag: str) -> None:
-        """Leave what is shown as it is written."""
+        """Note the end of an element with verbatim text."""
         self._verbatim -= tag in VERBATIM
 
     def handle_data(self, data: str) -> None:
-        """Note a fence that Markdown took for text."""
+        """Note a code fence that Markdown shows as text."""
         if not self._verbatim and "```" in data:
             self.fences.append(data[data.index("```") :].split("\n")[0])
 
 
 def faults(site: Path) -> list[str]:
-    """One sentence for each link that leads nowhere, thing that is loaded from elsewhere, and block that is none."""
+    """Return one sentence for each dead link, file loaded from a network, and code block shown as text."""
     pages = {path: _page(path) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():
@@ -64,7 +64,7 @@ def faults(site: Path) -> list[str]:
 
 
 def main() -> int:
-    """Print the faults; 1 when there are any."""
+    """Print the faults; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("site", type=Path)
     site = parser.parse_args().site

@@ -1,4 +1,4 @@
-"""The compatibility matrix, from the recorded verdicts: what is served, refused, failed and not run are told apart."""
+"""The compatibility matrix of recorded verdicts, with separate words for served, refused, failed and not run."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ ASKED_BY = {
     Profile.DRAFT_BLOCKS: "engine.blocks_see_themselves",
     Profile.ENGINE_FORMS: "engine.forms_are_taken_as_they_are",
 }
-"""Profiles that joined a minor late: a record without these checks never asked for them."""
+"""Profiles that a minor added late: a record without these checks did not test them."""
 ORDER = ("failed", "declared", "unjudged", "refused", "passed", "not run")
 
 
 def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
-    """The whole page, markdown; a plugin without a record has a column that says so."""
+    """Return the whole page, Markdown. A plugin without a record has a column of `not run`."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("contract-*.json"))]
     known = {record["backend"] for record in records}
     records += [{**NEVER, "backend": one} for one in plugins if one not in known]
@@ -68,7 +68,7 @@ def page(folder: Path = RECORDS, plugins: Iterable[str] = PLUGINS) -> str:
 
 
 def group(module: str, record: dict[str, Any]) -> str:
-    """What became of a module's items in one record: the worst first, and `not run` where the record has none."""
+    """Return the outcomes of a module's items in one record, the worst first; `not run` if the record has none."""
     found: Counter[str] = Counter()
     for name, outcomes in record["checks"].items():
         if name.partition(".")[0] == module:

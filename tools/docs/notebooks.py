@@ -1,4 +1,4 @@
-"""Notebooks: run, kept with what they print, and shown on the site.
+"""Notebooks: runs them, keeps their output, and makes their pages on the site.
 
 python -m tools.docs.notebooks        # runs each, and writes what it gave into it
 """
@@ -16,7 +16,7 @@ FOLDER = DOCS / "notebooks"
 
 
 def executed(path: Path) -> dict[str, Any]:
-    """The notebook with what its cells give when they are run now, in a process of their own.
+    """Return the notebook with the output that its cells print now, in a process of their own.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raised.
@@ -34,7 +34,7 @@ def executed(path: Path) -> dict[str, Any]:
 
 
 def page(path: Path) -> str:
-    """The notebook as markdown: its text, its programs, and what they gave."""
+    """Return the notebook as Markdown: its text, its programs and their output."""
     book = json.loads(path.read_text(encoding="utf-8"))
     return "\n\n".join(_cell(cell) for cell in book["cells"]) + "\n"
 
@@ -54,7 +54,7 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run every notebook, and keep what it gave."""
+    """Run every notebook, and keep its output."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         path.write_text(json.dumps(executed(path), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
