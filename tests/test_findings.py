@@ -1,4 +1,4 @@
-"""The page of findings is what its data and the recorded runs say."""
+"""The page of findings is made from its data and the recorded runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_page_is_what_its_data_says() -> None:
 
 
 def test_each_finding_was_run_and_ended_as_it_says() -> None:
-    """Wrong in its release, right in the one that has it right; a line without a run is none."""
+    """A finding ran wrong in its release, and right in the release that it names as right."""
     runs = findings.kept()["findings"]
     for one in findings.read():
         assert runs[one.id][one.release]["outcome"] == "wrong", one.id
@@ -24,7 +24,7 @@ def test_each_finding_was_run_and_ended_as_it_says() -> None:
 
 
 def test_what_was_seen_on_a_gpu_is_recorded() -> None:
-    """With its item, wrong in the recorded verdict of that machine, as the page says."""
+    """A finding of a GPU is wrong in the recorded verdict of that machine, with the same numbers."""
     recorded = {
         (target["target"], said["item"]): said
         for file in (findings.DOCS.parent / "benchmarks" / "results").glob("judge-*.json")
@@ -39,7 +39,7 @@ def test_what_was_seen_on_a_gpu_is_recorded() -> None:
 
 
 def test_each_command_names_a_backend_and_a_rule() -> None:
-    """Of an installed engine's targets, and of the contract."""
+    """The backend is a target of its engine, and the rule is one of the contract."""
     known = engines()
     for one in findings.read():
         name, target = one.target.split(":")
@@ -49,7 +49,7 @@ def test_each_command_names_a_backend_and_a_rule() -> None:
 
 
 def test_what_is_known_of_a_run_is_shown() -> None:
-    """A finding that did not run says so, and a release that was not asked is not said to be right."""
+    """A finding without a run is marked, and a release without a run is not named as right."""
     one = findings.read()[0]
     page = findings.page([one], {"findings": {}, "verdicts": {}})
     assert "# not run" in page and "| – |" in page and one.command() in page

@@ -101,7 +101,7 @@ def test_not_run_is_not_failed(tmp_path):
 
 
 def test_the_link_checker_finds_what_leads_nowhere(tmp_path):
-    """A missing page, a missing anchor and a script from a network are told; what is there is not."""
+    """A missing page, a missing anchor and a script from a network are reported; working links are not."""
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#here">b</a><a href="https://example.org">e</a>'
     )

@@ -1,4 +1,4 @@
-"""The plan of the SGLang benchmark: what it starts together fits together, and what it compares is comparable."""
+"""The plan of the SGLang benchmark, its record, and the tables of the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.spans import covered
 
 H200 = 150e9
 BESIDES_KV = 8e9
-"""Bytes of a server but for its KV: a layer's weights, embedding and output, the CUDA context, graphs, activations.
+"""Bytes of a server except its KV: a layer's weights, embedding and output, the CUDA context, graphs, activations.
 Eight servers, KV and all, held 61e9 of an H200."""
 
 
@@ -27,23 +27,23 @@ def _bytes(server: Server) -> float:
 
 @pytest.mark.parametrize("wave", WAVES)
 def test_a_wave_fits_into_one_gpu(wave: tuple[Server, ...]) -> None:
-    """Servers that start together hold their KV at once; a server's layers share theirs."""
+    """The servers of a wave fit into one GPU: each holds its KV at the same time."""
     assert sum(map(_bytes, wave)) < 0.97 * H200
 
 
 def test_every_server_is_measured_once() -> None:
-    """Rows are found by their server's place in the list."""
+    """No server is planned twice."""
     assert len(set(SERVERS)) == len(SERVERS)
 
 
 def test_every_peer_has_draftmark_beside_it() -> None:
-    """At the same case, page size and points."""
+    """Every peer has a draftmark server with the same case, page size and points."""
     ours = {(server.case, server.points) for server in SERVERS if server.backend == "draftmark"}
     assert {(server.case, server.points) for server in SERVERS} == ours
 
 
 def test_a_recorded_row_is_one_of_the_plan() -> None:
-    """Its server is planned, measures that point, and its name says what it is."""
+    """A recorded row has a planned server that measures its point."""
     planned = {(one.case.name, one.case.page_size, one.backend): one for one in SERVERS}
     for row in json.loads(RECORD.read_text())["rows"]:
         name, point = row["case"].split()
@@ -55,7 +55,7 @@ def test_a_recorded_row_is_one_of_the_plan() -> None:
 
 
 def test_the_record_says_what_it_is() -> None:
-    """Of each run machine, versions, commit, what ran beside and what was not measured; whose texts were compared."""
+    """Each run has device, versions, commit, other load and missing cases; the texts add up."""
     record = json.loads(RECORD.read_text())
     runs = record["runs"]
     for run in runs.values():
@@ -66,13 +66,13 @@ def test_the_record_says_what_it_is() -> None:
 
 
 def test_the_page_shows_the_record() -> None:
-    """`python -m benchmarks.sglang.tables` writes it."""
+    """docs/sglang.md has the summary that `python -m benchmarks.sglang.tables` writes."""
     text = PAGE.read_text()
     assert page(text, json.loads(RECORD.read_text())) == text
 
 
 def test_a_peer_is_the_fastest_of_its_kind() -> None:
-    """At any page size, of points measured twice by the better run, and nobody's row is left out."""
+    """The peer is the fastest backend at any page size; the faster of two measurements counts; no row is left out."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024)
     rates = {("draftmark", 1): [90.0], ("draftmark", 64): [100.0], ("fa3", 64): [40.0, 50.0], ("triton", 1): [45.0]}
     rows = [
@@ -88,7 +88,7 @@ def test_a_peer_is_the_fastest_of_its_kind() -> None:
 
 
 def test_a_round_that_stuck_out_does_not_count() -> None:
-    """A backend that compiles a kernel while it is timed has the rate of its median round, and a mark."""
+    """A row with one long round has the rate of its median round, and a mark."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", speculate="tree", num_reqs=1, prompt_len=1024, page_size=64)
     row |= dict(backend="fa3", accept_len=4, median_round_us=10_000.0)
     even, odd = row | dict(longest_round_us=13_900.0), row | dict(longest_round_us=900_000.0)
@@ -98,7 +98,7 @@ def test_a_round_that_stuck_out_does_not_count() -> None:
 
 
 def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
-    """Also where both measured the same point; a run of the same name takes the other's place."""
+    """Rows of two runs have separate tables, and a run replaces one of the same name."""
     row = dict(phase="decode", case="none 1x1024", speculate="none", num_reqs=1, prompt_len=1024, page_size=64)
     run = dict(device="H", torch="t", sglang="s", not_measured=[])
     measured = (("draftmark", 9.0), ("fa3", 8.0), ("fa3", 3.0))
@@ -111,7 +111,7 @@ def test_rows_of_two_runs_are_in_tables_of_their_own() -> None:
 
 
 def test_overlapping_kernels_count_once() -> None:
-    """Attention's share is the time in which nothing else ran, not the sum of its kernels' times."""
+    """The share of attention is the time in which only attention ran, not the sum of kernel times."""
     assert covered([(0, 4), (2, 5), (7, 8)]) == 6
     kernels = [("attend_uniform", (0.0, 4.0)), ("merge_pieces", (2.0, 5.0)), ("nvjet_sm90_tst", (4.5, 9.0))]
     assert shares(kernels) == (9.0, 4.5)
@@ -119,7 +119,7 @@ def test_overlapping_kernels_count_once() -> None:
 
 @pytest.mark.parametrize("record", [json.loads(RECORD.read_text())])
 def test_kernels_of_every_backend_are_told_apart(record: dict[str, Any]) -> None:
-    """Of each recorded round some kernels are attention's, and no matrix product, norm or sampling is."""
+    """Each recorded round has attention kernels; no matrix product, norm or sampling kernel counts as one."""
     for one in record["profiles"]:
         names = [name for name, _, _ in one["kernels"]]
         assert sum(map(is_attention, names)) >= 2, one["backend"]
@@ -128,7 +128,7 @@ def test_kernels_of_every_backend_are_told_apart(record: dict[str, Any]) -> None
 
 
 def test_a_bound_is_the_round_without_attention() -> None:
-    """Of the very row that was profiled, and of no other."""
+    """A bound exists only for the row that was profiled."""
     row = dict(phase="verify", case="tree(4,4,16) 1x1024", backend="draftmark", page_size=1, speculate="tree")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0, median_round_us=10_000.0)
     profile = dict(case=row["case"], backend="draftmark", page_size=1, busy_us=9_000.0, attention_us=2_000.0)
@@ -141,7 +141,7 @@ def test_a_bound_is_the_round_without_attention() -> None:
 
 
 def test_a_prefill_hides_no_round() -> None:
-    """Plain decoding and a prefill of the same prompt have one name, and only a decode has rounds."""
+    """A prefill has the case name of a decode, and only the decode has rounds."""
     row = dict(phase="decode", case="none 1x1024", backend="draftmark", page_size=64, median_round_us=5_000.0)
     profile = dict(case=row["case"], backend="draftmark", page_size=64, busy_us=4_900.0, attention_us=300.0)
     record = dict(rows=[row, row | dict(phase="prefill")], profiles=[profile])
@@ -149,7 +149,7 @@ def test_a_prefill_hides_no_round() -> None:
 
 
 def test_a_point_that_one_side_lacks_is_shown() -> None:
-    """A call that ends early leaves rows without a peer."""
+    """A row without a peer is shown without a ratio."""
     row = dict(phase="verify", case="ngram(16) 1x1024", backend="draftmark", page_size=1, speculate="ngram")
     row |= dict(num_reqs=1, prompt_len=1024, tokens_per_s=400.0)
     text = tables(dict(rows=[row]))

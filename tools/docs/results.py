@@ -28,7 +28,7 @@ PEERS = (
 MARKS = {"causal": " ᶜ", "none": " ᵖ"}
 WITHOUT_CAPTION = ("rows", "commit", "device", "versions", "torch", "date", "about", "note", "schema", "later_runs")
 NOT_SHOWN = ("turns", "all", "largest_us", "kernels", "checked", "schema")
-"""Fields of rows that a table leaves out: the single turns behind a median, and lists of kernels."""
+"""Fields of rows that a table leaves out: the single turns of a median, and lists of kernels."""
 PAGES: dict[str, tuple[str, ...]] = {
     "results-vllm.md": ("vllm-",),
     "results-sglang.md": ("sglang-",),
